@@ -1,0 +1,468 @@
+"""The wire: every document and stream message that leaves the engine, as msgspec structs.
+
+Knows nothing of vLLM, of sockets, of the terminal. The engine fills these, the API forwards
+them, the console and the CLI read them. Fields may be added within schema 1, never renamed or
+removed. Units are suffixes: `_tokens _blocks _slots _bytes _ms _us _ratio`; times are Unix seconds.
+
+Arrays travel packed: little-endian bytes in msgpack, a plain list of integers in JSON
+(`pack_array`, `unpack_array`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+PackedArray = bytes | list[int]
+
+# Bits of a block's flags (`u8`, one a block). A block with flags 0 is free.
+FLAG_USED = 1  # held by at least one request
+FLAG_SHARED = 2  # held by two requests or more (shared prefix)
+FLAG_HASHED = 4  # in the prefix cache: never written
+FLAG_IN_FLIGHT = 8  # source or destination of a relocation of the newest step
+FLAG_TAIL = 16  # the block that its request appends to
+
+Cause = Literal["ok", "fragmented", "full"]
+ReclamationMode = Literal["auto", "paused", "off"]
+PlannerName = Literal["pack", "plug"]
+RequestState = Literal["running", "waiting", "preempted"]
+OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
+SlotState = Literal["live", "dead", "free"]
+EventKind = Literal[
+    "relocation",  # data: Relocation
+    "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
+    "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
+    "config",  # data: {"revision", "actor", "changes": {field: [old, new]}}
+    "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
+    "preemption",  # data: {"request_id", "dead_tokens_restored": n}
+    "operation",  # data: Operation
+    "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
+    "server",  # data: {"detail": str}: started, paused scheduling, ...
+]
+
+
+class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):
+    """Base of every wire document. Unknown fields are ignored, so that old readers keep working."""
+
+
+# ---------------------------------------------------------------- documents
+
+
+class BlockCounts(Doc):
+    total: int  # usable blocks of the pool (the null block is not counted)
+    free: int
+    used: int
+    partially_live: int  # used, 0 < live < block_size
+    low_utilization: int  # used, live <= block_size / 2
+    shared: int  # held by two requests or more
+    headroom: int  # fresh blocks that one planning round may take
+
+
+class TokenCounts(Doc):
+    live: int  # live slots in used blocks; a shared slot counts once
+    dead: int  # slots that held a token since evicted, still inside used blocks
+    evicted: int = 0  # cumulative
+    generated: int = 0  # cumulative sampled tokens; tokens per second is its derivative
+
+
+class Fragmentation(Doc):
+    f: float  # intra-block waste ratio, 0..1 (paper 2.3.1)
+    theta_f: float
+    cause: Cause
+    sentence: str = ""  # one line in plain words, from the planner's own numbers
+    reclaimable_blocks: int = 0  # blocks that one unbounded round would free now
+    reclaim_moved_tokens: int = 0  # what that round would move
+    reclaim_moved_bytes: int = 0
+    low_watermark_blocks: int = 0
+
+
+class Reclamation(Doc):
+    state: ReclamationMode
+    in_flight: int  # moved tokens of the newest step whose copy has not been reported yet
+    relocations: int  # cumulative from here on
+    moved_tokens: int
+    moved_bytes: int
+    reclaimed_blocks: int
+    recycled_slots: int
+    deferred: int = 0  # rounds that found work but no headroom
+    copy_us: int = 0  # time in copies, cumulative
+    plan_us: int = 0  # time in planning, cumulative
+    blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
+    packed_bound_blocks: int = 0  # sum of ceil(live / block_size) over requests
+
+
+class RequestCounts(Doc):
+    running: int
+    waiting: int
+    preempted: int  # cumulative preemptions
+    finished: int = 0  # cumulative
+
+
+class Invariants(Doc):
+    checked: int  # commits checked
+    violations: int
+
+
+class PolicyChoice(Doc):
+    name: str
+    params: dict[str, Any] = {}
+
+
+class Status(Doc):
+    schema: int
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str  # "cpu", "cuda"
+    epoch: str  # changes when the engine restarts
+    step: int
+    ts: float
+    block_size: int
+    blocks: BlockCounts
+    tokens: TokenCounts
+    fragmentation: Fragmentation
+    reclamation: Reclamation
+    policy: PolicyChoice
+    budget_tokens: int
+    interval_tokens: int
+    requests: RequestCounts
+    invariants: Invariants
+    config_revision: int
+    step_ms: float = 0.0  # exponential mean of the time between two steps while busy
+
+
+class Geometry(Doc):
+    num_blocks: int  # ids run 0 .. num_blocks - 1; id 0 is vLLM's null block, always free here
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    bytes_per_token: int  # K and V over all layers
+
+
+class PolicyInfo(Doc):
+    name: str
+    summary: str
+    source: str  # arXiv id or "-"
+    needs: list[str]  # of "attention", "keys", "token_ids"
+    params_schema: dict[str, Any]  # JSON schema of `policy.params`
+
+
+class ConfigValues(Doc):
+    policy: PolicyChoice
+    theta_f: float
+    batch_size: int  # B
+    low_watermark_blocks: int
+    headroom_blocks: int
+    planner: PlannerName
+    reclamation: ReclamationMode
+    recycle: bool
+    budget_tokens: int
+    interval_tokens: int
+    probe: Probe
+
+
+class Probe(Doc):
+    layers: list[int]  # probed layers; [] means the middle layer
+    every_steps: int  # probe every k-th step
+
+
+class Bound(Doc):
+    type: str  # "int", "float", "bool", "enum", "object"
+    summary: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: list[str] | None = None
+
+
+class ConfigDocument(Doc):
+    revision: int
+    desired: ConfigValues
+    effective: ConfigValues
+    bounds: dict[str, Bound]
+
+
+class WhatIf(Doc):
+    freed_blocks: int
+    moved_tokens: int
+    moved_bytes: int
+    evicted_tokens: int = 0
+    deferred_reason: str | None = None
+
+
+class PatchResult(Doc):
+    revision: int
+    applied_at_step: int | None  # None for validate_only
+    previous: ConfigValues
+    effective: ConfigValues
+    changes: dict[str, list[Any]]  # field -> [old, new]
+    what_if: WhatIf | None = None  # validate_only
+
+
+class Relocation(Doc):
+    request_id: str
+    moved_tokens: int
+    moved_bytes: int
+    source_blocks: list[int]
+    destination_blocks: list[int]
+    freed_blocks: int
+    reason: str  # "auto", "manual"
+    planner: PlannerName
+    plan_us: int
+    copy_us: int | None = None  # None until the worker has reported
+
+
+class OperationResult(Doc):
+    moved_tokens: int
+    moved_bytes: int
+    freed_blocks: int
+    duration_ms: float
+
+
+class OperationPlan(Doc):
+    requests: int
+    source_blocks: int
+    destination_blocks: int
+    moved_tokens: int
+    moved_bytes: int
+    freed_blocks: int
+    deferred_reason: str | None = None
+
+
+class Operation(Doc):
+    id: str
+    state: OperationState
+    actor: str
+    request_id: str | None
+    batch_size: int
+    dry_run: bool
+    created_ts: float
+    plan: OperationPlan | None = None
+    result: OperationResult | None = None
+    error: str | None = None
+
+
+class BlocksDocument(Doc):
+    block_size: int
+    num_blocks: int
+    step: int
+    live: PackedArray  # u16[num_blocks]
+    flags: PackedArray  # u8[num_blocks]
+
+
+class BlockOwner(Doc):
+    request_id: str
+    live: int
+    index: int  # place in the request's block table
+
+
+class BlockSlot(Doc):
+    offset: int
+    state: SlotState
+    token_id: int | None = None  # of the first owner
+    request_id: str | None = None
+
+
+class BlockDetail(Doc):
+    id: int
+    live: int
+    ref_cnt: int
+    flags: int
+    pinned: Literal["shared prefix", "hashed", "in flight", "none"]
+    owners: list[BlockOwner]
+    slots: list[BlockSlot]
+
+
+class RequestRow(Doc):
+    id: str
+    state: RequestState
+    live: int
+    dead: int  # evicted tokens of this request, wherever their slots are now
+    prompt_tokens: int
+    output_tokens: int
+    blocks: int  # blocks held now
+    bound_blocks: int  # ceil(live / block_size)
+    naive_blocks: int  # blocks naive-evict would hold
+    policy: str
+    budget_tokens: int
+    dense: bool  # live tokens fill the front of the block table: stock attention path
+    moved_tokens: int = 0
+    recycled_slots: int = 0
+    preemptions: int = 0
+
+
+class RequestDetail(RequestRow):
+    block_table: list[int] = []
+    block_live: list[int] = []  # live tokens of this request, a block of block_table
+
+
+class TokenRow(Doc):
+    token_id: int  # logical id
+    position: int  # RoPE position; equal to the logical id
+    block: int | None  # None when dead and its slot was given back or recycled
+    offset: int | None
+    live: bool
+    score: float | None = None  # what the policy holds of it, if it scores
+
+
+class TokenPage(Doc):
+    request_id: str
+    step: int
+    start: int
+    total: int
+    rows: list[TokenRow]
+
+
+class Event(Doc):
+    seq: int  # runs through all events of an epoch, from 1, without gaps
+    ts: float
+    step: int
+    kind: EventKind
+    summary: str  # one line for people
+    data: dict[str, Any] = {}
+
+
+class EventPage(Doc):
+    events: list[Event]
+    first_seq: int  # oldest event still held
+    last_seq: int
+
+
+class AuditEntry(Doc):
+    ts: float
+    actor: str
+    action: str
+    changes: dict[str, list[Any]]
+    revision: int
+    dry_run: bool
+
+
+class Problem(Doc):
+    """RFC 9457 problem document."""
+
+    status: int
+    title: str
+    detail: str
+    type: str = "about:blank"
+    field: str | None = None
+    value: Any = None
+    bound: str | None = None
+
+
+# ---------------------------------------------------------------- bus: api <-> engine
+
+
+class Describe(Doc):
+    epoch: str
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str
+    geometry: Geometry
+    telemetry_endpoint: str  # ZMQ SUB connects here
+    policies: list[PolicyInfo]
+    started_ts: float
+
+
+class Command(Doc):
+    """One call into the engine, executed between two steps. `op` names are in `vtoken.control`."""
+
+    op: str
+    args: dict[str, Any] = {}
+    actor: str = "local"
+
+
+class Reply(Doc):
+    value: Any = None
+    problem: Problem | None = None
+
+
+class Frame(Doc):
+    """What the engine publishes on topic `state`, newest wins, only while somebody subscribes."""
+
+    status: Status
+    live: bytes  # u16[num_blocks] little-endian
+    flags: bytes  # u8[num_blocks]
+    requests: list[RequestRow]
+    config: ConfigDocument
+
+
+TOPIC_STATE = b"state"  # frames [topic, msgpack Frame]
+TOPIC_EVENTS = b"events"  # frames [topic, msgpack list[Event]]
+
+# ---------------------------------------------------------------- stream: server -> client
+
+
+class Message(Doc, tag_field="type"):
+    """Base of stream messages. `seq` rises by one a message on one connection epoch."""
+
+    epoch: str
+    seq: int
+    step: int
+    ts: float
+
+
+class Hello(Message, tag="hello"):
+    schema: int
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str
+    geometry: Geometry
+    policies: list[PolicyInfo]
+    topics: list[str]
+    fps: float  # granted
+    can_control: bool
+    resumed: bool = False
+
+
+class Snapshot(Message, tag="snapshot"):
+    status: Status | None  # topic metrics
+    config: ConfigDocument
+    live: PackedArray | None  # u16[num_blocks]; topic blocks
+    flags: PackedArray | None
+    requests: list[RequestRow] | None  # topic requests
+
+
+class Delta(Message, tag="delta"):
+    """What changed since the last snapshot or delta. A field that is None has not changed."""
+
+    block_ids: PackedArray | None = None  # u32[k]
+    block_live: PackedArray | None = None  # u16[k]
+    block_flags: PackedArray | None = None  # u8[k]
+    requests_changed: list[RequestRow] | None = None
+    requests_removed: list[str] | None = None
+    status: Status | None = None
+    config: ConfigDocument | None = None
+
+
+class EventMessage(Message, tag="event"):
+    event: Event
+
+
+class Dropped(Message, tag="dropped"):
+    n: int  # events that this client has missed; a fresh snapshot follows
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    pass
+
+
+StreamMessage = Hello | Snapshot | Delta | EventMessage | Dropped | Heartbeat
+
+
+def pack_array(values: Any, *, packed: bool) -> PackedArray:
+    """A numpy array as bytes (`packed`, for msgpack) or as a list of integers (for JSON)."""
+    return values.tobytes() if packed else values.tolist()
+
+
+def unpack_array(values: PackedArray, dtype: str) -> Any:
+    """The numpy array that `pack_array` packed; `dtype` is "u1", "<u2" or "<u4"."""
+    import numpy as np
+
+    if isinstance(values, bytes):
+        return np.frombuffer(values, dtype=dtype)
+    return np.asarray(values, dtype=dtype)
