@@ -63,7 +63,7 @@ class BlockCounts(Doc):
 
 class TokenCounts(Doc):
     live: int  # live slots in used blocks; a shared slot counts once
-    dead: int  # slots that held a token since evicted, still inside used blocks
+    dead: int  # evicted tokens that still occupy a slot of a used block, summed over requests
     evicted: int = 0  # cumulative
     generated: int = 0  # cumulative sampled tokens; tokens per second is its derivative
 
@@ -456,7 +456,8 @@ StreamMessage = Hello | Snapshot | Delta | EventMessage | Dropped | Heartbeat
 
 def pack_array(values: Any, *, packed: bool) -> PackedArray:
     """A numpy array as bytes (`packed`, for msgpack) or as a list of integers (for JSON)."""
-    return values.tobytes() if packed else values.tolist()
+    out: PackedArray = values.tobytes() if packed else values.tolist()
+    return out
 
 
 def unpack_array(values: PackedArray, dtype: str) -> Any:

@@ -1,0 +1,42 @@
+"""H2O: heavy hitters by accumulated attention, and the recent window (arXiv 2306.14048)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+
+
+class H2OParams(Params, frozen=True):
+    recent_ratio: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="share of the budget kept for the newest tokens")
+    ] = 0.5
+    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
+    normalize: bool = False  # divide a score by the number of queries that could see the token
+
+
+@register
+class H2O(Policy):
+    name = "h2o"
+    summary = "keep the tokens with the highest accumulated attention, and the recent window"
+    source = "arXiv 2306.14048"
+    needs = frozenset({"attention"})
+    Params = H2OParams
+
+    def select_victims(self, view: View) -> TokenIds:
+        assert view.scores is not None
+        scores: npt.NDArray[Any] = view.scores
+        if self.params.normalize:
+            scores = scores / (view.num_tokens - view.token_ids).astype(np.float32)
+        recent = min(
+            int(view.budget_tokens * self.params.recent_ratio),
+            view.budget_tokens - self.params.sinks,
+        )
+        return lowest(view, scores, self.params.sinks, recent)
+
+    def min_budget_tokens(self) -> int:
+        return int(self.params.sinks) + 1

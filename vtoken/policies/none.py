@@ -1,0 +1,16 @@
+"""No eviction: the runtime stays in place, idle, and the server answers like stock vLLM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.policies.base import Policy, TokenIds, View, register
+
+
+@register
+class NoEviction(Policy):
+    name = "none"
+    summary = "evict nothing; the native variant"
+
+    def select_victims(self, view: View) -> TokenIds:  # noqa: ARG002
+        return np.empty(0, dtype=np.int64)

@@ -1,0 +1,31 @@
+"""Random eviction: uniform over the evictable tokens, reproducible from the prompt and a seed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+
+
+class RandomParams(Params, frozen=True):
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1, description="with the prompt, the draw")] = 0
+    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
+    recent: Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")] = 16
+
+
+@register
+class RandomEviction(Policy):
+    name = "random"
+    summary = "evict uniformly at random, sparing the sinks and the recent window"
+    Params = RandomParams
+
+    def select_victims(self, view: View) -> TokenIds:
+        rng = np.random.default_rng([self.params.seed, view.seed, view.num_tokens])
+        draw = rng.random(len(view.token_ids))
+        return lowest(view, draw, self.params.sinks, self.params.recent)
+
+    def min_budget_tokens(self) -> int:
+        return int(self.params.sinks + self.params.recent)

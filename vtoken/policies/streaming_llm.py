@@ -1,0 +1,27 @@
+"""StreamingLLM: a few attention sinks and the most recent tokens (arXiv 2309.17453)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+
+
+class StreamingLLMParams(Params, frozen=True):
+    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
+
+
+@register
+class StreamingLLM(Policy):
+    name = "streaming_llm"
+    summary = "keep the sinks and the most recent budget - sinks tokens"
+    source = "arXiv 2309.17453"
+    Params = StreamingLLMParams
+
+    def select_victims(self, view: View) -> TokenIds:
+        return lowest(view, view.token_ids, self.params.sinks, recent=1)
+
+    def min_budget_tokens(self) -> int:
+        return int(self.params.sinks) + 1

@@ -1,0 +1,107 @@
+"""Liveness of the whole block pool: how many requests read each slot, n_b of each block, and F.
+
+Knows neither requests nor policies: it is told which slots gain or lose a reader. N blocks of S
+slots; slot = block * S + offset.
+
+Invariants, with everything kept incrementally (`check` recomputes it):
+1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)
+2. readers[b, :] = 0 where holders[b] = 0
+3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
+4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.errors import InvariantViolation
+
+Slots = npt.NDArray[np.int64]
+
+
+class PoolLiveness:
+    """Incremental liveness counts; every method costs as much as the slots it is given."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.readers = np.zeros(num_blocks * block_size, dtype=np.uint16)
+        self.live = np.zeros(num_blocks, dtype=np.int32)
+        self.holders = np.zeros(num_blocks, dtype=np.uint16)
+        self.num_used = 0
+        self.num_live = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """F: the share of used slots that hold no live token."""
+        if self.num_used == 0:
+            return 0.0
+        return 1.0 - self.num_live / (self.num_used * self.block_size)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One more request holds each of `blocks` (each named once)."""
+        for block in blocks:
+            if self.holders[block] == 0:
+                self.num_used += 1
+            self.holders[block] += 1
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """One request fewer holds each of `blocks`; it must have removed its readers first."""
+        for block in blocks:
+            if self.holders[block] == 0:
+                raise InvariantViolation("I2", f"block {block} is dropped but held by nobody")
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                self.num_used -= 1
+
+    def add(self, slots: Slots) -> None:
+        """One more reader for each of `slots` [n] (each named once)."""
+        fresh = slots[self.readers[slots] == 0]
+        self.readers[slots] += 1
+        np.add.at(self.live, fresh // self.block_size, 1)
+        self.num_live += len(fresh)
+
+    def remove(self, slots: Slots) -> None:
+        """One reader fewer for each of `slots` [n] (each named once)."""
+        if len(slots) == 0:
+            return
+        if self.readers[slots].min() == 0:
+            raise InvariantViolation("I2", "a slot loses a reader that it never had")
+        self.readers[slots] -= 1
+        dead = slots[self.readers[slots] == 0]
+        np.subtract.at(self.live, dead // self.block_size, 1)
+        self.num_live -= len(dead)
+
+    def num_partially_live(self) -> int:
+        return int(np.count_nonzero((self.live > 0) & (self.live < self.block_size)))
+
+    def num_low_utilization(self) -> int:
+        """Used blocks with n_b <= S / 2 (paper figure 2)."""
+        return int(np.count_nonzero((self.holders > 0) & (2 * self.live <= self.block_size)))
+
+    def num_shared(self) -> int:
+        return int(np.count_nonzero(self.holders > 1))
+
+    def check(self) -> None:
+        """Recompute everything; raises InvariantViolation with both numbers."""
+        grid = self.readers.reshape(self.num_blocks, self.block_size)
+        live = np.count_nonzero(grid, axis=1)
+        wrong = np.flatnonzero(live != self.live)
+        if len(wrong):
+            b = int(wrong[0])
+            raise InvariantViolation(
+                "I2", f"live[{b}] = {self.live[b]}, but {live[b]} of its slots have a reader"
+            )
+        orphans = np.flatnonzero((self.holders == 0) & (live > 0))
+        if len(orphans):
+            raise InvariantViolation("I2", f"block {orphans[0]} has readers but no holder")
+        used = int(np.count_nonzero(self.holders))
+        if used != self.num_used or int(live.sum()) != self.num_live:
+            raise InvariantViolation(
+                "I2",
+                f"num_used = {self.num_used} (counted {used}), "
+                f"num_live = {self.num_live} (counted {int(live.sum())})",
+            )
