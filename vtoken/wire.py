@@ -340,6 +340,11 @@ class AuditEntry(Doc):
     dry_run: bool
 
 
+class AuditPage(Doc):
+    entries: list[AuditEntry]  # oldest first
+    dropped: int = 0  # entries no longer held
+
+
 class Problem(Doc):
     """RFC 9457 problem document."""
 
