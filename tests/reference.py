@@ -1,0 +1,169 @@
+"""The oracle for exactness: a Hugging Face model whose cache is pruned by hand, float32, greedy.
+
+Knows nothing of vtoken or vLLM; the policies are written again from their papers, in the plainest
+way. It is slow and allocates freely.
+
+The moment of eviction: `evict(num_tokens, live, step)` is asked between two forwards, for the
+first time after the whole prompt has been computed and its first token sampled. The cache then
+holds K and V of the positions `live`, a sorted subset of range(num_tokens), the newest included.
+What it returns is invisible from the next forward on. `step` counts the calls from 0, so the
+tokens sampled so far are `step + 1`.
+
+1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered.
+2. len(live) + evicted == num_tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+Evict = Callable[[int, list[int], int], set[int]]
+
+
+# ---------------------------------------------------------------- policies
+
+
+def full(num_tokens: int, live: list[int], step: int) -> set[int]:
+    """Evicts nothing."""
+    return set()
+
+
+def streaming_llm(sinks: int, budget: int, interval: int) -> Evict:
+    """arXiv 2309.17453: keep the first `sinks` positions and the most recent `budget - sinks`.
+
+    Evicts when live > budget + interval, down to exactly `budget` live tokens.
+    """
+    if not 0 <= sinks < budget:
+        raise ValueError(f"sinks {sinks} must lie in 0..{budget - 1}")
+
+    def evict(num_tokens: int, live: list[int], step: int) -> set[int]:
+        if len(live) <= budget + interval:
+            return set()
+        first = [position for position in live if position < sinks]
+        rest = [position for position in live if position >= sinks]
+        recent = rest[len(rest) - (budget - len(first)) :]
+        return set(live) - set(first) - set(recent)
+
+    return evict
+
+
+def sliding_window(budget: int, interval: int) -> Evict:
+    """Keep the most recent `budget` positions."""
+    return streaming_llm(0, budget, interval)
+
+
+def replay(log: Mapping[int, set[int]]) -> Evict:
+    """Evict what an engine logged: `log[step]` are the victims before decode forward `step`."""
+
+    def evict(num_tokens: int, live: list[int], step: int) -> set[int]:
+        return set(log.get(step, ()))
+
+    return evict
+
+
+# ---------------------------------------------------------------- generation
+
+
+@dataclass
+class Trace:
+    """What one generation did; `logits[i]` [V] is the row from which `tokens[i]` was taken."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    victims: dict[int, set[int]] = field(default_factory=dict)
+
+    def smallest_gap(self) -> float:
+        """The smallest distance between the best and the second best logit."""
+        top = torch.stack(self.logits).topk(2, dim=-1).values
+        return float((top[:, 0] - top[:, 1]).min())
+
+
+def generate(
+    model: Any,
+    prompt_ids: Sequence[int],
+    num_new: int,
+    evict: Evict,
+    *,
+    chunk: int | None = None,
+) -> list[int]:
+    """Greedy continuation of `prompt_ids` by `num_new` tokens under `evict`.
+
+    `chunk`: compute the prompt in pieces of that many tokens (None: at once).
+    """
+    return trace(model, prompt_ids, num_new, evict, chunk=chunk).tokens
+
+
+def trace(
+    model: Any,
+    prompt_ids: Sequence[int],
+    num_new: int,
+    evict: Evict,
+    *,
+    chunk: int | None = None,
+) -> Trace:
+    """As `generate`, with the logits and the victims of each step."""
+    cache = DynamicCache()
+    prompt = list(prompt_ids)
+    size = chunk or len(prompt)
+    for start in range(0, len(prompt), size):
+        logits = _forward(model, prompt[start : start + size], start, cache)
+    result = Trace()
+    live = list(range(len(prompt)))
+    num_tokens = len(prompt)
+    while True:
+        result.logits.append(logits)
+        result.tokens.append(int(logits.argmax()))
+        if len(result.tokens) == num_new:
+            return result
+        step = len(result.tokens) - 1
+        if victims := evict(num_tokens, list(live), step):
+            live = prune(cache, live, victims)
+            result.victims[step] = victims
+        logits = _forward(model, result.tokens[-1:], num_tokens, cache)
+        live.append(num_tokens)
+        num_tokens += 1
+
+
+def prune(cache: DynamicCache, live: list[int], victims: set[int]) -> list[int]:
+    """Drop the rows of `victims` from every layer of `cache`; returns the positions left."""
+    if strangers := victims - set(live):
+        raise ValueError(f"victims {sorted(strangers)} are not live")
+    rows = torch.tensor([row for row, position in enumerate(live) if position not in victims])
+    for layer in cache.layers:  # keys, values: [1, H, tokens, D]
+        layer.keys = layer.keys.index_select(2, rows)
+        layer.values = layer.values.index_select(2, rows)
+    return [position for position in live if position not in victims]
+
+
+def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The additive attention mask [1, 1, Q, K] of `visible` (bool [Q, K])."""
+    mask = torch.zeros(visible.shape, dtype=dtype)
+    return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
+
+
+def _forward(model: Any, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
+    """Append `ids` at positions start.. to the cache; the logits [V] of the last of them.
+
+    Queries see every cached token and, among the appended, those up to themselves. The mask says
+    so itself, because the model would derive it from the cache's length, not from positions.
+    """
+    cached = cache.get_seq_length()
+    appended = len(ids)
+    visible = torch.ones(appended, cached + appended, dtype=torch.bool).tril(cached)
+    mask = hide(visible, model.dtype)
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.arange(start, start + appended)[None],
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    row: torch.Tensor = output.logits[0, -1]
+    return row

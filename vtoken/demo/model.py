@@ -1,0 +1,178 @@
+"""The embedded demo model: a small random Llama made on this machine in seconds, no download.
+
+Knows nothing of the engine. torch, transformers and tokenizers are imported inside functions.
+
+1. One recipe and one library version give one model: fixed seed, float32.
+2. A folder is complete when its recipe file is there and equal to the recipe asked for; that
+   file is written last, and the folder appears under its name in one rename.
+3. Attention is peaked (`qk_gain`, `vo_gain`), so that an eviction changes the output visibly.
+4. Only printable ASCII can win an argmax: the output rows of all other tokens are near zero.
+   Text stays readable, and end-of-sequence does not occur in greedy decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPE_FILE = "vtoken_recipe.json"
+NUM_BYTES = 256
+BOS, EOS = "<bos>", "<eos>"
+PRINTABLE = range(0x20, 0x7F)
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the model is made from. A change of any field is another model."""
+
+    version: int = 1  # raise when this module makes something else from equal fields
+    seed: int = 20_260
+    num_layers: int = 4
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_heads: int = 4  # query heads
+    num_kv_heads: int = 2
+    head_size: int = 64
+    max_model_len: int = 16_384  # tokens
+    qk_gain: float = 6.0  # factor on q_proj and k_proj: how peaked attention is
+    vo_gain: float = 3.0  # factor on v_proj and o_proj: how much attention adds to the residual
+    embed_std: float = 1.0  # of the token embeddings
+    head_std: float = 0.1  # of the output rows of printable bytes
+
+
+DEMO = Recipe()
+
+
+def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
+    """Make the model of `recipe` in the folder `path`, or reuse the one that is there.
+
+    Returns `path`: config, weights (safetensors, float32), tokenizer with a chat template and
+    generation config, loadable by `AutoModelForCausalLM`, `AutoTokenizer` and vLLM.
+    Raises FileExistsError when `path` holds something that this function did not make.
+    """
+    if is_complete(path, recipe):
+        return path
+    if path.exists() and any(path.iterdir()) and not (path / RECIPE_FILE).is_file():
+        raise FileExistsError(
+            f"{path} is not empty and holds no {RECIPE_FILE}; name another folder"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        _save_tokenizer(scratch, recipe)
+        _save_weights(scratch, recipe)
+        (scratch / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n")
+        scratch.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return path
+
+
+def is_complete(path: Path, recipe: Recipe = DEMO) -> bool:
+    """Whether `path` holds the finished model of exactly this recipe."""
+    try:
+        return bool(json.loads((path / RECIPE_FILE).read_text()) == asdict(recipe))
+    except (OSError, ValueError):
+        return False
+
+
+def _save_tokenizer(path: Path, recipe: Recipe) -> None:
+    """One token a byte, in byte order; then bos and eos."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {char: byte for byte, char in enumerate(_byte_alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=recipe.max_model_len,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(path)
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that byte-level BPE shows for each byte: itself when visible, else 256 + n."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(NUM_BYTES) if byte not in visible]
+    return [chr(b) if b in visible else chr(NUM_BYTES + hidden.index(b)) for b in range(NUM_BYTES)]
+
+
+def _save_weights(path: Path, recipe: Recipe) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=NUM_BYTES + 2,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_kv_heads,
+        architectures=["LlamaForCausalLM"],
+        head_dim=recipe.head_size,
+        max_position_embeddings=recipe.max_model_len,
+        bos_token_id=NUM_BYTES,
+        eos_token_id=NUM_BYTES + 1,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = LlamaForCausalLM(config).float()
+        _shape_weights(model, recipe)
+    config.save_pretrained(path)
+    model.generation_config.save_pretrained(path)
+    save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _shape_weights(model: Any, recipe: Recipe) -> None:
+    import torch
+
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                projection.weight.mul_(recipe.qk_gain)
+            for projection in (layer.self_attn.v_proj, layer.self_attn.o_proj):
+                projection.weight.mul_(recipe.vo_gain)
+        model.model.embed_tokens.weight.normal_(0.0, recipe.embed_std)
+        head = model.lm_head.weight
+        head.normal_(0.0, recipe.head_std)
+        silent = torch.ones(head.shape[0], dtype=torch.bool)
+        silent[list(PRINTABLE)] = False
+        head[silent] *= 1e-3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m vtoken.demo.model OUT`: make the demo model in the folder OUT."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m vtoken.demo.model OUT", file=sys.stderr)
+        return 2
+    print(build(Path(arguments[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
