@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,3 +18,11 @@ def demo_model(pytestconfig: pytest.Config) -> Path:
 
     assert pytestconfig.cache is not None
     return build(pytestconfig.cache.mkdir("demo-model") / "model")
+
+
+@pytest.fixture(scope="session")
+def hf_model(demo_model: Path) -> Any:
+    """The demo model in Hugging Face transformers, float32, eager attention: for `reference`."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()

@@ -69,6 +69,12 @@ def replay(log: Mapping[int, set[int]]) -> Evict:
 # ---------------------------------------------------------------- generation
 
 
+def random_prompt(length: int, seed: int) -> list[int]:
+    """`length` token ids: the demo model's bos, then random printable bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [256, *torch.randint(0x20, 0x7F, (length - 1,), generator=generator).tolist()]
+
+
 @dataclass
 class Trace:
     """What one generation did; `logits[i]` [V] is the row from which `tokens[i]` was taken."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 import reference
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from reference import random_prompt
+from transformers import AutoTokenizer
 
 from vtoken.demo.model import BOS, EOS, Recipe, build
 
@@ -25,22 +25,9 @@ POLICIES = {
 
 
 @pytest.fixture(scope="module")
-def model(demo_model: Path) -> Iterator[Any]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def double_model(model: Any) -> Any:
+def double_model(hf_model: Any) -> Any:
     """The same weights in float64 (norms and softmax stay float32): far less rounding."""
-    return deepcopy(model).double()
-
-
-def make_prompt(length: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return [256, *torch.randint(32, 127, (length - 1,), generator=generator).tolist()]
+    return deepcopy(hf_model).double()
 
 
 def masked_logits(
@@ -60,9 +47,9 @@ def masked_logits(
     return logits[num_prompt - 1 : -1]
 
 
-def test_full_cache_equals_plain_generate(model: Any) -> None:
-    prompt = make_prompt(90, seed=1)
-    plain = model.generate(
+def test_full_cache_equals_plain_generate(hf_model: Any) -> None:
+    prompt = random_prompt(90, seed=1)
+    plain = hf_model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt)),
         max_new_tokens=120,
@@ -70,32 +57,32 @@ def test_full_cache_equals_plain_generate(model: Any) -> None:
         eos_token_id=None,
         pad_token_id=0,
     )[0].tolist()
-    assert reference.generate(model, prompt, 120, reference.full) == plain[len(prompt) :]
+    assert reference.generate(hf_model, prompt, 120, reference.full) == plain[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_pruning_equals_masking(model: Any, double_model: Any, name: str) -> None:
-    prompt = make_prompt(140, seed=2)
+def test_pruning_equals_masking(hf_model: Any, double_model: Any, name: str) -> None:
+    prompt = random_prompt(140, seed=2)
     trace = reference.trace(double_model, prompt, 100, POLICIES[name])
     assert bool(trace.victims) == (name != "full")
     expected = masked_logits(double_model, prompt + trace.tokens, len(prompt), trace.victims)
     torch.testing.assert_close(torch.stack(trace.logits), expected, rtol=0, atol=1e-5)
-    assert reference.generate(model, prompt, 100, POLICIES[name]) == trace.tokens
+    assert reference.generate(hf_model, prompt, 100, POLICIES[name]) == trace.tokens
 
 
 def test_one_victim_spared_is_seen(double_model: Any) -> None:
-    prompt = make_prompt(140, seed=2)
+    prompt = random_prompt(140, seed=2)
     trace = reference.trace(double_model, prompt, 100, POLICIES["holes"])
     spared = {step: set(sorted(gone)[1:]) for step, gone in trace.victims.items()}
     other = masked_logits(double_model, prompt + trace.tokens, len(prompt), spared)
     assert float((torch.stack(trace.logits) - other).abs().max()) > 0.1
 
 
-def test_chunked_prompt_gives_the_same_tokens(model: Any) -> None:
-    prompt = make_prompt(150, seed=3)
+def test_chunked_prompt_gives_the_same_tokens(hf_model: Any) -> None:
+    prompt = random_prompt(150, seed=3)
     evict = POLICIES["streaming_llm"]
-    whole = reference.generate(model, prompt, 60, evict)
-    assert reference.generate(model, prompt, 60, evict, chunk=32) == whole
+    whole = reference.generate(hf_model, prompt, 60, evict)
+    assert reference.generate(hf_model, prompt, 60, evict, chunk=32) == whole
 
 
 def test_streaming_llm_keeps_sinks_and_the_recent_rest() -> None:
@@ -106,31 +93,31 @@ def test_streaming_llm_keeps_sinks_and_the_recent_rest() -> None:
     assert len(set(live) - evict(1061, live, 2)) == BUDGET
 
 
-def test_first_eviction_follows_the_prompt_and_later_ones_the_interval(model: Any) -> None:
-    trace = reference.trace(model, make_prompt(100, seed=4), 60, POLICIES["streaming_llm"])
+def test_first_eviction_follows_the_prompt_and_later_ones_the_interval(hf_model: Any) -> None:
+    trace = reference.trace(hf_model, random_prompt(100, seed=4), 60, POLICIES["streaming_llm"])
     assert len(trace.victims[0]) == 100 - BUDGET
     assert sorted(trace.victims) == [0, INTERVAL + 1, 2 * (INTERVAL + 1), 3 * (INTERVAL + 1)]
 
 
-def test_eviction_changes_the_output_soon_and_for_good(model: Any) -> None:
+def test_eviction_changes_the_output_soon_and_for_good(hf_model: Any) -> None:
     for seed in range(3):
-        prompt = make_prompt(140, seed=seed)
-        kept = reference.generate(model, prompt, 64, reference.full)
-        cut = reference.generate(model, prompt, 64, POLICIES["streaming_llm"])
+        prompt = random_prompt(140, seed=seed)
+        kept = reference.generate(hf_model, prompt, 64, reference.full)
+        cut = reference.generate(hf_model, prompt, 64, POLICIES["streaming_llm"])
         assert kept[0] == cut[0]  # sampled before the first eviction
         assert kept[:24] != cut[:24]
 
 
 @pytest.mark.parametrize("name", ["full", "streaming_llm"])
-def test_greedy_output_does_not_fall_into_a_cycle(model: Any, name: str) -> None:
-    tail = reference.generate(model, make_prompt(140, seed=5), 300, POLICIES[name])[-150:]
+def test_greedy_output_does_not_fall_into_a_cycle(hf_model: Any, name: str) -> None:
+    tail = reference.generate(hf_model, random_prompt(140, seed=5), 300, POLICIES[name])[-150:]
     assert all(tail[period:] != tail[:-period] for period in range(1, 60))
     assert len(set(tail)) > 16
 
 
-def test_a_victim_that_is_not_live_is_refused(model: Any) -> None:
+def test_a_victim_that_is_not_live_is_refused(hf_model: Any) -> None:
     with pytest.raises(ValueError, match=r"victims \[7\] are not live"):
-        reference.generate(model, make_prompt(20, 6), 4, reference.replay({0: {7}, 1: {7}}))
+        reference.generate(hf_model, random_prompt(20, 6), 4, reference.replay({0: {7}, 1: {7}}))
 
 
 # ---------------------------------------------------------------- the model itself

@@ -1,0 +1,72 @@
+"""Fixtures for tests that run vLLM in this process: scheduler, worker and caller share it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Read by vLLM when it is imported.
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override kv_cache_memory_bytes
+
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 2048,
+    "block_size": 32,
+    "kv_cache_memory_bytes": 64 << 20,  # 16,384 tokens of the demo model
+    "seed": 0,
+}
+
+EngineFactory = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="session")
+def engine(demo_model: Path) -> EngineFactory:
+    """`with engine(**overrides) as llm:` a `vllm.LLM` on the demo model, shut down at the end.
+
+    Overrides are keyword arguments of `LLM` over DEFAULTS; engines may follow each other, one at
+    a time. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the scheduler is
+    `llm.llm_engine.engine_core.engine_core.scheduler`.
+    """
+
+    @contextmanager
+    def make(**overrides: Any) -> Iterator[Any]:
+        from vllm import LLM
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        llm = LLM(str(demo_model), **DEFAULTS | overrides)
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Callable[..., list[list[int]]]:
+    """`greedy(llm, prompts, num_new)`: token ids of concurrent greedy requests, eos ignored."""
+
+    def run(llm: Any, prompts: list[list[int]], num_new: int, **sampling: Any) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, **sampling)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return run

@@ -1,0 +1,41 @@
+"""Stock vLLM equals the reference before vToken enters: the ground of every exactness test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import reference
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((40, 150, 300, 500))]
+NUM_NEW = 320
+
+
+def test_stock_vllm_equals_the_reference_token_for_token(
+    engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    with engine() as llm:
+        outputs = greedy(llm, PROMPTS, NUM_NEW)
+    traces = [reference.trace(hf_model, prompt, NUM_NEW, reference.full) for prompt in PROMPTS]
+    assert outputs == [trace.tokens for trace in traces]
+    assert min(trace.smallest_gap() for trace in traces) > 5e-4  # far above float32 rounding
+
+
+def test_engines_may_follow_each_other_with_another_block_size(engine: Any, greedy: Any) -> None:
+    outputs = []
+    for block_size in (32, 64):
+        with engine(block_size=block_size) as llm:
+            assert llm.llm_engine.vllm_config.cache_config.block_size == block_size
+            outputs.append(greedy(llm, PROMPTS, 64))
+    assert outputs[0] == outputs[1]
+
+
+def test_chunked_prefill_and_a_shared_prefix_change_no_token(engine: Any, greedy: Any) -> None:
+    shared = [PROMPTS[3] + tail for tail in ([], PROMPTS[0], PROMPTS[1])]
+    with engine(enable_prefix_caching=False) as llm:
+        plain = greedy(llm, shared, 48)
+    with engine(max_num_batched_tokens=128, max_num_seqs=8) as llm:
+        greedy(llm, shared[:1], 1)
+        assert greedy(llm, shared, 48) == plain
