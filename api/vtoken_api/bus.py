@@ -1,0 +1,97 @@
+"""The bus: typed calls into the engine, the only place that touches the engine client.
+
+Knows the wire and one attribute path of the client that vLLM hands to endpoint plugins,
+`engine_client.engine_core.call_utility_async(method, *args)`. vLLM encodes the arguments with
+msgpack and looks the method up on its `EngineCore`, between two steps. What crosses:
+
+    in    one positional argument, `bytes`: `msgspec.msgpack.encode(wire.Command)`
+    out   `bytes`: `msgspec.msgpack.encode(wire.Reply)`
+
+`bytes` survive vLLM's encoder and decoder unchanged in both directions, with and without
+VLLM_ALLOW_INSECURE_SERIALIZATION; a struct would arrive as a plain dict. The engine side is
+`EngineCore.vtoken_command(payload: bytes) -> bytes`. It must not raise for a refused command
+(`Reply.problem` carries it): vLLM turns an exception into its text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+import msgspec
+
+from vtoken import wire
+from vtoken_api.problems import ProblemError, refuse
+
+UTILITY_METHOD = "vtoken_command"
+CALL_TIMEOUT_S = 10.0
+MAX_IN_FLIGHT = 4  # calls that one engine step may have to serve
+MAX_WAITING = 64  # beyond that: 429
+
+T = TypeVar("T")
+logger = logging.getLogger("vtoken.api")
+
+
+class EngineBus:
+    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`."""
+
+    def __init__(self, engine_client: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._client = engine_client
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._waiting = 0
+
+    @property
+    def alive(self) -> bool:
+        """False once vLLM has declared its engine dead."""
+        return self._client is not None and not getattr(self._client, "errored", False)
+
+    async def call(self, command: wire.Command) -> wire.Reply:
+        """The engine's reply.
+
+        Raises ProblemError 422 (a number that the wire cannot carry), 429 (too many callers), 500
+        (a fault in the engine) and 503 (no engine, or no answer in time; a change may then still
+        be applied later).
+        """
+        try:
+            payload = msgspec.msgpack.encode(command)
+        except OverflowError as error:
+            raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
+        if not self.alive:
+            raise _gone("the engine has stopped")
+        if self._waiting >= MAX_WAITING:
+            raise refuse(
+                429,
+                f"{self._waiting} calls are waiting for the engine",
+                bound=f"{MAX_WAITING} calls",
+                headers={"Retry-After": "1"},
+            )
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout_s), self._slots:
+                answer = await self._client.engine_core.call_utility_async(UTILITY_METHOD, payload)
+        except TimeoutError as error:
+            raise _gone(
+                f"the engine has not answered {command.op!r} within {self._timeout_s:g} s; if it "
+                "was a change, it may still be applied: read the state before you try again"
+            ) from error
+        except Exception as error:
+            logger.warning("vtoken: %s failed in the engine: %s", command.op, error)
+            if not self.alive or type(error).__name__ == "EngineDeadError":
+                raise _gone(f"the engine has stopped: {error}") from error
+            raise refuse(500, f"{command.op!r} failed in the engine: {error}") from error
+        finally:
+            self._waiting -= 1
+        return msgspec.msgpack.decode(answer, type=wire.Reply)
+
+    async def ask(self, op: str, kind: type[T], /, actor: str = "local", **args: Any) -> T:
+        """The value of one command, converted to `kind`; a refusal is raised as ProblemError."""
+        reply = await self.call(wire.Command(op=op, args=args, actor=actor))
+        if reply.problem is not None:
+            raise ProblemError(reply.problem)
+        return msgspec.convert(reply.value, kind)
+
+
+def _gone(detail: str) -> ProblemError:
+    return refuse(503, detail, title="Engine unavailable", headers={"Retry-After": "1"})

@@ -1,0 +1,189 @@
+"""The hub: the newest frame and the events of one engine, fanned out to any number of clients.
+
+Knows the bus, the telemetry and its clients' two doors (`offer`, `wake`), not their connections.
+
+1. A frame is decoded once, whatever the number of clients; clients take the newest when they can.
+2. Events reach every client in order; a gap in their `seq` is filled from the engine, or told.
+3. Nothing here waits for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Protocol
+
+from vtoken import wire
+from vtoken_api.bus import EngineBus
+from vtoken_api.frame import FrameView
+from vtoken_api.problems import ProblemError
+from vtoken_api.telemetry import TelemetryReader
+
+FRESH_S = 1.0  # a frame older than this is asked for again
+RETRY_S = 1.0
+EVENT_PAGE = 1000
+
+logger = logging.getLogger("vtoken.api")
+
+
+class Subscriber(Protocol):
+    """What the hub sees of a client."""
+
+    wants_state: bool
+
+    def offer(self, events: list[wire.Event], lost: int) -> None:
+        """Take new events, after `lost` ones that nobody holds any more. Must not wait."""
+
+    def wake(self) -> None:
+        """There is a newer frame."""
+
+
+class Hub:
+    """One per API server process; `start` once, inside the event loop."""
+
+    def __init__(self, bus: EngineBus) -> None:
+        self._bus = bus
+        self._subscribers: set[Subscriber] = set()
+        self._reader: TelemetryReader | None = None
+        self._describe: wire.Describe | None = None
+        self._view: FrameView | None = None
+        self._view_at = 0.0
+        self._last_event: int | None = None
+        self._refresh = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the engine, in the background."""
+        self._task = asyncio.create_task(self._run(), name="vtoken-hub")
+
+    async def close(self) -> None:
+        """Stop; clients keep their connections."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @property
+    def num_subscribers(self) -> int:
+        return len(self._subscribers)
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine is dead."""
+        return self._bus.alive
+
+    @property
+    def view(self) -> FrameView | None:
+        """The newest frame, None before the first."""
+        return self._view
+
+    async def describe(self) -> wire.Describe:
+        """What the engine is; raises ProblemError."""
+        if self._describe is None:
+            self._describe = await self._bus.ask("describe", wire.Describe)
+        return self._describe
+
+    async def current(self) -> FrameView:
+        """A frame no older than FRESH_S, asked of the engine if need be; raises ProblemError."""
+        async with self._refresh:
+            before = self._view
+            if before is None or self._age() > FRESH_S:
+                view = FrameView.of(await self._bus.ask("frame", wire.Frame))
+                if self._view is before:  # else the engine has published a newer one meanwhile
+                    self._take(view)
+                return view
+            return before
+
+    async def events_after(self, seq: int) -> tuple[list[wire.Event], int]:
+        """Events after `seq` that the engine still holds, and how many it no longer does."""
+        events: list[wire.Event] = []
+        lost = 0
+        while True:
+            page = await self._bus.ask("events", wire.EventPage, after=seq, limit=EVENT_PAGE)
+            if page.events:
+                lost += page.events[0].seq - seq - 1
+                seq = page.events[-1].seq
+                events += page.events
+            if not page.events or seq >= page.last_seq:
+                return events, lost + max(0, page.last_seq - seq)
+
+    def join(self, subscriber: Subscriber) -> None:
+        """From now on `subscriber` gets every event, and a wake-up for frames if it wants state."""
+        self._subscribers.add(subscriber)
+        self._follow_wishes()
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Forget a client; without one that wants state, the engine stops publishing it."""
+        self._subscribers.discard(subscriber)
+        self._follow_wishes()
+
+    # ------------------------------------------------------------ inside
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except ProblemError as error:
+                logger.warning("vtoken: the engine does not answer yet: %s", error)
+            except Exception:
+                logger.exception("vtoken: the telemetry reader failed, starting it again")
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        endpoint = (await self.describe()).telemetry_endpoint
+        # Known before the subscription, so that an event missed in between shows as a gap.
+        newest = await self._bus.ask("events", wire.EventPage, after=0, limit=1)
+        self._last_event = newest.last_seq
+        self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
+        self._follow_wishes()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reader.run())
+            group.create_task(self._keep_fresh())
+
+    async def _keep_fresh(self) -> None:
+        """An idle engine takes no steps and publishes nothing: ask it, while anybody looks."""
+        while True:
+            await asyncio.sleep(FRESH_S)
+            if self._wants_state() and self._age() > FRESH_S and self.alive:
+                with contextlib.suppress(ProblemError):
+                    await self.current()
+
+    def _on_frame(self, payload: bytes) -> None:
+        self._take(FrameView.decode(payload))
+
+    def _take(self, view: FrameView) -> None:
+        self._view, self._view_at = view, asyncio.get_running_loop().time()
+        for subscriber in self._subscribers:
+            subscriber.wake()
+
+    async def _on_events(self, events: list[wire.Event]) -> None:
+        lost = 0
+        last = self._last_event
+        if last is not None:
+            events = [event for event in events if event.seq > last]
+            if events and events[0].seq > last + 1:
+                events, lost = await self._fill(last, events)
+        if events:
+            self._last_event = events[-1].seq
+            for subscriber in tuple(self._subscribers):
+                subscriber.offer(events, lost)
+
+    async def _fill(self, last: int, events: list[wire.Event]) -> tuple[list[wire.Event], int]:
+        """`events` with those between `last` and them, and the number that nobody holds."""
+        try:
+            held, lost = await self.events_after(last)
+        except ProblemError:
+            return events, events[0].seq - last - 1
+        held = [event for event in held if event.seq < events[0].seq]
+        return held + events, events[0].seq - last - 1 - len(held) if lost else 0
+
+    def _follow_wishes(self) -> None:
+        if self._reader is not None:
+            self._reader.want_state(self._wants_state())
+
+    def _wants_state(self) -> bool:
+        return any(subscriber.wants_state for subscriber in self._subscribers)
+
+    def _age(self) -> float:
+        return asyncio.get_running_loop().time() - self._view_at

@@ -1,0 +1,128 @@
+"""The OpenAPI description of the REST routes, from the wire's structs.
+
+Knows FastAPI's document and msgspec's schemas. Schema names carry the prefix `VToken`, so that they
+never meet those of the server that the routes are mounted on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from vtoken import wire
+from vtoken_api.inputs import CompactionRequest
+from vtoken_api.problems import PROBLEM_JSON
+
+PREFIX = "VToken"
+REF_TEMPLATE = f"#/components/schemas/{PREFIX}{{name}}"
+
+DOCUMENTED: tuple[Any, ...] = (
+    wire.Status,
+    wire.ConfigDocument,
+    wire.PatchResult,
+    wire.PolicyInfo,
+    wire.Operation,
+    wire.BlocksDocument,
+    wire.BlockDetail,
+    wire.RequestRow,
+    wire.RequestDetail,
+    wire.TokenPage,
+    wire.EventPage,
+    wire.AuditPage,
+    wire.Problem,
+    CompactionRequest,
+)
+
+PROBLEMS: dict[int, str] = {
+    400: "Malformed: not JSON, or not an entity tag",
+    401: "The API key is missing or wrong",
+    403: "Refused: read-only server, foreign page or foreign host name",
+    404: "Unknown id",
+    409: "In conflict with what is going on",
+    412: "If-Match names a revision that is no longer current",
+    413: "The body is longer than 64 KiB",
+    415: "The body is not declared as JSON",
+    422: "A field, a value or a bound is wrong; nothing was changed",
+    429: "Too many calls are waiting",
+    503: "The engine is gone or does not answer",
+}
+
+MERGE_PATCH_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "Any of the fields of `desired` in GET /config; the rest stays.",
+    "examples": [{"theta_f": 0.25}, {"policy": {"name": "h2o", "params": {}}}],
+}
+
+
+def ref(kind: type) -> dict[str, Any]:
+    """A reference to the schema of a wire struct."""
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
+
+
+def array_of(kind: type) -> dict[str, Any]:
+    return {"type": "array", "items": ref(kind)}
+
+
+def answers(
+    schema: dict[str, Any],
+    description: str,
+    *problems: int,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    more_content: dict[str, Any] | None = None,
+) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: the good one, and problem documents for the rest."""
+    good: dict[str, Any] = {
+        "description": description,
+        "content": {"application/json": {"schema": schema}, **(more_content or {})},
+    }
+    if headers:
+        good["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in headers.items()
+        }
+    problem = {"content": {PROBLEM_JSON: {"schema": ref(wire.Problem)}}}
+    codes = sorted({401, 403, 422, 429, 503, *problems})
+    return {status: good, **{code: {"description": PROBLEMS[code], **problem} for code in codes}}
+
+
+def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[str, Any]:
+    """The `requestBody` of a route."""
+    content = {kind: {"schema": schema} for kind in content_types}
+    return {"requestBody": {"required": required, "content": content}}
+
+
+def query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """One query parameter."""
+    return {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "description": description,
+        "schema": schema,
+    }
+
+
+def components() -> dict[str, Any]:
+    """JSON schemas of all documented structs, by prefixed name."""
+    _, schemas = msgspec.json.schema_components(DOCUMENTED, ref_template=REF_TEMPLATE)
+    return {f"{PREFIX}{name}": schema for name, schema in schemas.items()}
+
+
+def merge_into(app: FastAPI, mounted: FastAPI, path: str) -> None:
+    """Let `app.openapi()` describe the routes of `mounted` too, under `path`."""
+    own = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = own()
+            for route, operations in mounted.openapi()["paths"].items():
+                document["paths"][f"{path}{route}"] = operations
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(components())
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

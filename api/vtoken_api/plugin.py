@@ -1,0 +1,96 @@
+"""The entry point `vllm.endpoint_plugins`: mounts `/vtoken/v1` on vLLM's own server.
+
+Knows FastAPI and the shape of vLLM's plugin contract (`name`, `required_tasks`, `attach_router`,
+`init_state`), without importing vLLM. The routes live in an application of their own, mounted
+behind the guard: their errors are problem documents, and the rest of the server answers as before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vtoken_api import changes, openapi, routes
+from vtoken_api.access import Access
+from vtoken_api.bus import EngineBus
+from vtoken_api.guard import Guard
+from vtoken_api.hub import Hub
+from vtoken_api.problems import ProblemError, problem_response, refuse
+from vtoken_api.service import Service
+from vtoken_api.stream import stream
+
+MOUNT_PATH = "/vtoken/v1"
+logger = logging.getLogger("vtoken.api")
+
+
+class VTokenEndpointPlugin:
+    """The REST routes and the stream of one API server process."""
+
+    name = "vtoken"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self.app = build_app()
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Mount the routes on vLLM's app, and describe them in its OpenAPI document."""
+        app.mount(MOUNT_PATH, Guard(self.app, self._access))
+        openapi.merge_into(app, self.app, MOUNT_PATH)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
+        bus = EngineBus(engine_client)
+        access = Access.of_server(
+            host=args.host,
+            unix_socket=getattr(args, "uds", None) is not None,
+            tokens=args.api_key or [os.environ.get("VLLM_API_KEY", "")],
+        )
+        if not access.can_control:
+            logger.warning(
+                "vtoken: bound to %s, which is more than loopback: %s is read-only",
+                args.host or "every interface",
+                MOUNT_PATH,
+            )
+        service = Service(bus=bus, hub=Hub(bus), access=access)
+        service.hub.start()
+        self.app.state.service = state.vtoken = service
+
+    def _access(self) -> Access | None:
+        service: Service | None = getattr(self.app.state, "service", None)
+        return None if service is None else service.access
+
+
+def build_app() -> FastAPI:
+    """The application behind the guard; needs `state.service` before it is called."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(routes.router)
+    app.include_router(changes.router)
+    app.add_api_websocket_route("/stream", stream, name="vtoken_stream")
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_fault)
+    return app
+
+
+async def _on_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown routes (404) and methods (405)."""
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path} does not exist, see /docs"
+    headers = dict(error.headers) if error.headers else None
+    return problem_response(refuse(error.status_code, detail, headers=headers))
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    return problem_response(refuse(500, "a fault in the server, see its log"))

@@ -1,0 +1,185 @@
+"""One client of the stream: what it is sent, in which order, at its own pace.
+
+Knows the hub and a way to send bytes, not the websocket. Order: hello, snapshot, missed events if
+it resumed, then events before the delta of the same moment. `seq` rises by one a message.
+
+1. The event queue holds at most MAX_QUEUED; beyond that it is emptied, and the client is told how
+   many it has missed (`dropped`), with a fresh snapshot behind it.
+2. State is never queued: a delta is computed when it is sent, against what was last sent.
+3. A send that takes longer than SEND_TIMEOUT_S ends the session (TimeoutError).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vtoken import wire
+from vtoken_api.frame import STATE_TOPICS, FrameView, StateCursor
+from vtoken_api.hub import Hub
+from vtoken_api.problems import refuse
+
+MAX_QUEUED = 2000
+SEND_TIMEOUT_S = 5.0
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamQuery:
+    """What a client asked for in the URL."""
+
+    topics: frozenset[str]
+    fps: float
+    packed: bool  # msgpack in binary messages; else JSON in text messages
+    resume: tuple[str, int] | None  # epoch, seq of the last event seen
+
+
+class Session:
+    """Runs until the client or the engine goes."""
+
+    def __init__(
+        self, hub: Hub, query: StreamQuery, send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self.wants_state = bool(query.topics & STATE_TOPICS)
+        self._hub = hub
+        self._query = query
+        self._send_bytes = send
+        self._encoder = msgspec.msgpack.Encoder() if query.packed else msgspec.json.Encoder()
+        self._cursor = StateCursor(query.topics, packed=query.packed)
+        self._wants_events = "events" in query.topics
+        self._events: deque[wire.Event] = deque()
+        self._dropped = 0
+        self._last_event = 0  # seq of the last event sent: a resumed client gets none twice
+        self._wake = asyncio.Event()
+        self._view: FrameView | None = None
+        self._seq = 0
+        self._resumed = False
+        self._sent_at = 0.0
+
+    # ------------------------------------------------------------ the hub's doors
+
+    def offer(self, events: list[wire.Event], lost: int) -> None:
+        """Queue events; an overfull queue is dropped as a whole."""
+        if not self._wants_events:
+            return
+        self._dropped += lost
+        if len(self._events) + len(events) > MAX_QUEUED:
+            self._dropped += len(self._events) + len(events)
+            self._events.clear()
+        else:
+            self._events.extend(events)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """There is a newer frame."""
+        if self.wants_state:
+            self._wake.set()
+
+    # ------------------------------------------------------------ the life of a session
+
+    async def prepare(self) -> None:
+        """Fetch the first frame and missed events, before anything is sent; raises ProblemError."""
+        self._describe = await self._hub.describe()
+        self._view = await self._hub.current()
+        resume = self._query.resume
+        if resume is not None and self._wants_events and resume[0] == self._describe.epoch:
+            missed, lost = await self._hub.events_after(resume[1])
+            if not lost and len(missed) <= MAX_QUEUED:
+                # Those that came in since `join` are in `missed` too.
+                newest = missed[-1].seq if missed else resume[1]
+                later = [event for event in self._events if event.seq > newest]
+                self._events = deque(missed + later)
+                self._resumed = True
+
+    async def run(self, *, can_control: bool) -> None:
+        """Send until cancelled; raises TimeoutError (slow client), ProblemError (no engine)."""
+        await self._send(self._hello(can_control))
+        await self._send_snapshot()
+        loop = asyncio.get_running_loop()
+        period = 1.0 / self._query.fps
+        next_state = loop.time() + period
+        while True:
+            self._wake.clear()
+            await self._send_events()
+            fresh = self.wants_state and self._hub.view is not self._view
+            if fresh and loop.time() >= next_state:
+                await self._send_delta()
+                next_state = loop.time() + period
+                fresh = False
+            due = self._sent_at + HEARTBEAT_S
+            if await self._idle_until(min(due, next_state) if fresh else due):
+                continue
+            if loop.time() >= due:
+                if not self._hub.alive:
+                    raise refuse(503, "the engine has stopped")
+                await self._send(self._message(wire.Heartbeat))
+
+    async def _idle_until(self, deadline: float) -> bool:
+        """Wait for a wake-up, at most until `deadline`; whether one came."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # ------------------------------------------------------------ messages
+
+    async def _send_events(self) -> None:
+        while self._events or self._dropped:
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                await self._send(self._message(wire.Dropped, n=dropped))
+                self._view = await self._hub.current()
+                await self._send_snapshot()
+                continue
+            event = self._events.popleft()
+            if event.seq > self._last_event:
+                self._last_event = event.seq
+                await self._send(self._message(wire.EventMessage, step=event.step, event=event))
+
+    async def _send_snapshot(self) -> None:
+        assert self._view is not None
+        await self._send(self._message(wire.Snapshot, **self._cursor.snapshot(self._view)))
+
+    async def _send_delta(self) -> None:
+        self._view = self._hub.view
+        assert self._view is not None
+        if fields := self._cursor.delta(self._view):
+            await self._send(self._message(wire.Delta, **fields))
+
+    def _hello(self, can_control: bool) -> wire.Hello:
+        about = self._describe
+        hello: wire.Hello = self._message(
+            wire.Hello,
+            schema=wire.SCHEMA_VERSION,
+            vtoken_version=about.vtoken_version,
+            vllm_version=about.vllm_version,
+            model=about.model,
+            device=about.device,
+            geometry=about.geometry,
+            policies=about.policies,
+            topics=sorted(self._query.topics),
+            fps=self._query.fps,
+            can_control=can_control,
+            resumed=self._resumed,
+        )
+        return hello
+
+    def _message(self, kind: Any, **fields: Any) -> Any:
+        """A message with the next `seq`; `ts` is the time of sending."""
+        assert self._view is not None
+        self._seq += 1
+        fields.setdefault("step", self._view.status.step)
+        return kind(epoch=self._describe.epoch, seq=self._seq, ts=time.time(), **fields)
+
+    async def _send(self, message: wire.Message) -> None:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self._send_bytes(self._encoder.encode(message))
+        self._sent_at = asyncio.get_running_loop().time()

@@ -1,0 +1,177 @@
+"""The websocket `/vtoken/v1/stream`: admits clients, authenticates them, ends their sessions.
+
+Knows the websocket and the session, not what is sent. A client that cannot be served is refused
+before the handshake, with an HTTP problem document; after it, with close code 4000 + HTTP status.
+1008: the client reads too slowly. 1011: a fault here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from vtoken_api.access import Access, unauthorized
+from vtoken_api.frame import TOPICS
+from vtoken_api.guard import CLOSE_CODE_BASE, deny
+from vtoken_api.problems import ProblemError, refuse
+from vtoken_api.service import Service
+from vtoken_api.session import Session, StreamQuery
+
+MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
+MAX_CLIENTS = 64
+AUTH_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+_RESUME = re.compile(r"([\w.-]{1,64}):([0-9]{1,18})")
+
+logger = logging.getLogger("vtoken.api")
+
+
+class AuthMessage(msgspec.Struct, tag_field="type", tag="auth"):
+    """The first message of a client that cannot set headers."""
+
+    token: str
+
+
+async def stream(websocket: WebSocket) -> None:
+    """Serve one client until it goes, is too slow, or the engine stops."""
+    service: Service = websocket.app.state.service
+    try:
+        query = parse_query(websocket)
+        if service.hub.num_subscribers >= MAX_CLIENTS:
+            raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
+        if service.access.needs_token and "authorization" not in websocket.headers:
+            await websocket.accept()
+            await _first_message(websocket, service.access)
+        await _serve(websocket, service, query)
+    except ProblemError as error:
+        await _refuse(websocket, error)
+    except TimeoutError:
+        await _close(websocket, 1008, "the client reads too slowly")
+    except WebSocketDisconnect:
+        pass
+    except Exception:
+        logger.exception("vtoken: a stream session failed")
+        await _close(websocket, 1011, "a fault in the server, see its log")
+
+
+async def _serve(websocket: WebSocket, service: Service, query: StreamQuery) -> None:
+    async def send(data: bytes) -> None:
+        if query.packed:
+            await websocket.send_bytes(data)
+        else:
+            await websocket.send_text(data.decode())
+
+    session = Session(service.hub, query, send)
+    service.hub.join(session)
+    try:
+        await session.prepare()
+        if websocket.application_state is WebSocketState.CONNECTING:
+            await websocket.accept()
+        sender = asyncio.create_task(session.run(can_control=service.access.can_control))
+        receiver = asyncio.create_task(_until_disconnect(websocket))
+        try:
+            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sender.cancel()
+            receiver.cancel()
+            outcomes = await asyncio.gather(sender, receiver, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+    finally:
+        service.hub.leave(session)
+
+
+def parse_query(connection: HTTPConnection) -> StreamQuery:
+    """The stream's query; raises 422."""
+    params = connection.query_params
+    for name in params:
+        if name not in ("topics", "fps", "format", "resume") or len(params.getlist(name)) > 1:
+            raise refuse(
+                422,
+                "unknown or repeated query parameter",
+                field=name,
+                bound="topics, fps, format, resume: once each",
+            )
+    topics = frozenset(params.get("topics", ",".join(TOPICS)).split(","))
+    if not topics <= set(TOPICS):
+        unknown = ", ".join(sorted(topics - set(TOPICS)))
+        raise refuse(422, "unknown topic", field="topics", value=unknown, bound=", ".join(TOPICS))
+    encoding = params.get("format", "json")
+    if encoding not in ("json", "msgpack"):
+        raise refuse(422, "unknown format", field="format", value=encoding, bound="json, msgpack")
+    return StreamQuery(
+        topics=topics,
+        fps=_parse_fps(params.get("fps")),
+        packed=encoding == "msgpack",
+        resume=_parse_resume(params.get("resume")),
+    )
+
+
+def _parse_fps(text: str | None) -> float:
+    if text is None:
+        return DEFAULT_FPS
+    with contextlib.suppress(ValueError):
+        if MIN_FPS <= (fps := float(text)) <= MAX_FPS:
+            return fps
+    raise refuse(
+        422, "not a frame rate", field="fps", value=text[:64], bound=f"{MIN_FPS}..{MAX_FPS}"
+    )
+
+
+def _parse_resume(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    match = _RESUME.fullmatch(text)
+    if match is None:
+        raise refuse(
+            422,
+            "not a place to resume from",
+            field="resume",
+            value=text[:96],
+            bound="EPOCH:SEQ, with SEQ of the last event seen (0: none)",
+        )
+    return match[1], int(match[2])
+
+
+async def _first_message(websocket: WebSocket, access: Access) -> None:
+    """Raises 401 unless the client sends {"type": "auth", "token": KEY} in time."""
+    try:
+        async with asyncio.timeout(AUTH_TIMEOUT_S):
+            message = await websocket.receive()
+    except TimeoutError as error:
+        raise unauthorized() from error
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1005))
+    try:
+        token = msgspec.json.decode(message.get("text") or b"", type=AuthMessage).token
+    except msgspec.DecodeError as error:
+        raise unauthorized() from error
+    if not access.knows(token):
+        raise unauthorized()
+
+
+async def _until_disconnect(websocket: WebSocket) -> None:
+    """Returns when the client has gone; what it sends is not read any further."""
+    while (await websocket.receive())["type"] != "websocket.disconnect":
+        pass
+
+
+async def _refuse(websocket: WebSocket, error: ProblemError) -> None:
+    if websocket.application_state is not WebSocketState.CONNECTING:
+        await _close(websocket, CLOSE_CODE_BASE + error.problem.status, error.problem.detail)
+    else:
+        await deny(error, websocket.scope, websocket.receive, websocket.send)
+
+
+async def _close(websocket: WebSocket, code: int, reason: str) -> None:
+    """Say goodbye, unless the client does not even read that."""
+    with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await websocket.close(code, reason.encode()[:120].decode(errors="ignore"))

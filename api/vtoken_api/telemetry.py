@@ -1,0 +1,73 @@
+"""The subscriber of the engine's telemetry: newest frames while wanted, events always.
+
+Knows ZMQ and the two topics of the wire, not who listens. The state topic is subscribed only while
+somebody wants it, because the engine publishes it only then; of frames that pile up, all but the
+newest are thrown away undecoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from vtoken import wire
+
+EVENTS_HWM = 100_000  # messages that may wait here; each carries the events of one step
+
+
+class TelemetryReader:
+    """Two SUB sockets on one endpoint; `on_frame` gets payloads, `on_events` decoded events."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        on_frame: Callable[[bytes], None],
+        on_events: Callable[[list[wire.Event]], Awaitable[None]],
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_events = on_events
+        self._context = zmq.asyncio.Context()
+        self._state = self._socket(endpoint, EVENTS_HWM)
+        self._events = self._socket(endpoint, EVENTS_HWM)
+        self._events.subscribe(wire.TOPIC_EVENTS)
+        self._wanted = False
+
+    def want_state(self, wanted: bool) -> None:
+        """Subscribe to frames, or stop."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            (self._state.subscribe if wanted else self._state.unsubscribe)(wire.TOPIC_STATE)
+
+    async def run(self) -> None:
+        """Read until cancelled, then close the sockets."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_frames())
+                group.create_task(self._read_events())
+        finally:
+            self._context.destroy(linger=0)
+
+    async def _read_frames(self) -> None:
+        while True:
+            _, payload = await self._state.recv_multipart()
+            while await self._state.poll(0):
+                _, payload = await self._state.recv_multipart()
+            if self._wanted:
+                self._on_frame(payload)
+
+    async def _read_events(self) -> None:
+        while True:
+            _, payload = await self._events.recv_multipart()
+            await self._on_events(msgspec.msgpack.decode(payload, type=list[wire.Event]))
+
+    def _socket(self, endpoint: str, high_water_mark: int) -> Any:
+        socket = self._context.socket(zmq.SocketType.SUB)
+        socket.setsockopt(zmq.SocketOption.RCVHWM, high_water_mark)
+        socket.setsockopt(zmq.SocketOption.LINGER, 0)
+        socket.connect(endpoint)
+        return socket
