@@ -1,0 +1,204 @@
+"""Relocation planning for one request: which blocks to empty, and where their live tokens go.
+
+Pure: a frozen layout in, a frozen plan or None out; knows neither the pool nor vLLM. Two planners
+(paper 3.3, "relocation planning"):
+- `pack` copies the live tokens of low-utilisation blocks into fresh blocks.
+- `plug` fills the holes of the blocks that stay first and takes fresh blocks only for the rest;
+  keeping the fullest blocks is the fewest moves that free the most blocks.
+
+Invariants of a plan, for s source blocks and d fresh ones:
+1. s <= B,  d <= headroom,  s - d > 0          (bounded, admissible, profitable: I4)
+2. every live token of a source block moves, once; destinations are distinct and not live (I2)
+3. destinations lie in fresh blocks or in writable blocks that are not sources
+4. shared and in-flight blocks are never sources; hashed and shared ones never destinations
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.wire import PlannerName
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A consistent snapshot of one request's blocks.
+
+    `grid` [n, S]: live token ids by place, -1 elsewhere. `movable` [n]: may be emptied.
+    `writable` [n]: may be written (private and unhashed).
+    """
+
+    request_id: str
+    blocks: tuple[int, ...]
+    grid: Ints
+    movable: Mask
+    writable: Mask
+
+    @property
+    def block_size(self) -> int:
+        return int(self.grid.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RelocationPlan:
+    """What to move. Slots of fresh blocks are negative until `bind`: -1 - (i * S + offset).
+
+    `token_ids`, `source_slots`, `destination_slots` [k]; `blocks` is the block table afterwards,
+    the i-th fresh block standing as -1 - i.
+    """
+
+    request_id: str
+    planner: PlannerName
+    token_ids: Ints
+    source_slots: Ints
+    destination_slots: Ints
+    source_blocks: tuple[int, ...]
+    num_fresh_blocks: int
+    blocks: tuple[int, ...]
+
+    @property
+    def num_moved_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_freed_blocks(self) -> int:
+        """Net blocks returned to the pool."""
+        return len(self.source_blocks) - self.num_fresh_blocks
+
+    def bind(self, fresh: list[int], block_size: int) -> RelocationPlan:
+        """The same plan with the fresh blocks [num_fresh_blocks] named."""
+        if len(fresh) != self.num_fresh_blocks:
+            raise ValueError(f"{len(fresh)} fresh blocks for {self.num_fresh_blocks} places")
+        slots = self.destination_slots.copy()
+        new = slots < 0
+        if new.any():
+            place = -1 - slots[new]
+            named = np.asarray(fresh, dtype=np.int64)
+            slots[new] = named[place // block_size] * block_size + place % block_size
+        return RelocationPlan(
+            self.request_id,
+            self.planner,
+            self.token_ids,
+            self.source_slots,
+            slots,
+            self.source_blocks,
+            0,
+            tuple(fresh[-1 - b] if b < 0 else b for b in self.blocks),
+        )
+
+
+def num_excess_blocks(num_blocks: int, num_live: int, block_size: int) -> int:
+    """Blocks held beyond the packed bound ceil(live / S)."""
+    return num_blocks - -(-num_live // block_size)
+
+
+def plan_relocation(
+    layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
+) -> RelocationPlan | None:
+    """The plan that frees most blocks with at most B sources, the cheapest of those; or None."""
+    s = layout.block_size
+    live = np.count_nonzero(layout.grid >= 0, axis=1)
+    candidates = np.flatnonzero(layout.movable & (live < s))
+    if len(candidates) == 0:
+        return None
+    candidates = candidates[np.argsort(live[candidates], kind="stable")][:batch_size]
+    moved = np.cumsum(live[candidates])
+    if planner == "plug":
+        holes = np.where(layout.writable, s - live, 0)
+        room = holes.sum() - np.cumsum(holes[candidates])
+        fresh = -(-np.maximum(moved - room, 0) // s)
+    else:
+        fresh = -(-moved // s)
+    gain = np.arange(1, len(candidates) + 1) - fresh
+    gain[fresh > headroom_blocks] = 0
+    best = int(np.argmax(gain))
+    if gain[best] <= 0:
+        return None
+    sources = np.sort(candidates[: best + 1])
+    return _lay_out(layout, planner, sources, int(fresh[best]), live)
+
+
+def _lay_out(
+    layout: Layout, planner: PlannerName, sources: Ints, num_fresh: int, live: Ints
+) -> RelocationPlan:
+    s = layout.block_size
+    grid = layout.grid
+    is_source = np.zeros(len(layout.blocks), dtype=np.bool_)
+    is_source[sources] = True
+    kept = np.flatnonzero(~is_source)
+    movers = np.sort(grid[sources][grid[sources] >= 0])
+    fillable = kept[layout.writable[kept]] if planner == "plug" else kept[:0]
+    fillable = fillable[np.argsort(-live[fillable], kind="stable")]
+    partial = kept[live[kept] < s]
+    if np.isin(partial, fillable).all():
+        evacuated, holes = _dense_holes(grid, fillable, live, len(movers))
+        movers = np.concatenate([movers, evacuated])
+    else:
+        holes = _holes(grid, fillable)
+    taken = holes[: len(movers)]
+    num_out = len(movers) - len(taken)
+    destination = np.concatenate([taken, -1 - np.arange(num_out, dtype=np.int64)])
+
+    place = np.full(int(grid.max()) + 1, -1, dtype=np.int64)
+    where = np.flatnonzero(grid.ravel() >= 0)
+    place[grid.ravel()[where]] = where
+    source = place[movers]
+
+    # Full blocks first, the rest by falling occupancy: the append position lies in the last one.
+    after = live.copy()
+    np.add.at(after, taken // s, 1)
+    np.subtract.at(after, source // s, 1)
+    entries = [(int(after[i]), layout.blocks[i]) for i in kept]
+    entries += [(min(s, num_out - i * s), -1 - i) for i in range(num_fresh)]
+    entries.sort(key=lambda entry: -entry[0])
+
+    blocks = np.asarray(layout.blocks, dtype=np.int64)
+
+    def slot(index: Ints) -> Ints:
+        slots: Ints = np.where(index >= 0, blocks[index // s] * s + index % s, index)
+        return slots
+
+    return RelocationPlan(
+        request_id=layout.request_id,
+        planner=planner,
+        token_ids=movers,
+        source_slots=slot(source),
+        destination_slots=slot(destination),
+        source_blocks=tuple(int(blocks[i]) for i in sources),
+        num_fresh_blocks=num_fresh,
+        blocks=tuple(block for _, block in entries),
+    )
+
+
+def _holes(grid: Ints, blocks: Ints) -> Ints:
+    """Places without a live token in `blocks`, in the order given."""
+    rows, cols = np.nonzero(grid[blocks] < 0)
+    return blocks[rows] * grid.shape[1] + cols
+
+
+def _dense_holes(grid: Ints, blocks: Ints, live: Ints, num_movers: int) -> tuple[Ints, Ints]:
+    """Tokens to evacuate from the last of `blocks` and the holes to fill, so that nothing is left
+    open but the end of that block.
+
+    `blocks` are by falling occupancy. With x tokens in the last one at the end, its tokens at
+    offsets >= x move too, and only its holes below x are filled. Falls back to filling in order
+    when the holes do not suffice or x would not be positive.
+    """
+    s = grid.shape[1]
+    holes = _holes(grid, blocks)
+    none = np.empty(0, dtype=np.int64)
+    if len(blocks) == 0 or num_movers >= len(holes):
+        return none, holes
+    last = int(blocks[-1])
+    x = int(live[blocks].sum()) + num_movers - (len(blocks) - 1) * s
+    if x <= 0:
+        return none, holes
+    evacuated = grid[last, x:]
+    kept_holes: Ints = holes[(holes // s != last) | (holes % s < x)]
+    return evacuated[evacuated >= 0], kept_holes

@@ -1,0 +1,94 @@
+"""When to reclaim, and what one planning round takes: the gates and the round of paper 3.3.
+
+Pure: counts and layouts in, a reason or plans out. Knows neither tables nor vLLM.
+
+Gates of an automatic round, all of them:
+  mode = auto,  F > theta_F,  free <= low watermark,  >= 2 low-utilisation blocks,
+  >= 1 step since the last round, or >= `EMPTY_ROUND_BACKOFF_STEPS` when that one found nothing
+A manual round passes the gates, never the safety rules of the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vtoken.config import VTokenConfig
+from vtoken.planner import Layout, RelocationPlan, plan_relocation
+
+EMPTY_ROUND_BACKOFF_STEPS = 8
+MIN_LOW_UTILIZATION_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What the gates look at."""
+
+    f: float
+    free_blocks: int
+    steps_since_round: int
+    last_round_empty: bool
+
+
+def gates_open(config: VTokenConfig, pressure: Pressure) -> bool:
+    """Whether an automatic round may be planned, the low-utilisation count aside."""
+    pause = EMPTY_ROUND_BACKOFF_STEPS if pressure.last_round_empty else 1
+    return (
+        config.reclamation == "auto"
+        and pressure.steps_since_round >= pause
+        and pressure.f > config.theta_f
+        and pressure.free_blocks <= config.low_watermark_blocks
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The plans of one round, and the fresh blocks that were missing for more (0: none were)."""
+
+    plans: tuple[RelocationPlan, ...]
+    missing_blocks: int
+
+    @property
+    def num_freed_blocks(self) -> int:
+        return sum(plan.num_freed_blocks for plan in self.plans)
+
+    @property
+    def num_moved_tokens(self) -> int:
+        return sum(plan.num_moved_tokens for plan in self.plans)
+
+
+def plan_round(
+    layouts: Iterable[Layout], config: VTokenConfig, *, batch_size: int, headroom_blocks: int
+) -> Round:
+    """Plan request by request, most wasteful first, within B sources and the headroom in all."""
+    plans: list[RelocationPlan] = []
+    missing = 0
+    sources_left, headroom_left = batch_size, headroom_blocks
+    for layout in sorted(layouts, key=_excess, reverse=True):
+        if sources_left <= 0:
+            break
+        planner = config.planner
+        plan = plan_relocation(
+            layout,
+            planner,  # type: ignore[arg-type]
+            batch_size=sources_left,
+            headroom_blocks=headroom_left,
+        )
+        if plan is None:
+            unbounded = plan_relocation(
+                layout,
+                planner,  # type: ignore[arg-type]
+                batch_size=sources_left,
+                headroom_blocks=len(layout.blocks),
+            )
+            if unbounded is not None:
+                missing += unbounded.num_fresh_blocks - headroom_left
+            continue
+        plans.append(plan)
+        sources_left -= len(plan.source_blocks)
+        headroom_left -= plan.num_fresh_blocks
+    return Round(tuple(plans), missing)
+
+
+def _excess(layout: Layout) -> int:
+    return len(layout.blocks) * layout.block_size - int((layout.grid >= 0).sum())

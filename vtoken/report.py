@@ -1,0 +1,325 @@
+"""Documents about the runtime's state, made on demand: status, rows, blocks, token pages.
+
+Reads the runtime, changes nothing; knows no engine beyond the counts it is handed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.errors import RefusedError
+from vtoken.planner import num_excess_blocks
+from vtoken.policies import params_dict
+from vtoken.runtime import Runtime
+from vtoken.table import TokenTable
+from vtoken.wire import (
+    FLAG_HASHED,
+    FLAG_IN_FLIGHT,
+    FLAG_SHARED,
+    FLAG_TAIL,
+    FLAG_USED,
+    SCHEMA_VERSION,
+    BlockCounts,
+    BlockDetail,
+    BlockOwner,
+    BlockSlot,
+    Cause,
+    Fragmentation,
+    Invariants,
+    PolicyChoice,
+    Reclamation,
+    RequestCounts,
+    RequestDetail,
+    RequestRow,
+    Status,
+    TokenCounts,
+    TokenPage,
+    TokenRow,
+)
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    """What the engine knows and the runtime does not."""
+
+    epoch: str
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str
+    running: int = 0
+    waiting: int = 0
+    step_ms: float = 0.0
+
+
+class Reporter:
+    """Builds wire documents from one runtime; `hashed` [N] says which used blocks are cached."""
+
+    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: npt.NDArray[np.bool_]) -> None:
+        self.runtime = runtime
+        self.facts = facts
+        self.hashed = hashed
+
+    # ------------------------------------------------------------ blocks
+
+    def live(self) -> npt.NDArray[np.uint16]:
+        """n_b of every block [N], 0 for free ones."""
+        return self.runtime.tables.pool.live.astype("<u2")
+
+    def flags(self) -> npt.NDArray[np.uint8]:
+        """Flags of every block [N], see `vtoken.wire`."""
+        pool = self.runtime.tables.pool
+        used = pool.holders > 0
+        flags = used * np.uint8(FLAG_USED)
+        flags |= (pool.holders > 1) * np.uint8(FLAG_SHARED)
+        flags |= (used & self.hashed) * np.uint8(FLAG_HASHED)
+        for block in self.runtime.in_flight_blocks:
+            flags[block] |= FLAG_IN_FLIGHT
+        for table in self.runtime.tables:
+            if table.blocks:
+                flags[table.blocks[-1]] |= FLAG_TAIL
+        out: npt.NDArray[np.uint8] = flags
+        return out
+
+    def block(self, block_id: int) -> BlockDetail:
+        runtime = self.runtime
+        if not 0 <= block_id < runtime.geometry.num_blocks:
+            raise RefusedError(
+                f"no block {block_id}",
+                field="id",
+                value=block_id,
+                bound=f"0..{runtime.geometry.num_blocks - 1}",
+                status=404,
+                title="Unknown block",
+            )
+        size = runtime.geometry.block_size
+        owners = []
+        slots = [BlockSlot(offset=o, state="free") for o in range(size)]
+        for table in runtime.tables:
+            if block_id not in table.blocks:
+                continue
+            index = table.blocks.index(block_id)
+            live, last = table.grid()[index], table.ghosts()[index]
+            owners.append(
+                BlockOwner(request_id=table.request_id, live=int((live >= 0).sum()), index=index)
+            )
+            for offset in range(size):
+                slot = slots[offset]
+                if live[offset] >= 0 and slot.state != "live":
+                    state = "live"
+                elif last[offset] >= 0 and slot.state == "free":
+                    state = "dead"
+                else:
+                    continue
+                slots[offset] = BlockSlot(
+                    offset=offset,
+                    state=state,  # type: ignore[arg-type]
+                    token_id=int(last[offset]),
+                    request_id=table.request_id,
+                )
+        flags = int(self.flags()[block_id])
+        if flags & FLAG_IN_FLIGHT:
+            pinned = "in flight"
+        elif flags & FLAG_SHARED:
+            pinned = "shared prefix"
+        else:
+            pinned = "hashed" if flags & FLAG_HASHED else "none"
+        return BlockDetail(
+            id=block_id,
+            live=int(runtime.tables.pool.live[block_id]),
+            ref_cnt=len(owners),
+            flags=flags,
+            pinned=pinned,  # type: ignore[arg-type]
+            owners=owners,
+            slots=slots,
+        )
+
+    # ------------------------------------------------------------ requests
+
+    def row(self, table: TokenTable) -> RequestRow:
+        state = self.runtime.states[table.request_id]
+        config = self.runtime.config
+        return RequestRow(
+            id=table.request_id,
+            state="running",
+            live=table.num_live,
+            dead=table.num_dead,
+            prompt_tokens=state.num_prompt_tokens,
+            output_tokens=max(0, table.num_tokens - state.num_prompt_tokens),
+            blocks=len(table.blocks),
+            bound_blocks=-(-table.num_live // table.block_size),
+            naive_blocks=table.num_naive_blocks(),
+            policy=config.policy.name,
+            budget_tokens=config.budget_tokens,
+            dense=table.dense,
+            moved_tokens=state.moved_tokens,
+            recycled_slots=state.recycled_slots,
+            preemptions=self.runtime.counters.preempted_per_request.get(table.request_id, 0),
+        )
+
+    def rows(self) -> list[RequestRow]:
+        return [self.row(table) for table in self.runtime.tables]
+
+    def request(self, request_id: str) -> RequestDetail:
+        import msgspec
+
+        table = self.runtime.tables[request_id]
+        return RequestDetail(
+            **msgspec.structs.asdict(self.row(table)),
+            block_table=list(table.blocks),
+            block_live=table.block_live().tolist(),
+        )
+
+    def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
+        """Rows of the tokens `start` .. `start + limit`, dead ones included."""
+        table = self.runtime.tables[request_id]
+        scores = self.runtime.states[request_id].scores
+        ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
+        rows = []
+        for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):
+            known = slot >= 0
+            rows.append(
+                TokenRow(
+                    token_id=token_id,
+                    position=token_id,
+                    block=slot // table.block_size if known else None,
+                    offset=slot % table.block_size if known else None,
+                    live=table.is_live(token_id),
+                    score=(
+                        float(scores[token_id])
+                        if scores is not None and token_id < len(scores)
+                        else None
+                    ),
+                )
+            )
+        return TokenPage(
+            request_id=request_id,
+            step=self.runtime.step,
+            start=start,
+            total=table.num_tokens,
+            rows=rows,
+        )
+
+    # ------------------------------------------------------------ status
+
+    def status(self) -> Status:
+        runtime = self.runtime
+        pool = runtime.tables.pool
+        config = runtime.config
+        counters = runtime.counters
+        facts = self.facts
+        free = runtime.store.num_free_blocks()
+        tables = list(runtime.tables)
+        size = runtime.geometry.block_size
+        bound = sum(-(-t.num_live // size) for t in tables)
+        held = sum(len(t.blocks) for t in tables)
+        return Status(
+            schema=SCHEMA_VERSION,
+            vtoken_version=facts.vtoken_version,
+            vllm_version=facts.vllm_version,
+            model=facts.model,
+            device=facts.device,
+            epoch=facts.epoch,
+            step=runtime.step,
+            ts=time.time(),
+            block_size=size,
+            blocks=BlockCounts(
+                total=runtime.geometry.num_blocks - 1,
+                free=free,
+                used=pool.num_used,
+                partially_live=pool.num_partially_live(),
+                low_utilization=pool.num_low_utilization(),
+                shared=pool.num_shared(),
+                headroom=config.headroom_blocks,
+            ),
+            tokens=TokenCounts(
+                live=pool.num_live,
+                dead=sum(t.num_dead_slots() for t in tables),
+                evicted=counters.evicted_tokens,
+                generated=counters.generated_tokens,
+            ),
+            fragmentation=self._fragmentation(free, held, bound, tables),
+            reclamation=Reclamation(
+                state=config.reclamation,  # type: ignore[arg-type]
+                in_flight=runtime.num_in_flight_tokens,
+                relocations=counters.relocations,
+                moved_tokens=counters.moved_tokens,
+                moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
+                reclaimed_blocks=counters.reclaimed_blocks,
+                recycled_slots=counters.recycled_slots,
+                deferred=counters.deferred_rounds,
+                copy_us=counters.copy_us,
+                plan_us=counters.plan_us,
+                blocks_without_reclaim=sum(t.num_naive_blocks() for t in tables),
+                packed_bound_blocks=bound,
+            ),
+            policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
+            budget_tokens=config.budget_tokens,
+            interval_tokens=config.interval_tokens,
+            requests=RequestCounts(
+                running=facts.running,
+                waiting=facts.waiting,
+                preempted=counters.preemptions,
+                finished=counters.finished_requests,
+            ),
+            invariants=Invariants(checked=counters.commits_checked, violations=counters.violations),
+            config_revision=0,
+            step_ms=facts.step_ms,
+        )
+
+    def _fragmentation(
+        self, free: int, held: int, bound: int, tables: list[TokenTable]
+    ) -> Fragmentation:
+        runtime = self.runtime
+        config = runtime.config
+        pool = runtime.tables.pool
+        f = pool.fragmentation
+        size = runtime.geometry.block_size
+        excess = sum(max(0, num_excess_blocks(len(t.blocks), t.num_live, size)) for t in tables)
+        tight = free <= config.low_watermark_blocks
+        cause: Cause = "ok"
+        if tight:
+            cause = "fragmented" if f > config.theta_f and excess else "full"
+        bytes_per_token = runtime.geometry.bytes_per_token
+        moved = 0
+        if excess:
+            # The fewest tokens that must move: those of the emptiest `excess` blocks a request.
+            for table in tables:
+                gain = num_excess_blocks(len(table.blocks), table.num_live, size)
+                if gain > 0:
+                    moved += int(np.sort(table.block_live())[:gain].sum())
+        return Fragmentation(
+            f=f,
+            theta_f=config.theta_f,
+            cause=cause,
+            sentence=self._sentence(cause, excess, moved * bytes_per_token, held, bound),
+            reclaimable_blocks=excess,
+            reclaim_moved_tokens=moved,
+            reclaim_moved_bytes=moved * bytes_per_token,
+            low_watermark_blocks=config.low_watermark_blocks,
+        )
+
+    def _sentence(self, cause: Cause, excess: int, moved_bytes: int, held: int, bound: int) -> str:
+        runtime = self.runtime
+        pool = runtime.tables.pool
+        if len(runtime.tables) == 0:
+            return "Idle: no request is running; the whole pool is free."
+        slots = pool.num_used * runtime.geometry.block_size
+        holes = f"{slots - pool.num_live:,} of {slots:,} held slots carry no live token"
+        offer = (
+            f"compacting now would free up to {excess:,} blocks ({moved_bytes / 1e6:.1f} MB moved)"
+        )
+        if cause == "fragmented":
+            return f"Fragmented: {holes}; {offer}."
+        if cause == "full":
+            return (
+                f"Full: live tokens fill {bound:,} of the {held:,} blocks held; "
+                "compacting cannot help, a smaller budget or fewer requests would."
+                if excess == 0
+                else f"Full: free blocks are at the watermark but F is below theta_F; {offer}."
+            )
+        return f"OK: blocks are free; {holes}" + (f"; {offer}." if excess else ".")

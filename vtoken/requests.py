@@ -1,0 +1,55 @@
+"""What the runtime remembers of a request beside its token table.
+
+Knows neither policies nor blocks of other requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.step import RequestStep
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One admitted request; reset as a whole when it is preempted.
+
+    `readonly`: blocks that were shared or hashed at the first eviction. Blocks that join later are
+    private and never hashed, so a block outside this set is writable for as long as it is held.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    seed: int
+    admitted_step: int
+    readonly: frozenset[int] = frozenset()
+    hole: int | None = None  # place that the next single token will be written to
+    pending: RequestStep | None = None  # part of the step being planned
+    in_flight_step: int = 0  # step of the newest relocation that was not reported yet
+    scores: npt.NDArray[np.float32] | None = None
+    moved_tokens: int = 0
+    recycled_slots: int = 0
+    num_output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Cumulative since the engine started."""
+
+    evicted_tokens: int = 0
+    generated_tokens: int = 0
+    relocations: int = 0
+    moved_tokens: int = 0
+    reclaimed_blocks: int = 0
+    recycled_slots: int = 0
+    deferred_rounds: int = 0
+    preemptions: int = 0
+    finished_requests: int = 0
+    commits_checked: int = 0
+    violations: int = 0
+    copy_us: int = 0
+    plan_us: int = 0
+    preempted_per_request: dict[str, int] = field(default_factory=dict)

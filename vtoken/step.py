@@ -1,0 +1,71 @@
+"""What travels between scheduler and worker each step: the plan one way, the report back.
+
+Plain data that pickles; knows neither side. The scheduler's tables are canonical, the worker holds
+a mirror; every plan carries absolute counts with which the worker verifies that mirror.
+
+Order on the worker, one step:
+1. all copies of the step as one gather, then one scatter   (no destination is a source's block-mate
+   that somebody still reads: destinations are never live)
+2. block tables are replaced by `blocks`, then vLLM appends what it allocated in this step
+3. `evicted` and `moved` are applied to the mirror, then the step's new tokens go to `new_slots`
+4. attention reads exactly the `num_live` live tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vtoken.pool import Slots
+from vtoken.table import Ids
+
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class RequestStep:
+    """One request's part of a step; only requests that have evicted something have one.
+
+    `num_tokens`: tokens before this step, dead ones included. `evicted` [v] ids that died,
+    `moved_ids`/`moved_slots` [m] relocated tokens, `blocks` the block table before this step's
+    allocations (None: unchanged), `new_slots` [k] where the step's new tokens are written.
+    `num_live`, `dense`: after the new tokens. Unscheduled requests have no new slots.
+    """
+
+    num_tokens: int
+    evicted: Ids = field(default_factory=lambda: NO_IDS)
+    moved_ids: Ids = field(default_factory=lambda: NO_IDS)
+    moved_slots: Slots = field(default_factory=lambda: NO_IDS)
+    blocks: list[int] | None = None
+    new_slots: Slots = field(default_factory=lambda: NO_IDS)
+    num_live: int = 0
+    dense: bool = True
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Everything the worker must know about vToken in one step."""
+
+    step: int
+    source_slots: Slots = field(default_factory=lambda: NO_IDS)
+    destination_slots: Slots = field(default_factory=lambda: NO_IDS)
+    requests: dict[str, RequestStep] = field(default_factory=dict)
+    probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
+    want_scores: tuple[str, ...] = ()
+    verify: bool = False  # read the relocated tokens back and compare (I1)
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What the worker says about the step `step`.
+
+    `scores`: request -> accumulated attention [num_tokens] float32, indexed by token id.
+    """
+
+    step: int
+    copy_us: int = 0
+    moved_tokens: int = 0
+    verified_tokens: int = 0
+    violation: str | None = None
+    scores: dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=dict)

@@ -1,0 +1,68 @@
+"""Telemetry out of the engine: a ZMQ publisher that costs nothing while nobody listens.
+
+Knows the wire's topics; knows neither vLLM nor who subscribes. State frames go out at most
+`max_hz` times a second and only while somebody subscribes to `state`; events go out as they come.
+A subscriber that does not read loses frames at its high-water mark; the engine never waits.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from vtoken.events import EventLog
+from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
+
+
+class Publisher:
+    """An XPUB socket on a Unix-domain endpoint of its own, readable by this user alone."""
+
+    def __init__(self, events: EventLog, *, max_hz: float = 20.0) -> None:
+        self._events = events
+        self._period = 1.0 / max_hz
+        self._next_frame = 0.0
+        self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
+        self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
+        self.endpoint = f"ipc://{Path(self._directory.name) / 'telemetry'}"
+        self._socket = zmq.Context.instance().socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.SNDHWM, 256)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self.endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self.dropped = 0
+
+    def publish(self, make_frame: Callable[[], Frame], *, force: bool = False) -> None:
+        """Send pending events, and a frame when one is due and wanted; `force` ignores the rate."""
+        self._read_subscriptions()
+        if self._subscribers[TOPIC_EVENTS]:
+            events = self._events.drain()
+            if events:
+                self._send(TOPIC_EVENTS, self._encoder.encode(events))
+        if not self._subscribers[TOPIC_STATE]:
+            return
+        now = time.monotonic()
+        if force or now >= self._next_frame:
+            self._next_frame = now + self._period
+            self._send(TOPIC_STATE, self._encoder.encode(make_frame()))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._directory.cleanup()
+
+    def _read_subscriptions(self) -> None:
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            message = self._socket.recv()
+            if message[1:] in self._subscribers:
+                self._subscribers[message[1:]] = message[:1] == b"\x01"
+                self._next_frame = 0.0
+
+    def _send(self, topic: bytes, payload: bytes) -> None:
+        try:
+            self._socket.send_multipart([topic, payload], zmq.NOBLOCK)
+        except zmq.Again:
+            self.dropped += 1

@@ -1,0 +1,57 @@
+"""What a configuration would do right now, by the code path of the real plan; changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.config import VTokenConfig
+from vtoken.planner import Layout, num_excess_blocks
+from vtoken.reclaim import plan_round
+from vtoken.runtime import Runtime
+from vtoken.wire import WhatIf
+
+
+def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
+    """Victims that `config` would choose now, and what one planning round after that would do.
+
+    The gates are passed as by a manual trigger, so that the answer says what is there to gain;
+    with reclamation `off` only all-dead blocks count.
+    """
+    size = runtime.geometry.block_size
+    evicted = freed = 0
+    layouts: list[Layout] = []
+    for table in runtime.tables:
+        victims = runtime.pick_victims(table, config)
+        num_victims = 0 if victims is None else len(victims)
+        if num_victims == 0 and not table.virtual:
+            continue
+        evicted += num_victims
+        layout = runtime.layout_of(table, victims)
+        alive = (layout.grid >= 0).any(axis=1)
+        freed += int(np.count_nonzero(~alive))
+        kept = Layout(
+            layout.request_id,
+            tuple(b for b, keep in zip(layout.blocks, alive, strict=True) if keep),
+            layout.grid[alive],
+            layout.movable[alive],
+            layout.writable[alive],
+        )
+        if num_excess_blocks(len(kept.blocks), table.num_live - num_victims, size) > 0:
+            layouts.append(kept)
+    if config.reclamation == "off":
+        return WhatIf(freed_blocks=freed, moved_tokens=0, moved_bytes=0, evicted_tokens=evicted)
+    found = plan_round(
+        layouts,
+        config,
+        batch_size=config.batch_size,
+        headroom_blocks=min(config.headroom_blocks, runtime.store.num_free_blocks() + freed),
+    )
+    return WhatIf(
+        freed_blocks=freed + found.num_freed_blocks,
+        moved_tokens=found.num_moved_tokens,
+        moved_bytes=found.num_moved_tokens * runtime.geometry.bytes_per_token,
+        evicted_tokens=evicted,
+        deferred_reason=(
+            f"{found.missing_blocks} more headroom blocks needed" if found.missing_blocks else None
+        ),
+    )
