@@ -4,7 +4,7 @@ Knows the runtime and the wire, not HTTP. A command that is refused changes noth
 accepted is in force from the next step on, and the reply says which.
 
 Operations and their arguments (`Command.op`, `Command.args`):
-  describe, status, config, policies, blocks, requests      -
+  describe, status, config, policies, blocks, requests, frame      -
   patch_config   patch, if_match?, validate_only?           undo
   compact        request_id?, batch_size?, dry_run?         operation   id
   block id       request id      tokens request_id, start, limit      events after, limit
@@ -56,6 +56,7 @@ class Controller:
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "status": self.status,
+            "frame": self.frame,
             "config": self.config_document,
             "policies": describe_policies,
             "patch_config": self.patch_config,

@@ -29,7 +29,7 @@ class Publisher:
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
         self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
         self.endpoint = f"ipc://{Path(self._directory.name) / 'telemetry'}"
-        self._socket = zmq.Context.instance().socket(zmq.XPUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, 256)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
