@@ -1,0 +1,238 @@
+"""Works every control of a running server once through REST, and checks what came of it.
+
+Knows the interface and the wire only. A check that fails is recorded in its row, not raised, so
+that one broken control does not hide the others; a server that is gone is raised.
+
+A change counts as effective when the answer names a step, GET /config shows the value as desired
+and effective, and the stream shows its revision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from vtoken import wire
+from vtoken.demo.recorder import Recorder
+from vtoken.demo.server import DemoError
+
+OPERATION_S = 30.0
+POLL_S = 0.05
+
+T = TypeVar("T")
+
+
+class Row(msgspec.Struct):
+    """One control that was worked. `f_before` and `f_after` are the ends of its settling time."""
+
+    control: str
+    outcome: str = ""
+    ok: bool = True
+    step: int | None = None  # engine step between which and the one before the change was applied
+    reply_ms: float | None = None  # from sending it to the engine's answer
+    seen_ms: float | None = None  # from sending it to its revision on the stream
+    f_before: float | None = None
+    f_after: float | None = None
+
+
+class MismatchError(DemoError):
+    """The server did not do what it was asked."""
+
+
+class Exercise:
+    """`plan` lists the controls; `run` works them with `settle_s` seconds after each."""
+
+    def __init__(
+        self, client: httpx.Client, recorder: Recorder, *, on_row: Callable[[Row], None]
+    ) -> None:
+        self.rows: list[Row] = []
+        self.switches = 0
+        self._client = client
+        self._recorder = recorder
+        self._on_row = on_row
+
+    def plan(self) -> list[Callable[[], None]]:
+        """Every control, in an order that leaves the configuration as it was found."""
+        start = self.get("/config", wire.ConfigDocument).effective
+        limits = self.get("/config", wire.ConfigDocument).bounds
+        policies = [info.name for info in self.get("/policies", list[wire.PolicyInfo])]
+        others = [name for name in policies if name != start.policy.name]
+        choice = msgspec.to_builtins(start.policy)
+        planner = "pack" if start.planner == "plug" else "plug"
+        budget = max(int(limits["budget_tokens"].minimum or 1), start.budget_tokens * 3 // 4)
+
+        def change(label: str, **patch: Any) -> Callable[[], None]:
+            return lambda: self.change(label, patch)
+
+        return [
+            self.try_out,
+            self.be_refused,
+            *(change(f"policy {name}", policy={"name": name}) for name in others),
+            change(f"policy {start.policy.name}", policy=choice),
+            change("theta_f 0.05", theta_f=0.05),
+            change("batch_size 8", batch_size=8),
+            change(f"planner {planner}", planner=planner),
+            change(f"planner {start.planner}", planner=start.planner),
+            change(f"budget_tokens {budget}", budget_tokens=budget),
+            change(f"budget_tokens {start.budget_tokens}", budget_tokens=start.budget_tokens),
+            change("recycle off", recycle=False),
+            change("pause", reclamation="paused"),
+            self.compact,
+            change("resume", reclamation="auto"),
+            change("reclamation off", reclamation="off"),
+            change("reclamation auto", reclamation="auto"),
+            change("recycle on", recycle=True),
+            self.undo,
+            change(
+                "as it was",
+                theta_f=start.theta_f,
+                batch_size=start.batch_size,
+                recycle=start.recycle,
+                reclamation=start.reclamation,
+            ),
+        ]
+
+    def run(self, actions: list[Callable[[], None]], *, settle_s: float) -> None:
+        for action in actions:
+            action()
+            time.sleep(settle_s)
+            self._recorder.check()
+            row = self.rows[-1]
+            row.f_after = self.get("/status", wire.Status).fragmentation.f
+            self._on_row(row)
+
+    # ------------------------------------------------------------ controls
+
+    def change(self, control: str, patch: dict[str, Any]) -> None:
+        with self._row(control) as row:
+            result = self._change(row, "PATCH", "/config", patch)
+            self._expect(result.effective, patch)
+
+    def undo(self) -> None:
+        """Undo of the last change: what it had replaced is effective again."""
+        with self._row("undo") as row:
+            before = self.get("/config", wire.ConfigDocument)
+            marker = {"theta_f": 0.9 if before.effective.theta_f < 0.5 else 0.1}
+            self._call("PATCH", "/config", wire.PatchResult, patch=marker)
+            result = self._change(row, "POST", "/undo", None)
+            if result.effective != before.effective:
+                raise MismatchError("undo did not restore the configuration before the last change")
+
+    def try_out(self) -> None:
+        """validate_only answers a what-if and changes nothing."""
+        with self._row("validate_only") as row:
+            before = self.get("/config", wire.ConfigDocument)
+            path = "/config?validate_only=true"
+            result = self._call("PATCH", path, wire.PatchResult, patch={"theta_f": 0.0})
+            if result.what_if is None or result.applied_at_step is not None:
+                raise MismatchError("validate_only answered no what-if, or named a step")
+            self._expect_unchanged(before)
+            what_if = result.what_if
+            row.outcome = f"would free {what_if.freed_blocks}, move {what_if.moved_tokens} tokens"
+
+    def be_refused(self) -> None:
+        """A bad value among good ones is refused, with a problem that names it; all or nothing."""
+        with self._row("refused change") as row:
+            before = self.get("/config", wire.ConfigDocument)
+            response = self._send("PATCH", "/config", {"batch_size": 3, "theta_f": 1.5})
+            if response.status_code != 422:
+                raise MismatchError(f"theta_f 1.5 was answered {response.status_code}, not 422")
+            problem = msgspec.json.decode(response.content, type=wire.Problem)
+            if problem.field != "theta_f" or problem.value != 1.5 or not problem.bound:
+                raise MismatchError(f"the problem does not name field, value and bound: {problem}")
+            self._expect_unchanged(before)
+            row.outcome = f"422: {problem.detail}"
+
+    def compact(self) -> None:
+        """A compaction by hand, while automatic reclamation is paused."""
+        with self._row("compact") as row:
+            sent = time.monotonic()
+            response = self._send("POST", "/compactions", {})
+            location = response.headers.get("location", "")
+            if response.status_code != 202 or "/operations/" not in location:
+                raise MismatchError(f"POST /compactions was answered {response.status_code}")
+            path = "/operations/" + location.rpartition("/")[2]
+            deadline = sent + OPERATION_S
+            operation = self.get(path, wire.Operation)
+            while operation.state in ("pending", "running") and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                operation = self.get(path, wire.Operation)
+            row.reply_ms = (time.monotonic() - sent) * 1e3
+            if operation.state != "done" or operation.result is None:
+                raise MismatchError(f"the operation is {operation.state}: {operation.error}")
+            result = operation.result
+            row.outcome = f"freed {result.freed_blocks}, moved {result.moved_tokens} tokens"
+
+    # ------------------------------------------------------------ checks
+
+    @contextmanager
+    def _row(self, control: str) -> Iterator[Row]:
+        row = Row(control, f_before=self.get("/status", wire.Status).fragmentation.f)
+        self.rows.append(row)
+        try:
+            yield row
+        except DemoError as error:
+            row.ok, row.outcome = False, str(error)
+
+    def _change(self, row: Row, method: str, path: str, body: Any) -> wire.PatchResult:
+        """Send a change and wait until answer, GET /config and stream agree on it."""
+        sent = time.monotonic()
+        result = self._call(method, path, wire.PatchResult, patch=body)
+        row.reply_ms = (time.monotonic() - sent) * 1e3
+        if result.applied_at_step is None:
+            raise MismatchError("the answer names no step")
+        row.step = result.applied_at_step
+        shown = self._recorder.wait_for_revision(result.revision)
+        row.seen_ms = (time.monotonic() - sent) * 1e3
+        config = self.get("/config", wire.ConfigDocument)
+        for where, document in (("GET /config", config), ("the stream", shown)):
+            if document.revision != result.revision:
+                found = document.revision
+                raise MismatchError(f"{where} shows revision {found}, not {result.revision}")
+            if not document.desired == document.effective == result.effective:
+                raise MismatchError(f"{where} does not show the answered configuration")
+        self.switches += 1
+        row.outcome = ", ".join(
+            f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in result.changes.items()
+        )
+        return result
+
+    def _expect(self, effective: wire.ConfigValues, patch: dict[str, Any]) -> None:
+        values = msgspec.to_builtins(effective)
+        for name, wanted in patch.items():
+            found = values[name]
+            if name == "policy":
+                wanted, found = wanted["name"], found["name"]
+            if found != wanted:
+                raise MismatchError(f"{name} is {found}, not {wanted}")
+
+    def _expect_unchanged(self, before: wire.ConfigDocument) -> None:
+        after = self.get("/config", wire.ConfigDocument)
+        if after != before:
+            raise MismatchError(f"the configuration changed: revision {after.revision}")
+
+    # ------------------------------------------------------------ HTTP
+
+    def get(self, path: str, kind: type[T]) -> T:
+        return self._call("GET", path, kind)
+
+    def _call(self, method: str, path: str, kind: type[T], *, patch: Any = None) -> T:
+        response = self._send(method, path, patch)
+        if response.status_code >= 300:
+            raise MismatchError(f"{method} {path}: {response.status_code} {response.text[:200]}")
+        return msgspec.json.decode(response.content, type=kind)
+
+    def _send(self, method: str, path: str, body: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, f"/vtoken/v1{path}", json=body)
+        except httpx.TransportError as error:
+            raise DemoError(f"{method} {path}: {type(error).__name__}: {error}") from error
+
+
+def _short(value: Any) -> str:
+    return str(value["name"] if isinstance(value, dict) and "name" in value else value)

@@ -1,0 +1,118 @@
+"""Reads the server's stream in a thread: writes it down, and remembers what the report needs.
+
+Knows the wire only. The recording holds one JSON message a line, as it came.
+
+1. `seq` rises by one a message; every break is counted in `gaps`.
+2. A lost connection is an error that `check` raises; the recorder never reconnects silently.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from vtoken import wire
+from vtoken.demo.server import DemoError
+
+FPS = 5
+QUERY = f"topics=blocks,requests,events,metrics&fps={FPS}&format=json"
+JOIN_S = 10.0
+
+
+class Recorder:
+    """The stream of the server at `url`, recorded into `path` inside the `with` block."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self.gaps = 0
+        self.messages = 0
+        self.dropped_events = 0
+        self.violations: list[str] = []  # summaries of violation events
+        self.samples: list[wire.Status] = []
+        self._url = f"{url.replace('http', 'ws', 1)}/vtoken/v1/stream?{QUERY}"
+        self._path = path
+        self._decoder = msgspec.json.Decoder(wire.StreamMessage)
+        self._changed = threading.Condition()
+        self._config: wire.ConfigDocument | None = None
+        self._error: str | None = None
+        self._last_seq: int | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.wait_for_revision(0, timeout_s=JOIN_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(JOIN_S)
+
+    def check(self) -> None:
+        """Raises DemoError when the stream broke."""
+        if self._error is not None:
+            raise DemoError(f"the stream broke: {self._error}")
+
+    def wait_for_revision(self, revision: int, *, timeout_s: float = 10.0) -> wire.ConfigDocument:
+        """The configuration once the stream shows `revision` or a later one."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._config is None or self._config.revision < revision:
+                self.check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    seen = "none" if self._config is None else self._config.revision
+                    raise DemoError(
+                        f"the stream shows revision {seen}, not {revision}, after {timeout_s:.0f} s"
+                    )
+                self._changed.wait(left)
+            return self._config
+
+    def _run(self) -> None:
+        try:
+            with (
+                self._path.open("w") as file,
+                connect(self._url, max_size=None, compression=None, proxy=None) as socket,
+            ):
+                while not self._stop.is_set():
+                    try:
+                        text = socket.recv(timeout=0.5)
+                    except TimeoutError:
+                        continue
+                    assert isinstance(text, str)
+                    file.write(text + "\n")
+                    self._take(self._decoder.decode(text))
+        except (OSError, WebSocketException, msgspec.MsgspecError) as error:
+            if not self._stop.is_set():
+                with self._changed:
+                    self._error = f"{type(error).__name__}: {error}"
+                    self._changed.notify_all()
+
+    def _take(self, message: wire.StreamMessage) -> None:
+        self.messages += 1
+        if self._last_seq is not None and message.seq != self._last_seq + 1:
+            self.gaps += 1
+        self._last_seq = message.seq
+        if isinstance(message, wire.Dropped):
+            self.dropped_events += message.n
+        elif isinstance(message, wire.EventMessage):
+            if message.event.kind == "violation":
+                self.violations.append(message.event.summary)
+        elif isinstance(message, wire.Snapshot | wire.Delta):
+            if message.status is not None:
+                self.samples.append(message.status)
+            if message.config is not None:
+                with self._changed:
+                    self._config = message.config
+                    self._changed.notify_all()

@@ -1,0 +1,219 @@
+"""`vtoken demo`: model, server, traffic, and the console on it; or, headless, the exercise.
+
+Composes the other modules of this package. Everything started here is ended here, also on Ctrl-C
+and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+import msgspec
+
+from vtoken import wire
+from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
+from vtoken.demo.traffic import TrafficReport
+
+DEFAULT_DURATION_S = 60.0
+WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
+DRAIN_S = 60.0  # for requests in flight at the end of a headless run
+EMBEDDED_FLAGS = [  # a pool of 6,400 tokens: about half of what the traffic wants at once
+    "--dtype=float32",
+    "--max-model-len=4096",
+    "--block-size=16",
+    "--num-gpu-blocks-override=400",
+    "--max-num-seqs=32",
+    "--enforce-eager",
+    "--served-model-name=demo",
+]
+VTOKEN_FLAGS = [
+    "--vtoken-policy=h2o",
+    "--vtoken-budget-tokens=256",
+    "--vtoken-interval-tokens=64",
+    "--vtoken-theta-f=0.15",
+]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vtoken demo",
+        description="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
+        epilog="What follows -- goes to `vtoken serve`, after the demo's own flags.",
+    )
+    parser.add_argument("--model", help="any model vLLM serves (default: the embedded one)")
+    parser.add_argument("--port", type=int, help="(default: 8000, or a free one when taken)")
+    parser.add_argument("--headless", action="store_true", help="no terminal: exercise and report")
+    parser.add_argument(
+        "--duration", type=float, metavar="SECONDS", help="of a headless run (default: 60)"
+    )
+    parser.add_argument("--workers", type=int, default=12, help="concurrent clients (default: 12)")
+    parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".demo"), metavar="DIR", help="(default: .demo)"
+    )
+    parser.add_argument(
+        "--startup-timeout", type=float, default=300.0, metavar="SECONDS", help="(default: 300)"
+    )
+    return parser
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The demo's arguments, and those for the server that follow `--`."""
+    own, server = list(argv), []
+    if "--" in own:
+        at = own.index("--")
+        own, server = own[:at], own[at + 1 :]
+    parser = make_parser()
+    arguments = parser.parse_args(own)
+    if arguments.workers < 1:
+        parser.error(f"--workers {arguments.workers} is not 1 or more")
+    if arguments.duration is not None and not arguments.headless:
+        parser.error("--duration needs --headless; the console runs until you leave it")
+    if arguments.duration is None:
+        arguments.duration = DEFAULT_DURATION_S
+    if not arguments.duration > 0:
+        parser.error(f"--duration {arguments.duration} is not above 0")
+    return arguments, server
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: done; 1: failed; 2: usage; 130: interrupted."""
+    arguments, server_flags = parse(sys.argv[1:] if argv is None else argv)
+    headless = arguments.headless
+    if not headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print("vtoken demo: no terminal; use --headless", file=sys.stderr)
+        return 2
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _leave)
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        with make_server(arguments, server_flags) as server:
+            if headless:
+                return run_headless(server, arguments)
+            return run_console(server, arguments)
+    except DemoError as error:
+        print(f"vtoken demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vtoken demo: interrupted", file=sys.stderr)
+        return 130
+
+
+def _leave(signum: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> Server:
+    """The server of these arguments, not started yet; makes the embedded model when asked for."""
+    port = pick_port(arguments.port)
+    environment = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    model, flags = arguments.model, list(VTOKEN_FLAGS)
+    if model is None:
+        from vtoken.demo.model import build
+
+        print("making the embedded model", file=sys.stderr, flush=True)
+        model = str(build(arguments.out / "model"))
+        flags = [*EMBEDDED_FLAGS, *flags]
+        environment |= {"HF_HUB_OFFLINE": "1"}
+    return Server(
+        model,
+        port=port,
+        arguments=[*flags, *server_flags],
+        log=arguments.out / "server.log",
+        environment=environment,
+        startup_timeout_s=arguments.startup_timeout,
+    )
+
+
+@contextmanager
+def traffic(server: Server, arguments: argparse.Namespace, *, drain_s: float) -> Iterator[Path]:
+    """Clients on `server` while inside; afterwards their report lies at the path given."""
+    path: Path = arguments.out / "traffic.json"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "vtoken.demo.traffic", "--url", server.url]
+    command += ["--workers", str(arguments.workers), "--seed", str(arguments.seed)]
+    command += ["--drain", str(drain_s), "--report", str(path)]
+    clients = ProcessGroup(command, arguments.out / "traffic.log")
+    finished = False
+    try:
+        yield path
+        finished = True
+    finally:
+        clients.stop(signal.SIGINT, wait_s=drain_s + 10.0 if finished else 1.0)
+
+
+def run_console(server: Server, arguments: argparse.Namespace) -> int:
+    """The console in the foreground until the user leaves it."""
+    with traffic(server, arguments, drain_s=0.0):
+        console = subprocess.Popen([*VTOKEN, "console", "--url", server.url])
+        try:
+            status = console.wait()
+        finally:
+            console.terminate()  # nothing to do when it has ended
+            console.wait()
+    server.check_alive()
+    return status
+
+
+def run_headless(server: Server, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from vtoken.demo.exercise import Exercise, Row
+    from vtoken.demo.recorder import Recorder
+    from vtoken.demo.report import Stream, save, show, summarize
+
+    def announce(row: Row) -> None:
+        mark = "ok  " if row.ok else "FAIL"
+        print(f"{mark} {row.control}: {row.outcome}", file=sys.stderr, flush=True)
+
+    start = time.monotonic()
+    recording = arguments.out / "recording.ndjson"
+    with (
+        httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client,
+        Recorder(server.url, recording) as recorder,
+    ):
+        exercise = Exercise(client, recorder, on_row=announce)
+        with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:
+            warm_up_s = arguments.duration * WARM_UP_SHARE
+            print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(warm_up_s)
+            actions = exercise.plan()
+            exercise.run(actions, settle_s=(arguments.duration - warm_up_s) / len(actions))
+            print("waiting for requests in flight", file=sys.stderr, flush=True)
+        server.check_alive()
+        recorder.check()
+        report = summarize(
+            read_traffic(traffic_path, arguments.out / "traffic.log"),
+            exercise.rows,
+            exercise.switches,
+            recorder.samples,
+            exercise.get("/status", wire.Status),
+            Stream(recorder.messages, recorder.gaps, recorder.dropped_events, str(recording)),
+            duration_s=time.monotonic() - start,
+        )
+    save(report, arguments.out / "report.json")
+    show(report, Console(width=None if sys.stdout.isatty() else 140))
+    print(f"report {arguments.out / 'report.json'}, recording {recording}")
+    return 1 if report.failures else 0
+
+
+def read_traffic(path: Path, log: Path) -> TrafficReport:
+    """The report that the clients left. Raises DemoError when there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrafficReport)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DemoError(f"the traffic left no report ({error}); see {log}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The demo's server: `vtoken serve` as a process group of its own, started, awaited, ended.
+
+Knows the command line of `vtoken serve` and the health route; knows nothing of the traffic.
+
+1. Everything that was started is gone when the `with` block is left, whatever ends it.
+2. A server that dies, or is not ready in time, is a DemoError with the tail of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+HOST = "127.0.0.1"
+POLL_S = 0.25
+TERMINATE_S = 15.0  # from SIGTERM to SIGKILL
+LOG_TAIL_LINES = 25
+VTOKEN = [sys.executable, "-c", "import sys; from vtoken.cli import main; sys.exit(main())"]
+
+
+class DemoError(RuntimeError):
+    """The demo cannot go on; the message says why and what to do."""
+
+
+def pick_port(port: int | None) -> int:
+    """`port` if it is free, a free one for None, preferring 8000. Raises DemoError when taken."""
+    if port is None:
+        return 8000 if _is_free(8000) else _any_free()
+    if not _is_free(port):
+        raise DemoError(f"port {port} on {HOST} is taken; name another with --port")
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _any_free() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class ProcessGroup:
+    """A child in a session of its own, so that a Ctrl-C reaches only us and we end it in order."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+
+    def log_tail(self) -> str:
+        with self.log.open(errors="replace") as lines:
+            return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
+
+    def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
+        """Ask the whole group to end, then make it; the exit status of its first process."""
+        self._signal_group(signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(wait_s)
+        self._signal_group(signal.SIGKILL)  # also what outlived its parent
+        return self.process.wait()
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signum)
+
+
+class Server:
+    """`vtoken serve MODEL` on loopback, ready inside the `with` block."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        port: int,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        startup_timeout_s: float,
+    ) -> None:
+        self.url = f"http://{HOST}:{port}"
+        self.log = log
+        self._command = [*VTOKEN, "serve", model, "--host", HOST, "--port", str(port), *arguments]
+        self._environment = environment
+        self._startup_timeout_s = startup_timeout_s
+        self._group: ProcessGroup | None = None
+
+    def __enter__(self) -> Self:
+        self._group = ProcessGroup(self._command, self.log, self._environment)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._group.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._group is not None:
+            self._group.stop()
+
+    def check_alive(self) -> None:
+        """Raises DemoError with the log's tail when the server has ended."""
+        assert self._group is not None
+        status = self._group.process.poll()
+        if status is not None:
+            raise self._failure(f"the server ended with status {status}")
+
+    def _wait_until_ready(self) -> None:
+        progress = Progress(f"starting the server, log in {self.log}")
+        deadline = time.monotonic() + self._startup_timeout_s
+        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
+            while not _answers(client, "/health"):
+                self.check_alive()
+                if time.monotonic() > deadline:
+                    raise self._failure(f"not ready after {self._startup_timeout_s:.0f} s")
+                progress.tick()
+                time.sleep(POLL_S)
+            progress.done(f"the server is ready at {self.url}")
+            if not _answers(client, "/vtoken/v1/status"):
+                raise self._failure("the server runs, but does not answer /vtoken/v1/status")
+
+    def _failure(self, what: str) -> DemoError:
+        assert self._group is not None
+        tail = self._group.log_tail() or "(empty)"
+        return DemoError(f"{what}; the end of {self.log}:\n\n{tail}")
+
+
+def _answers(client: httpx.Client, path: str) -> bool:
+    try:
+        return client.get(path).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+class Progress:
+    """One line on stderr that counts seconds; without a terminal, a line every ten seconds."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._start = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+        self._shown_s = -1
+
+    def tick(self) -> None:
+        seconds = int(time.monotonic() - self._start)
+        step = 1 if self._terminal else 10
+        if seconds // step != self._shown_s:
+            self._shown_s = seconds // step
+            end = "" if self._terminal else "\n"
+            start = "\r" if self._terminal else ""
+            print(f"{start}{self._text}: {seconds} s", end=end, file=sys.stderr, flush=True)
+
+    def done(self, text: str) -> None:
+        start = "\r\033[K" if self._terminal else ""
+        seconds = time.monotonic() - self._start
+        print(f"{start}{text} after {seconds:.1f} s", file=sys.stderr, flush=True)
