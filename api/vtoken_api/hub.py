@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import Protocol
 
 from vtoken import wire
@@ -37,6 +38,15 @@ class Subscriber(Protocol):
 
     def wake(self) -> None:
         """There is a newer frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissedEvents:
+    """Events that the engine still holds, the number it no longer does, and its newest `seq`."""
+
+    events: list[wire.Event]
+    lost: int
+    last_seq: int
 
 
 class Hub:
@@ -95,18 +105,18 @@ class Hub:
                 return view
             return before
 
-    async def events_after(self, seq: int) -> tuple[list[wire.Event], int]:
-        """Events after `seq` that the engine still holds, and how many it no longer does."""
+    async def events_after(self, seq: int) -> MissedEvents:
+        """Everything after `seq`; raises ProblemError."""
         events: list[wire.Event] = []
-        lost = 0
+        last = seq
         while True:
-            page = await self._bus.ask("events", wire.EventPage, after=seq, limit=EVENT_PAGE)
+            page = await self._bus.ask("events", wire.EventPage, after=last, limit=EVENT_PAGE)
+            events += page.events
             if page.events:
-                lost += page.events[0].seq - seq - 1
-                seq = page.events[-1].seq
-                events += page.events
-            if not page.events or seq >= page.last_seq:
-                return events, lost + max(0, page.last_seq - seq)
+                last = page.events[-1].seq
+            if not page.events or last >= page.last_seq:
+                lost = max(0, page.last_seq - seq) - len(events)
+                return MissedEvents(events, lost, page.last_seq)
 
     def join(self, subscriber: Subscriber) -> None:
         """From now on `subscriber` gets every event, and a wake-up for frames if it wants state."""
@@ -171,12 +181,12 @@ class Hub:
 
     async def _fill(self, last: int, events: list[wire.Event]) -> tuple[list[wire.Event], int]:
         """`events` with those between `last` and them, and the number that nobody holds."""
-        try:
-            held, lost = await self.events_after(last)
-        except ProblemError:
-            return events, events[0].seq - last - 1
-        held = [event for event in held if event.seq < events[0].seq]
-        return held + events, events[0].seq - last - 1 - len(held) if lost else 0
+        first = events[0].seq
+        held: list[wire.Event] = []
+        with contextlib.suppress(ProblemError):
+            missed = await self.events_after(last)
+            held = [event for event in missed.events if event.seq < first]
+        return held + events, first - last - 1 - len(held)
 
     def _follow_wishes(self) -> None:
         if self._reader is not None:

@@ -87,8 +87,11 @@ async def _on_problem(_: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown routes (404) and methods (405)."""
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path} does not exist, see /docs"
-    headers = dict(error.headers) if error.headers else None
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        detail = f"{request.url.path} takes {headers['Allow']}, not {request.method}"
+    else:
+        detail = f"there is no {request.url.path}, see /docs"
     return problem_response(refuse(error.status_code, detail, headers=headers))
 
 

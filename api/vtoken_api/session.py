@@ -53,9 +53,7 @@ class Session:
         self._encoder = msgspec.msgpack.Encoder() if query.packed else msgspec.json.Encoder()
         self._cursor = StateCursor(query.topics, packed=query.packed)
         self._wants_events = "events" in query.topics
-        self._events: deque[wire.Event] = deque()
-        self._dropped = 0
-        self._last_event = 0  # seq of the last event sent: a resumed client gets none twice
+        self._queue: deque[wire.Event | int] = deque()  # a number: so many are lost here
         self._wake = asyncio.Event()
         self._view: FrameView | None = None
         self._seq = 0
@@ -68,12 +66,13 @@ class Session:
         """Queue events; an overfull queue is dropped as a whole."""
         if not self._wants_events:
             return
-        self._dropped += lost
-        if len(self._events) + len(events) > MAX_QUEUED:
-            self._dropped += len(self._events) + len(events)
-            self._events.clear()
-        else:
-            self._events.extend(events)
+        if len(self._queue) + len(events) > MAX_QUEUED:
+            lost += len(events) + sum(e if isinstance(e, int) else 1 for e in self._queue)
+            self._queue.clear()
+            events = []
+        if lost:
+            self._queue.append(lost)
+        self._queue.extend(events)
         self._wake.set()
 
     def wake(self) -> None:
@@ -89,12 +88,12 @@ class Session:
         self._view = await self._hub.current()
         resume = self._query.resume
         if resume is not None and self._wants_events and resume[0] == self._describe.epoch:
-            missed, lost = await self._hub.events_after(resume[1])
-            if not lost and len(missed) <= MAX_QUEUED:
-                # Those that came in since `join` are in `missed` too.
-                newest = missed[-1].seq if missed else resume[1]
-                later = [event for event in self._events if event.seq > newest]
-                self._events = deque(missed + later)
+            missed = await self._hub.events_after(resume[1])
+            known = resume[1] <= missed.last_seq
+            if known and not missed.lost and len(missed.events) <= MAX_QUEUED:
+                # Those that came in since `join` are among the missed ones too.
+                later = (e for e in self._queue if isinstance(e, int) or e.seq > missed.last_seq)
+                self._queue = deque([*missed.events, *later])
                 self._resumed = True
 
     async def run(self, *, can_control: bool) -> None:
@@ -132,16 +131,13 @@ class Session:
     # ------------------------------------------------------------ messages
 
     async def _send_events(self) -> None:
-        while self._events or self._dropped:
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                await self._send(self._message(wire.Dropped, n=dropped))
+        while self._queue:
+            event = self._queue.popleft()
+            if isinstance(event, int):
+                await self._send(self._message(wire.Dropped, n=event))
                 self._view = await self._hub.current()
                 await self._send_snapshot()
-                continue
-            event = self._events.popleft()
-            if event.seq > self._last_event:
-                self._last_event = event.seq
+            else:
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
 
     async def _send_snapshot(self) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import zmq
 import zmq.asyncio
+from zmq.constants import SocketOption, SocketType
 
 from vtoken import wire
 
@@ -66,8 +66,8 @@ class TelemetryReader:
             await self._on_events(msgspec.msgpack.decode(payload, type=list[wire.Event]))
 
     def _socket(self, endpoint: str, high_water_mark: int) -> Any:
-        socket = self._context.socket(zmq.SocketType.SUB)
-        socket.setsockopt(zmq.SocketOption.RCVHWM, high_water_mark)
-        socket.setsockopt(zmq.SocketOption.LINGER, 0)
+        socket = self._context.socket(SocketType.SUB)
+        socket.setsockopt(SocketOption.RCVHWM, high_water_mark)
+        socket.setsockopt(SocketOption.LINGER, 0)
         socket.connect(endpoint)
         return socket

@@ -1,0 +1,194 @@
+"""An engine that publishes what a test tells it to: random pools, chosen events, real telemetry."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from vtoken import wire
+
+
+class ScriptedEngine:
+    """N blocks, R requests, `step()` changes some of them; XPUB telemetry as the engine's."""
+
+    def __init__(self, num_blocks: int = 64, num_requests: int = 4, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.num_blocks = num_blocks
+        self.steps = 0
+        self.live = self.rng.integers(0, 17, num_blocks).astype("<u2")
+        self.flags = self.rng.integers(0, 32, num_blocks).astype("u1")
+        self.rows = {f"r{i}": self._row(f"r{i}") for i in range(num_requests)}
+        self.held: list[wire.Event] = []
+        self.last_seq = 0
+        self.socket = zmq.Context.instance().socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.subscribed: set[bytes] = set()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    # ------------------------------------------------------------ what happens
+
+    def step(self, changes: int = 5) -> None:
+        """Change some blocks and requests."""
+        self.steps += 1
+        where = self.rng.integers(0, self.num_blocks, changes)
+        self.live = self.live.copy()
+        self.flags = self.flags.copy()
+        self.live[where] = self.rng.integers(0, 17, changes)
+        self.flags[where] = self.rng.integers(0, 32, changes)
+        name = f"r{self.rng.integers(0, 8)}"
+        if name in self.rows and self.rng.random() < 0.5:
+            del self.rows[name]
+        else:
+            self.rows[name] = self._row(name)
+
+    def add_events(self, count: int) -> list[wire.Event]:
+        """Events that the engine holds, not published yet."""
+        new = []
+        for _ in range(count):
+            self.last_seq += 1
+            new.append(
+                wire.Event(
+                    seq=self.last_seq,
+                    ts=time.time(),
+                    step=self.steps,
+                    kind="server",
+                    summary=f"event {self.last_seq}",
+                )
+            )
+        self.held += new
+        return new
+
+    def publish_events(self, events: list[wire.Event]) -> None:
+        self.socket.send_multipart([wire.TOPIC_EVENTS, msgspec.msgpack.encode(events)])
+
+    def publish_frame(self) -> None:
+        self.socket.send_multipart([wire.TOPIC_STATE, msgspec.msgpack.encode(self.frame())])
+
+    def poll_subscriptions(self) -> set[bytes]:
+        """Topics that somebody is subscribed to now."""
+        while self.socket.poll(0):
+            message = self.socket.recv()
+            (self.subscribed.add if message[0] else self.subscribed.discard)(message[1:])
+        return self.subscribed
+
+    # ------------------------------------------------------------ what it answers
+
+    def handle(self, command: wire.Command) -> wire.Reply:
+        match command.op:
+            case "describe":
+                return wire.Reply(value=self.describe())
+            case "frame":
+                return wire.Reply(value=self.frame())
+            case "events":
+                return wire.Reply(value=self.page(**command.args))
+        return wire.Reply(problem=wire.Problem(status=404, title="?", detail=command.op))
+
+    def page(self, after: int, limit: int) -> wire.EventPage:
+        first = self.held[0].seq if self.held else self.last_seq + 1
+        events = [event for event in self.held if event.seq > after][:limit]
+        return wire.EventPage(events=events, first_seq=first, last_seq=self.last_seq)
+
+    def describe(self) -> wire.Describe:
+        return wire.Describe(
+            epoch="e1",
+            vtoken_version="0",
+            vllm_version="0",
+            model="scripted",
+            device="cpu",
+            geometry=wire.Geometry(
+                num_blocks=self.num_blocks,
+                block_size=16,
+                num_layers=2,
+                num_kv_heads=2,
+                head_size=8,
+                bytes_per_token=256,
+            ),
+            telemetry_endpoint=self.endpoint,
+            policies=[],
+            started_ts=0.0,
+        )
+
+    def frame(self) -> wire.Frame:
+        config = wire.ConfigDocument(
+            revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={}
+        )
+        return wire.Frame(
+            status=self.status(),
+            live=self.live.tobytes(),
+            flags=self.flags.tobytes(),
+            requests=list(self.rows.values()),
+            config=config,
+        )
+
+    def status(self) -> wire.Status:
+        zeros: dict[str, Any] = {"relocations": 0, "moved_tokens": 0, "moved_bytes": 0}
+        return wire.Status(
+            schema=1,
+            vtoken_version="0",
+            vllm_version="0",
+            model="scripted",
+            device="cpu",
+            epoch="e1",
+            step=self.steps,
+            ts=time.time(),
+            block_size=16,
+            blocks=wire.BlockCounts(
+                total=self.num_blocks,
+                free=int((self.flags == 0).sum()),
+                used=int((self.flags != 0).sum()),
+                partially_live=0,
+                low_utilization=0,
+                shared=0,
+                headroom=0,
+            ),
+            tokens=wire.TokenCounts(live=int(self.live.sum()), dead=0),
+            fragmentation=wire.Fragmentation(f=0.0, theta_f=0.25, cause="ok"),
+            reclamation=wire.Reclamation(
+                state="auto", in_flight=0, reclaimed_blocks=0, recycled_slots=0, **zeros
+            ),
+            policy=CONFIG_VALUES.policy,
+            budget_tokens=2048,
+            interval_tokens=128,
+            requests=wire.RequestCounts(running=len(self.rows), waiting=0, preempted=0),
+            invariants=wire.Invariants(checked=0, violations=0),
+            config_revision=1,
+        )
+
+    def _row(self, name: str) -> wire.RequestRow:
+        return wire.RequestRow(
+            id=name,
+            state="running",
+            live=int(self.rng.integers(1, 1000)),
+            dead=0,
+            prompt_tokens=1,
+            output_tokens=1,
+            blocks=1,
+            bound_blocks=1,
+            naive_blocks=1,
+            policy="none",
+            budget_tokens=2048,
+            dense=True,
+        )
+
+
+CONFIG_VALUES = wire.ConfigValues(
+    policy=wire.PolicyChoice(name="none"),
+    theta_f=0.25,
+    batch_size=32,
+    low_watermark_blocks=8,
+    headroom_blocks=2,
+    planner="plug",
+    reclamation="auto",
+    recycle=True,
+    budget_tokens=2048,
+    interval_tokens=128,
+    probe=wire.Probe(layers=[], every_steps=1),
+)

@@ -1,0 +1,93 @@
+"""A real server on loopback for tests: the plugin on a FastAPI app, in front of a test engine.
+
+The engine is any `handle(Command) -> Reply`. What crosses between plugin and engine is what crosses
+in vLLM: one call named `vtoken_command`, bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+from vtoken_api.plugin import VTokenEndpointPlugin
+from vtoken_api.service import Service
+
+from vtoken import wire
+
+
+class EngineClient:
+    """As much of vLLM's engine client as the plugin may touch."""
+
+    def __init__(self, handle: Callable[[wire.Command], wire.Reply]) -> None:
+        self.engine_core = self
+        self.errored = False
+        self.hangs = False
+        self.calls: list[wire.Command] = []
+        self._handle = handle
+
+    async def call_utility_async(self, method: str, *args: object) -> bytes:
+        assert method == "vtoken_command"
+        (payload,) = args
+        assert type(payload) is bytes
+        if self.hangs:
+            await asyncio.Event().wait()
+        command = msgspec.msgpack.decode(payload, type=wire.Command)
+        self.calls.append(command)
+        return msgspec.msgpack.encode(self._handle(command))
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    app: FastAPI
+    client: EngineClient
+    service: Service
+    server: uvicorn.Server
+
+    @property
+    def stream_url(self) -> str:
+        return self.url.replace("http://", "ws://") + "/vtoken/v1/stream"
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    handle: Callable[[wire.Command], wire.Reply],
+    *,
+    host: str | None = "127.0.0.1",
+    api_key: list[str] | None = None,
+) -> AsyncIterator[Served]:
+    """Serve `handle`; `host` is what the plugin is told, the socket is always on loopback."""
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, str]:
+        return {"object": "list"}
+
+    client = EngineClient(handle)
+    plugin = VTokenEndpointPlugin()
+    plugin.attach_router(app)
+    await plugin.init_state(client, app.state, Namespace(host=host, uds=None, api_key=api_key))
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    service: Service = app.state.vtoken
+    try:
+        yield Served(f"http://127.0.0.1:{port}", app, client, service, server)
+    finally:
+        await service.hub.close()
+        server.should_exit = True
+        await task
