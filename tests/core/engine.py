@@ -1,0 +1,288 @@
+"""A whole engine core without vLLM: requests, a block store, the runtime, a simulated worker.
+
+Schedules as vLLM's V1 scheduler does: running requests first and in order, the newest preempted
+when blocks run out, then admissions with prefix-cache hits, blocks hashed at schedule time.
+Contents of tokens are keys: a token computed in full context has the same key in every run of the
+request, one computed after an eviction has a key of that run alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.core.store import SimpleStore
+from tests.core.worker import Content, SimulatedWorker, StepMessage
+from vtoken.config import VTokenConfig, default_config, merge_patch
+from vtoken.runtime import GrownRequest, Runtime
+from vtoken.step import StepPlan, WorkerReport
+from vtoken.wire import Geometry
+
+
+@dataclass
+class Request:
+    """`num_known`: prompt and sampled tokens; `num_computed` of them have K and V."""
+
+    id: str
+    num_prompt_tokens: int
+    num_known: int
+    max_tokens: int | None
+    prefix: str | None
+    prefix_tokens: int
+    seed: int
+    num_computed: int = 0
+    admissions: int = 0
+
+    def content(self, token: int, *, truncated: bool = False) -> Content:
+        if truncated:
+            return (self.id, token, "truncated context", self.admissions)
+        if token < self.prefix_tokens:
+            return ("prefix", self.prefix, token)
+        return (self.id, token)
+
+    def block_hash(self, index: int, block_size: int) -> Hashable:
+        """Names the contents of a full block and of everything before it."""
+        return tuple(self.content(t) for t in range(index * block_size, (index + 1) * block_size))
+
+
+class CoreEngine:
+    """Owns everything; `step()` is one engine step. All faults are injected from outside."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_layers: int = 4,
+        config: VTokenConfig | dict[str, Any] | None = None,
+        prefill_chunk_tokens: int = 1 << 20,
+        worker_lag_steps: int = 0,
+        verify_ratio: float = 1.0,
+        strict: bool = True,
+        check_every_step: bool = True,
+        store: SimpleStore | None = None,
+        worker: SimulatedWorker | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.store = store or SimpleStore(num_blocks)
+        self.worker = worker or SimulatedWorker(num_blocks, block_size)
+        self.prefill_chunk_tokens = prefill_chunk_tokens
+        self.worker_lag_steps = worker_lag_steps
+        self.caches_after_eviction = False  # against rule 4, for a control
+        geometry = Geometry(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_layers=num_layers,
+            num_kv_heads=2,
+            head_size=8,
+            bytes_per_token=num_layers * 2 * 2 * 8 * 4,
+        )
+        if not isinstance(config, VTokenConfig):
+            config = merge_patch(
+                default_config(num_blocks),
+                config or {},
+                num_blocks=num_blocks,
+                num_layers=num_layers,
+            )
+        self.runtime = Runtime(
+            geometry,
+            self.store,
+            config,
+            verify_ratio=verify_ratio,
+            strict=strict,
+            check_every_step=check_every_step,
+        )
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.num_preemptions = 0
+        self._gone: list[str] = []
+        self._queue: deque[StepMessage] = deque()
+
+    # ------------------------------------------------------------ requests
+
+    def add(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        *,
+        max_tokens: int | None = None,
+        prefix: str | None = None,
+        prefix_tokens: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Queue a request; its first `prefix_tokens` are those of every request with `prefix`."""
+        most = (self.store.num_blocks - 1) * self.block_size
+        if not 0 < prompt_tokens <= most:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
+        if not 0 <= prefix_tokens <= prompt_tokens:
+            raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
+        self.waiting.append(
+            Request(
+                request_id,
+                prompt_tokens,
+                prompt_tokens,
+                max_tokens,
+                prefix,
+                prefix_tokens if prefix is not None else 0,
+                seed,
+            )
+        )
+
+    def remove(self, request_id: str) -> None:
+        """Finish or abort a request, running or waiting."""
+        for request in self.running:
+            if request.id == request_id:
+                self.running.remove(request)
+                self._let_go(request, preempted=False)
+                return
+        self.waiting = deque(r for r in self.waiting if r.id != request_id)
+
+    def preempt_newest(self) -> None:
+        """Preempt between two steps, as a priority scheduler or a reset may."""
+        if self.running:
+            self._preempt(self.running[-1])
+
+    def _let_go(self, request: Request, *, preempted: bool) -> None:
+        self.runtime.release(request.id, preempted=preempted)
+        self.store.release(request.id)
+        self._gone.append(request.id)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._let_go(request, preempted=True)
+        request.num_computed = 0
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    # ------------------------------------------------------------ one step
+
+    def step(self) -> StepPlan:
+        ready = [
+            r.id
+            for r in self.running
+            if r.num_computed >= r.num_prompt_tokens and r.num_known - r.num_computed == 1
+        ]
+        self.runtime.begin_step(ready)
+        message = StepMessage(StepPlan(0))
+        grown: list[GrownRequest] = []
+        preempted = self.num_preemptions
+        for request in list(self.running):
+            if request in self.running:  # it may have been preempted meanwhile
+                self._schedule_running(request, grown, message)
+        if preempted == self.num_preemptions:
+            self._admit(grown, message)
+        message.gone, self._gone = self._gone, []
+        message.plan = self.runtime.commit_step(grown)
+        self._queue.append(message)
+        while len(self._queue) > self.worker_lag_steps:
+            self._execute()
+        self._sample()
+        return message.plan
+
+    def _schedule_running(
+        self, request: Request, grown: list[GrownRequest], message: StepMessage
+    ) -> None:
+        num_new = min(request.num_known - request.num_computed, self.prefill_chunk_tokens)
+        while (missing := self._num_missing_blocks(request, num_new)) > len(self.store.free):
+            last = self.running[-1]
+            self._preempt(last)
+            if last is request:
+                return
+        if missing > 0:
+            message.appended[request.id] = self.store.extend(request.id, missing)
+        self._grow(request, num_new, grown, message)
+
+    def _admit(self, grown: list[GrownRequest], message: StepMessage) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            s = self.block_size
+            hashes = [request.block_hash(i, s) for i in range((request.num_known - 1) // s)]
+            hit = self.store.longest_hit(hashes)
+            hit_free = sum(self.store.ref_cnt[b] == 0 for b in hit)
+            num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
+            missing = -(-(len(hit) * s + num_new) // s) - len(hit)
+            if missing > len(self.store.free) - hit_free:
+                return
+            self.waiting.popleft()
+            self.running.append(request)
+            request.admissions += 1
+            request.num_computed = len(hit) * s
+            self.store.admit(request.id, hit)
+            self.store.extend(request.id, missing)
+            cached = [request.content(t) for t in range(request.num_computed)]
+            message.new[request.id] = (list(self.store.tables[request.id]), cached)
+            self._grow(request, num_new, grown, message)
+
+    def _num_missing_blocks(self, request: Request, num_new: int) -> int:
+        extent = self.runtime.required_extent(request.id, num_new)
+        places = request.num_computed + num_new if extent is None else extent
+        return -(-places // self.block_size) - len(self.store.tables[request.id])
+
+    def _grow(
+        self, request: Request, num_new: int, grown: list[GrownRequest], message: StepMessage
+    ) -> None:
+        """Register the tokens, and hash the blocks that they fill (at schedule time)."""
+        first = request.num_computed
+        request.num_computed += num_new
+        table = self.runtime.tables.get(request.id)
+        truncated = table is not None and table.virtual
+        message.writes[request.id] = [
+            request.content(t, truncated=truncated) for t in range(first, request.num_computed)
+        ]
+        blocks = self.store.tables[request.id]
+        grown.append(
+            GrownRequest(
+                request.id, blocks, request.num_computed, request.num_prompt_tokens, request.seed
+            )
+        )
+        if not truncated or self.caches_after_eviction:
+            for index in range(min(request.num_computed // self.block_size, len(blocks))):
+                self.store.cache(blocks[index], request.block_hash(index, self.block_size))
+
+    def _execute(self) -> None:
+        message = self._queue.popleft()
+        report: WorkerReport | None = self.worker.execute(message)
+        self.runtime.finish_step(report, message.plan.step)
+
+    def _sample(self) -> None:
+        for request in list(self.running):
+            if request.num_computed == request.num_known:
+                request.num_known += 1
+                limit = request.max_tokens
+                full = request.num_known > (self.store.num_blocks - 1) * self.block_size
+                if full or (
+                    limit is not None and request.num_known - request.num_prompt_tokens > limit
+                ):
+                    self.remove(request.id)
+
+    # ------------------------------------------------------------ checking
+
+    def drain(self) -> None:
+        """Let the worker catch up."""
+        while self._queue:
+            self._execute()
+
+    def check(self) -> None:
+        """Runtime, store and worker agree, and the prefix cache holds what its hashes promise."""
+        self.runtime.check()
+        self.store.check()
+        for table in self.runtime.tables:
+            assert table.blocks == self.store.tables[table.request_id]
+            for block in table.blocks:
+                assert self.runtime.tables.pool.holders[block] == self.store.ref_cnt[block]
+        if self._queue:
+            return
+        s = self.block_size
+        for key, blocks in self.store.cached.items():
+            for block in blocks:
+                assert tuple(self.worker.memory[block * s : (block + 1) * s]) == key, (
+                    f"cached block {block} does not hold what its hash names"
+                )
+        for table in self.runtime.tables:
+            if table.request_id not in self._gone:
+                mirror = self.worker.mirrors[table.request_id]
+                ids = table.live_ids()
+                found = self.worker.live_slots(mirror)
+                assert dict(zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True)) == found

@@ -1,0 +1,21 @@
+"""The core's test harness in one import: a real engine core without vLLM.
+
+`CoreEngine` for step-by-step tests, `make_engine` for one that runs by itself behind the control
+plane and telemetry.
+"""
+
+from tests.core.engine import CoreEngine, Request
+from tests.core.live import LiveEngine, make_engine
+from tests.core.store import SimpleStore
+from tests.core.worker import SimulatedWorker, StepMessage, scores_of
+
+__all__ = [
+    "CoreEngine",
+    "LiveEngine",
+    "Request",
+    "SimpleStore",
+    "SimulatedWorker",
+    "StepMessage",
+    "make_engine",
+    "scores_of",
+]

@@ -1,0 +1,111 @@
+"""A block pool in plain Python, with the rules of vLLM's `BlockPool`: reference counts, prefix
+hashes, a free list that hands out unhashed blocks first and evicts cached ones last.
+
+Knows nothing of tokens or vToken. Block 0 is the null block: never free, never handed out.
+
+1. ref_cnt[b] = how many block tables hold b,  b is free <=> ref_cnt[b] = 0
+2. hash[b] = h  <=>  b in cached[h]; a hash is lost only when the block is handed out again
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+
+class SimpleStore:
+    """`vtoken.runtime.BlockStore` over lists; `hashed` [N] is kept up to date in place."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.ref_cnt = [0] * num_blocks
+        self.hash: list[Hashable | None] = [None] * num_blocks
+        self.hashed = np.zeros(num_blocks, dtype=np.bool_)
+        self.free: deque[int] = deque(range(1, num_blocks))
+        self.cached: dict[Hashable, list[int]] = {}
+        self.tables: dict[str, list[int]] = {}
+
+    # ------------------------------------------------------------ BlockStore
+
+    def num_free_blocks(self) -> int:
+        return len(self.free)
+
+    def is_writable(self, block: int) -> bool:
+        return block != 0 and self.ref_cnt[block] == 1 and self.hash[block] is None
+
+    def is_shared(self, block: int) -> bool:
+        return self.ref_cnt[block] > 1
+
+    def take(self, num_blocks: int) -> list[int]:
+        if num_blocks > len(self.free):
+            raise ValueError(f"cannot take {num_blocks} of {len(self.free)} free blocks")
+        blocks = [self.free.popleft() for _ in range(num_blocks)]
+        for block in blocks:
+            self._forget_hash(block)
+            self.ref_cnt[block] = 1
+        return blocks
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        self.tables[request_id] = list(blocks)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        first, last = [], []
+        for block in blocks:
+            if self.ref_cnt[block] <= 0:
+                raise ValueError(f"block {block} is given back but held by nobody")
+            self.ref_cnt[block] -= 1
+            if self.ref_cnt[block] == 0:
+                (first if self.hash[block] is None else last).append(block)
+        self.free.extendleft(reversed(first))
+        self.free.extend(last)
+
+    # ------------------------------------------------------------ the engine's side
+
+    def admit(self, request_id: str, hit: Sequence[int]) -> None:
+        """A block table that starts with the cached blocks `hit`."""
+        for block in hit:
+            if self.ref_cnt[block] == 0:
+                self.free.remove(block)
+            self.ref_cnt[block] += 1
+        self.tables[request_id] = list(hit)
+
+    def extend(self, request_id: str, num_blocks: int) -> list[int]:
+        new = self.take(num_blocks)
+        self.tables[request_id] += new
+        return new
+
+    def longest_hit(self, hashes: Sequence[Hashable]) -> list[int]:
+        """Cached blocks of the longest prefix of `hashes`."""
+        hit: list[int] = []
+        for key in hashes:
+            if not self.cached.get(key):
+                break
+            hit.append(self.cached[key][0])
+        return hit
+
+    def cache(self, block: int, key: Hashable) -> None:
+        """`block` is full and holds what `key` names."""
+        if self.hash[block] is None:
+            self.hash[block] = key
+            self.hashed[block] = True
+            self.cached.setdefault(key, []).append(block)
+
+    def release(self, request_id: str) -> None:
+        self.give_back(self.tables.pop(request_id)[::-1])
+
+    def _forget_hash(self, block: int) -> None:
+        key = self.hash[block]
+        if key is not None:
+            self.cached[key].remove(block)
+            if not self.cached[key]:
+                del self.cached[key]
+            self.hash[block] = None
+            self.hashed[block] = False
+
+    def check(self) -> None:
+        held = Counter(block for table in self.tables.values() for block in table)
+        assert [held[b] for b in range(self.num_blocks)] == self.ref_cnt
+        assert sorted(self.free) == [b for b in range(1, self.num_blocks) if held[b] == 0]
+        assert all(self.hash[b] == key for key, bs in self.cached.items() for b in bs)

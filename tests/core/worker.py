@@ -1,0 +1,140 @@
+"""A worker without a model: a memory of one content key a slot, and a mirror of the token tables.
+
+The mirror is fed from the step plan and from what stock vLLM tells a worker (new requests with
+their block tables, appended blocks, requests that are gone) and from nothing else. After every step
+`execute` verifies what attention would read: the slots of all live tokens hold the very contents
+that were written for these tokens (I1), and where the plan says `dense`, they are the front of the
+block table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.step import StepPlan, WorkerReport
+
+Content = Any
+Scores = npt.NDArray[np.float32]
+
+
+@dataclass
+class StepMessage:
+    """One step, as it crosses to the worker. `new`: block table and contents already cached."""
+
+    plan: StepPlan
+    gone: list[str] = field(default_factory=list)
+    new: dict[str, tuple[list[int], list[Content]]] = field(default_factory=dict)
+    appended: dict[str, list[int]] = field(default_factory=dict)
+    writes: dict[str, list[Content]] = field(default_factory=dict)  # scheduled requests only
+
+
+@dataclass
+class Mirror:
+    """One request on the worker. `slots`: id -> slot of live tokens; None while positional."""
+
+    blocks: list[int]
+    contents: list[Content]  # by token id
+    slots: dict[int, int] | None = None
+
+
+def scores_of(request_id: str, num_tokens: int) -> Scores:
+    """Synthetic accumulated attention [num_tokens], the same in every run."""
+    rng = np.random.default_rng([*request_id.encode()])
+    return rng.random(num_tokens, dtype=np.float32)
+
+
+class SimulatedWorker:
+    """Executes step messages in order; `sequential_copies` is the wrong way, for controls."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.memory: list[Content] = [None] * (num_blocks * block_size)
+        self.mirrors: dict[str, Mirror] = {}
+        self.sequential_copies = False
+        self.score: Callable[[str, int], Scores] = scores_of
+        self.reads_checked = 0
+
+    def execute(self, message: StepMessage) -> WorkerReport:
+        plan = message.plan
+        self._copy(plan)
+        for request_id in message.gone:
+            self.mirrors.pop(request_id, None)
+        for request_id, (blocks, contents) in message.new.items():
+            self.mirrors[request_id] = Mirror(list(blocks), list(contents))
+        for request_id, part in plan.requests.items():
+            mirror = self.mirrors[request_id]
+            assert len(mirror.contents) == part.num_tokens, "the mirror lost or gained tokens"
+            slots = self.live_slots(mirror)
+            for token in part.evicted.tolist():
+                del slots[token]
+            for token, slot in zip(part.moved_ids.tolist(), part.moved_slots.tolist(), strict=True):
+                assert token in slots, "a dead token was moved"
+                slots[token] = slot
+            if part.blocks is not None:
+                mirror.blocks = list(part.blocks)
+            mirror.slots = slots
+        for request_id, blocks in message.appended.items():
+            self.mirrors[request_id].blocks += blocks
+        for request_id, contents in message.writes.items():
+            self._write(request_id, contents, message)
+        self._attend(plan)
+        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots), copy_us=1)
+        report.verified_tokens = len(plan.source_slots) if plan.verify else 0
+        if plan.probe_layers is not None:
+            for request_id in plan.want_scores:
+                num_tokens = len(self.mirrors[request_id].contents)
+                report.scores[request_id] = self.score(request_id, num_tokens)
+        return report
+
+    def live_slots(self, mirror: Mirror) -> dict[int, int]:
+        """id -> slot of every live token."""
+        if mirror.slots is not None:
+            return dict(mirror.slots)
+        s = self.block_size
+        return {t: mirror.blocks[t // s] * s + t % s for t in range(len(mirror.contents))}
+
+    def _copy(self, plan: StepPlan) -> None:
+        pairs = list(zip(plan.source_slots.tolist(), plan.destination_slots.tolist(), strict=True))
+        if self.sequential_copies:
+            for source, destination in pairs:
+                self.memory[destination] = self.memory[source]
+            return
+        gathered = [self.memory[source] for source, _ in pairs]
+        for (_, destination), content in zip(pairs, gathered, strict=True):
+            self.memory[destination] = content
+
+    def _write(self, request_id: str, contents: list[Content], message: StepMessage) -> None:
+        mirror = self.mirrors[request_id]
+        first, s = len(mirror.contents), self.block_size
+        mirror.contents += contents
+        if mirror.slots is None:
+            ids = range(first, len(mirror.contents))
+            new_slots = [mirror.blocks[t // s] * s + t % s for t in ids]
+        else:
+            new_slots = message.plan.requests[request_id].new_slots.tolist()
+            mirror.slots |= zip(range(first, len(mirror.contents)), new_slots, strict=True)
+        assert all(slot // s in mirror.blocks for slot in new_slots), "written out of the table"
+        for slot, content in zip(new_slots, contents, strict=True):
+            self.memory[slot] = content
+
+    def _attend(self, plan: StepPlan) -> None:
+        s = self.block_size
+        for request_id, mirror in self.mirrors.items():
+            slots = self.live_slots(mirror)
+            for token, slot in slots.items():
+                self.reads_checked += 1
+                assert self.memory[slot] == mirror.contents[token], (
+                    f"I1: {request_id} token {token}: slot {slot} holds {self.memory[slot]}, "
+                    f"not {mirror.contents[token]}"
+                )
+            assert len(set(slots.values())) == len(slots), f"I2: {request_id} shares a slot"
+            part = plan.requests.get(request_id)
+            if part is not None:
+                assert part.num_live == len(slots)
+                front = {mirror.blocks[i // s] * s + i % s for i in range(len(slots))}
+                assert part.dense == (front == set(slots.values()))
