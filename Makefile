@@ -1,0 +1,52 @@
+# Each target works alone on a fresh clone: what it needs is installed into .venv first.
+#   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
+#   ARGS=            more arguments for the target's command
+
+ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+BIN := .venv/bin
+SETUP := .venv/.setup-$(ACCEL)
+on = $(filter-out 0 no false,$(1))
+
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu check screenshots bench-overhead constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
+
+setup: $(SETUP) ## install everything into .venv (again only when the requirements changed)
+
+$(SETUP): pyproject.toml constraints.txt overrides-cpu.txt scripts/setup.sh
+	scripts/setup.sh $(ACCEL)
+
+demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PORT=]
+	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
+		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: $(SETUP) ## the whole suite, on CPU
+	@$(BIN)/pytest -m "not gpu" $(ARGS)
+
+test-gpu: $(SETUP) ## the tests that need a CUDA device
+	@$(BIN)/pytest -m gpu $(ARGS)
+
+check: $(SETUP) ## lint, format, types, import boundaries
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+screenshots: $(SETUP) ## pictures of the console into screenshots/
+	$(BIN)/python -m vtoken_console.screenshots screenshots $(ARGS)
+
+bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken without eviction
+	$(BIN)/vtoken bench overhead $(ARGS)
+
+constraints: $(SETUP) ## write constraints.txt from what is installed
+	@{ head -n 1 constraints.txt; uv pip freeze --quiet --python $(BIN)/python --exclude-editable \
+		| sed 's/+cpu$$//'; } > constraints.txt.new && mv constraints.txt.new constraints.txt
+
+clean: ## remove .venv, caches and what the demo left
+	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
