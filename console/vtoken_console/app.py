@@ -1,0 +1,287 @@
+"""The console application: one worker for the network, one timer for the screen.
+
+Knows the wire only. The client keeps the newest model; `tick` draws it, `fps` times a second,
+whatever the server does. Modules that need numpy or a network library are imported after the
+first frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from vtoken_console.connection import Connection, State
+from vtoken_console.keys import KEYS
+from vtoken_console.ramp import RAMPS
+from vtoken_console.screens.dashboard import VIEWS, Dashboard
+from vtoken_console.view import View
+from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.heatmap import Heatmap
+from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
+from vtoken_console.widgets.requests import Requests
+
+if TYPE_CHECKING:
+    from vtoken_console.client import Client
+
+CONTROL_ACTIONS = frozenset(k.action.partition("(")[0] for k in KEYS if k.control)
+HEAVY = ("vtoken_console.client", "vtoken_console.controls")
+
+
+class ConsoleApp(App[int]):
+    """`fps` frames a second at most; `read_only` refuses every control without asking the server."""
+
+    TITLE = "vToken"
+    CSS_PATH = "console.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(k.keys, k.action, k.label, key_display=k.shown, show=False) for k in KEYS
+    ]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        read_only: bool = False,
+        fps: float = 10.0,
+        ascii_only: bool = False,
+    ) -> None:
+        colourless = bool(os.environ.get("NO_COLOR"))
+        super().__init__()
+        self.url = url
+        self.read_only = read_only
+        self.max_fps = fps
+        self.ascii_only = ascii_only
+        self.ramp = RAMPS["ascii" if ascii_only else "shade" if colourless else "amber-blue"]
+        self.client: Client | None = None
+        self._token = token
+        self._ticks: deque[float] = deque(maxlen=64)
+        self.dashboard = Dashboard()
+
+    def get_default_screen(self) -> Screen[Any]:
+        return self.dashboard
+
+    def on_mount(self) -> None:
+        self.set_class(self.ascii_only, "-ascii")
+        self.dashboard.set_class(self.ascii_only, "-ascii")
+        self.call_after_refresh(self._start)
+        self.call_later(self.tick)
+
+    def _start(self) -> None:
+        self.tick()
+        self.run_worker(self._network(), name="network", exit_on_error=True)
+        self.set_interval(1 / self.max_fps, self.tick, name="frame")
+
+    async def _network(self) -> None:
+        for name in HEAVY:
+            await asyncio.to_thread(importlib.import_module, name)
+        from vtoken_console.client import Client
+
+        self.client = Client(self.url, self._token, self.max_fps)
+        await self.client.run()
+
+    # ------------------------------------------------------------ frames
+
+    def make_view(self) -> View:
+        """The newest state as one value."""
+        client, now = self.client, time.monotonic()
+        spread = now - self._ticks[0] if self._ticks else 0.0
+        synced = client is not None and client.connection.ever_live
+        return View(
+            url=self.url,
+            connection=client.connection if client else Connection(State.IDLE),
+            now=time.time(),
+            monotonic=now,
+            age_s=now - client.received if client else 0.0,
+            fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
+            ramp=self.ramp,
+            ascii_only=self.ascii_only,
+            asked_read_only=self.read_only,
+            model=client.model if client and synced else None,
+            series=client.series if client and synced else None,
+        )
+
+    def tick(self) -> None:
+        """Draws one frame: the newest model on every screen in sight."""
+        now = time.monotonic()
+        self._ticks.append(now)
+        while now - self._ticks[0] > 2.0:
+            self._ticks.popleft()
+        view = self.make_view()
+        for screen in self.screen_stack:
+            show = getattr(screen, "show", None)
+            if show is not None and (screen.is_active or screen is self.dashboard):
+                show(view)
+
+    # ------------------------------------------------------------ actions
+
+    def say(self, text: str, *, is_error: bool = False) -> None:
+        """One message above the keys; an error stays until escape or the next action."""
+        until = None if is_error else time.monotonic() + SHOWN_S
+        self.dashboard.say(Note(text, is_error, until))
+
+    def refused(self) -> bool:
+        """Whether controls are off or the link is down; then says why."""
+        view = self.make_view()
+        why = view.read_only_reason
+        if not why and not view.connection.is_live:
+            why = "no connection to the server"
+        if why:
+            self.say(f"Not done: {why}. Nothing was sent.", is_error=True)
+        return bool(why)
+
+    def _control(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+        client = self.client
+        if self.refused() or client is None:
+            return
+
+        async def work() -> None:
+            from vtoken_console.rest import ProblemError
+
+            try:
+                self.say(await make(client))
+            except ProblemError as error:
+                self.say(problem_text(error.problem), is_error=True)
+
+        self.run_worker(work(), group="control")
+
+    def action_pause(self) -> None:
+        from vtoken_console import controls
+
+        status = self.client.model.status if self.client else None
+        state = status.reclamation.state if status else "auto"
+        self._control(lambda client: controls.toggle_pause(client.rest, state))
+
+    def action_compact(self) -> None:
+        from vtoken_console import controls
+
+        self._control(lambda client: controls.compact(client.rest))
+
+    def action_compact_dry(self) -> None:
+        from vtoken_console import controls
+
+        self._control(lambda client: controls.compact(client.rest, dry_run=True))
+
+    def action_undo(self) -> None:
+        from vtoken_console import controls
+
+        self._control(lambda client: controls.undo(client.rest))
+
+    def action_control(self, field: str) -> None:
+        from vtoken_console.screens.control import ControlScreen
+
+        if not self.refused() and self.client is not None:
+            self.push_screen(ControlScreen(self.client, field))
+
+    def action_zoom_in(self) -> None:
+        heatmap = self.dashboard.query_one(Heatmap)
+        if heatmap.zoomed:
+            self.open_block(heatmap.cursor)
+        else:
+            heatmap.set_zoom(True)
+            heatmap.focus()
+
+    def action_zoom_out(self) -> None:
+        self.dashboard.query_one(Heatmap).set_zoom(False)
+
+    def action_open(self) -> None:
+        focused = self.dashboard.focused
+        if isinstance(focused, Heatmap):
+            self.action_zoom_in()
+        elif isinstance(focused, Requests) and focused.chosen is not None:
+            self.open_request(focused.chosen.id)
+        elif isinstance(focused, Events) and focused.chosen is not None:
+            request_id = focused.chosen.data.get("request_id")
+            if request_id:
+                self.open_request(str(request_id))
+
+    def open_request(self, request_id: str) -> None:
+        from vtoken_console.screens.request import RequestScreen
+
+        if self.client is not None:
+            self.push_screen(RequestScreen(self.client, request_id))
+
+    def open_block(self, block_id: int) -> None:
+        from vtoken_console.screens.block import BlockScreen
+
+        if self.client is not None and self.client.model.synced:
+            self.push_screen(BlockScreen(self.client, block_id))
+
+    def on_heatmap_chosen(self) -> None:
+        self.action_zoom_in()
+
+    def action_filter(self) -> None:
+        self.dashboard.open_filter()
+
+    def action_sort(self) -> None:
+        self.say(f"Requests sorted by {self.dashboard.query_one(Requests).next_sort()}.")
+
+    def action_event_kinds(self) -> None:
+        every = self.dashboard.query_one(Events).toggle_kinds()
+        self.say("The log shows every event." if every else "The log shows moves and changes.")
+
+    def action_view(self) -> None:
+        at = VIEWS.index(self.dashboard.shown)
+        self.dashboard.set_view(VIEWS[(at + 1) % len(VIEWS)])
+
+    def action_ramp(self) -> None:
+        names = [n for n in RAMPS if not self.ascii_only or n == "ascii"]
+        self.set_ramp(names[(names.index(self.ramp.name) + 1) % len(names)])
+
+    def set_ramp(self, name: str) -> None:
+        self.ramp = RAMPS[name]
+        self.say(f"Colours: {name}: {self.ramp.summary}.")
+
+    def action_retry(self) -> None:
+        if self.client is not None:
+            self.client.retry_now()
+
+    def action_help(self) -> None:
+        from vtoken_console.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Dashboard keys work on the dashboard only, so that a page on top keeps its own."""
+        mine = {k.action.partition("(")[0] for k in KEYS} - {"quit", "help", "command_palette"}
+        return not (action in mine and self.screen is not self.dashboard)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every key as a command, then every policy and every colour ramp by name."""
+        read_only = bool(self.make_view().read_only_reason)
+        for key in KEYS:
+            name, _, argument = key.action.partition("(")
+            if key.action == "command_palette" or (key.control and read_only):
+                continue
+            method = getattr(self, f"action_{name}")
+            call = (lambda m=method, a=argument.strip("')"): m(a)) if argument else method
+            yield SystemCommand(f"{key.label} ({key.shown})", key.help, call)
+        for name in VIEWS:
+            yield SystemCommand(
+                f"view {name}", "panels on the screen", lambda n=name: self.dashboard.set_view(n)
+            )
+        for ramp in RAMPS.values():
+            yield SystemCommand(
+                f"colours {ramp.name}", ramp.summary, lambda n=ramp.name: self.set_ramp(n)
+            )
+
+
+def run(
+    url: str, *, token: str | None, read_only: bool, fps: float, ascii_only: bool = False
+) -> int:
+    """Runs the console until it is left; returns the exit code."""
+    app = ConsoleApp(url, token=token, read_only=read_only, fps=fps, ascii_only=ascii_only)
+    return app.run() or (app.return_code or 0)

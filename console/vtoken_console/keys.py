@@ -1,0 +1,56 @@
+"""The one table of keys: bindings, the key bar, the help page and the palette are made from it.
+
+Knows no widget. `control` keys change the server and are refused when the console is read-only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`keys` as Textual names them, comma separated; `rank` 0 is dropped last from the key bar."""
+
+    keys: str
+    shown: str
+    action: str
+    label: str
+    help: str
+    group: str
+    control: bool = False
+    rank: int = 9
+
+
+KEYS: tuple[Key, ...] = (
+    Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
+    Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
+    Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", True, 8),
+    Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
+    Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", True, 2),
+    Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", True, 3),
+    Key("b", "b", "control('batch_size')", "batch", "set B, the blocks of one round", "Set", True, 4),
+    Key("m", "m", "control('budget_tokens')", "more", "all settings, with what-if", "Set", True, 5),
+    Key("z", "z", "zoom_in", "zoom", "pool, then blocks, then the slots of a block", "Look", rank=4),
+    Key("Z,backspace", "Z", "zoom_out", "zoom out", "back out", "Look"),
+    Key("enter", "enter", "open", "open", "open the request or the block under the cursor", "Look",
+        rank=4),
+    Key("slash", "/", "filter", "filter", "show only requests whose id or policy matches", "Look",
+        rank=6),
+    Key("s", "s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
+    Key("e", "e", "event_kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
+    Key("v", "v", "view", "view", "all panels, or one of them alone", "Look", rank=6),
+    Key("k", "k", "ramp", "colours", "next colour ramp of the heatmap", "Look"),
+    Key("r", "r", "retry", "retry", "connect again now", "Console"),
+    Key("colon", ":", "command_palette", "command", "find any command by name (also ctrl+p)",
+        "Console", rank=3),
+    Key("question_mark", "?", "help", "help", "this page", "Console", rank=0),
+    Key("q", "q", "quit", "quit", "leave; the server goes on", "Console", rank=0),
+)
+
+MOVES: tuple[tuple[str, str], ...] = (
+    ("tab", "next panel"),
+    ("arrows, mouse", "move the cursor of the panel"),
+    ("page up/down, home, end", "move it far"),
+    ("escape", "close the page on top, dismiss a message"),
+)

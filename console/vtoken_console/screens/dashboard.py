@@ -1,0 +1,114 @@
+"""The main screen: header, sentence, gauge, then the panels that the size allows, then the keys."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.screen import Screen
+from textual.widgets import Input
+
+from vtoken_console.view import View
+from vtoken_console.widgets.charts import Charts
+from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.gauge import Gauge
+from vtoken_console.widgets.header import Header
+from vtoken_console.widgets.heatmap import Heatmap
+from vtoken_console.widgets.keybar import KeyBar
+from vtoken_console.widgets.lines import LinesWidget
+from vtoken_console.widgets.notice import Note, Notice
+from vtoken_console.widgets.requests import Requests
+from vtoken_console.widgets.sentence import Sentence
+from vtoken_console.widgets.waiting import Waiting
+
+VIEWS = ("all", "pool", "requests", "events", "charts")
+
+
+class Dashboard(Screen[None]):
+    AUTO_FOCUS = "#pool"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-narrow"), (100, "-middle"), (140, "-wide"),
+    ]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-short"), (30, "-middling"), (45, "-tall"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = "all"
+        self.synced = False
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield Sentence(id="sentence")
+        yield Gauge(id="gauge")
+        yield Waiting(id="waiting")
+        with Container(id="panels"):
+            with Container(id="left"):
+                yield Heatmap(id="pool")
+                yield Charts(id="charts")
+            with Container(id="right"):
+                yield Requests(id="requests")
+                yield Events(id="events")
+        yield Notice(id="notice")
+        yield Input(id="filter", placeholder="part of a request's id or policy", compact=True)
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#panels").display = False
+        self.query_one("#notice").display = False
+        self.query_one("#filter").display = False
+
+    def show(self, view: View) -> None:
+        """Hands the newest view to every widget in sight."""
+        synced = view.model is not None
+        if synced != self.synced:
+            self.synced = synced
+            self.query_one("#panels").display = synced
+            self.query_one("#waiting").display = not synced
+            if synced and self.focused is None:
+                self.query_one("#pool").focus()
+        for widget in self.query(LinesWidget):
+            if widget.is_on_screen or widget.view is None:
+                widget.show(view)
+
+    def say(self, note: Note | None) -> None:
+        self.query_one(Notice).say(note)
+
+    def set_view(self, name: str) -> None:
+        """All panels, or one of them alone."""
+        for other in VIEWS:
+            self.set_class(other == name, f"-only-{other}")
+        self.shown = name
+        if name != "all":
+            target = self.query_one(f"#{name}")
+            if target.can_focus:
+                target.focus()
+
+    def open_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        requests = self.query_one(Requests)
+        requests.filter = event.value.strip()
+        requests.redraw()
+
+    def on_input_submitted(self) -> None:
+        self.query_one("#filter").display = False
+        self.query_one(Requests).focus()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key != "escape":
+            return
+        box = self.query_one("#filter", Input)
+        if box.display or box.value:
+            event.stop()
+            box.value = ""
+            box.display = False
+            self.query_one(Requests).focus()
+        else:
+            self.say(None)

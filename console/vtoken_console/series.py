@@ -1,0 +1,137 @@
+"""Bounded time series: samples in fixed bins, read as the columns of a chart.
+
+Knows no clock of its own and no widget. Memory is NUM_BINS bins whatever the rate of samples.
+A column's edges stand at whole multiples of its span, so that a chart moves by whole columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BIN_S = 0.5
+NUM_BINS = 1800  # fifteen minutes
+SPANS_S = (30, 60, 120, 300, 900)
+RATE_WINDOW_S = 2.0
+
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A change of configuration, to be drawn on the time axis."""
+
+    ts: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`values` [len(names), columns], NaN where nothing is known; `markers`: column -> label."""
+
+    span_s: int
+    names: tuple[str, ...]
+    values: F64
+    markers: dict[int, str]
+
+    def row(self, name: str) -> F64:
+        row: F64 = self.values[self.names.index(name)]
+        return row
+
+
+class Series:
+    """Named values over time. `add` any rate of samples; `window` the newest `span_s` seconds."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._sums = np.zeros((len(names), NUM_BINS))
+        self._counts = np.zeros(NUM_BINS, dtype=np.int64)
+        self._bins = np.full(NUM_BINS, -1, dtype=np.int64)
+        self._markers: deque[Marker] = deque(maxlen=200)
+        self._first_ts: float | None = None
+        self.last_ts = 0.0
+
+    def add(self, ts: float, values: tuple[float, ...]) -> None:
+        """One sample of all names at Unix time `ts` [s]."""
+        number = int(ts // BIN_S)
+        place = number % NUM_BINS
+        if self._bins[place] != number:
+            if self._bins[place] > number:
+                return  # older than what is kept
+            self._bins[place] = number
+            self._sums[:, place] = 0
+            self._counts[place] = 0
+        self._sums[:, place] += values
+        self._counts[place] += 1
+        self._first_ts = ts if self._first_ts is None else min(self._first_ts, ts)
+        self.last_ts = max(self.last_ts, ts)
+
+    def mark(self, ts: float, label: str) -> None:
+        """Remembers a change of configuration at Unix time `ts`; the same mark counts once."""
+        marker = Marker(ts, label)
+        if marker not in self._markers:
+            self._markers.append(marker)
+
+    def newest(self, name: str) -> float:
+        """The mean of the newest bin; 0 before the first sample."""
+        if self._first_ts is None:
+            return 0.0
+        place = int(self.last_ts // BIN_S) % NUM_BINS
+        return float(self._sums[self.names.index(name), place] / max(self._counts[place], 1))
+
+    def span(self) -> int:
+        """The shortest of SPANS_S that shows everything kept, or the longest."""
+        kept = 0.0 if self._first_ts is None else self.last_ts - self._first_ts
+        return next((s for s in SPANS_S if kept <= s), SPANS_S[-1])
+
+    def window(self, span_s: int, columns: int) -> Window:
+        """The newest `span_s` seconds in `columns` columns: means of the bins of each."""
+        columns = max(columns, 1)
+        values = np.full((len(self.names), columns), np.nan)
+        step = span_s / columns
+        end = (math.floor(self.last_ts / step) + 1) * step
+        kept = np.nonzero((self._bins * BIN_S > end - span_s - BIN_S) & (self._counts > 0))[0]
+        if len(kept):
+            kept = kept[np.argsort(self._bins[kept])]
+            starts = self._bins[kept] * BIN_S
+            means = self._sums[:, kept] / self._counts[kept]
+            edges = end - span_s + step * np.arange(columns + 1)
+            if step >= BIN_S:
+                which = np.floor((starts + BIN_S / 2 - edges[0]) / step).astype(int)
+                inside = (which >= 0) & (which < columns)
+                hits = np.bincount(which[inside], minlength=columns)
+                for row in range(len(self.names)):
+                    sums = np.bincount(which[inside], means[row, inside], minlength=columns)
+                    values[row] = np.where(hits > 0, sums / np.maximum(hits, 1), np.nan)
+            else:
+                middles = (edges[:-1] + edges[1:]) / 2
+                nearest = np.searchsorted(starts, middles, side="right") - 1
+                known = (nearest >= 0) & (middles - starts[nearest] < 2 * BIN_S)
+                values[:, known] = means[:, nearest[known]]
+        markers = {
+            int((m.ts - (end - span_s)) / step): m.label
+            for m in self._markers
+            if end - span_s <= m.ts < end
+        }
+        return Window(span_s, self.names, values, markers)
+
+
+class Rate:
+    """The derivative of a cumulative counter over the newest RATE_WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, ts: float, total: float) -> float:
+        """Counts a sample and returns the rate per second; a counter that fell starts anew."""
+        if self._samples and (total < self._samples[-1][1] or ts < self._samples[-1][0]):
+            self._samples.clear()
+        self._samples.append((ts, total))
+        while len(self._samples) > 2 and ts - self._samples[1][0] >= RATE_WINDOW_S:
+            self._samples.popleft()
+        first_ts, first_total = self._samples[0]
+        return (total - first_total) / (ts - first_ts) if ts > first_ts else 0.0

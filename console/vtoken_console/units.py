@@ -1,0 +1,77 @@
+"""Numbers as text with units, at a fixed width, so that nothing on the screen jumps.
+
+Knows no widget. Every function returns plain text; `width` pads on the left and never cuts.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+def count(value: float, width: int = 0) -> str:
+    """An integer with thousands separators: 5,427."""
+    return f"{round(value):,}".rjust(width)
+
+
+def short_count(value: float, width: int = 5) -> str:
+    """A count in at most five columns: 982, 12.3k, 4.1M."""
+    number = float(value)
+    for suffix in ("", "k", "M", "G"):
+        if abs(number) < (10_000 if suffix == "" else 999.5):
+            text = f"{number:.0f}" if suffix == "" or number >= 99.95 else f"{number:.1f}"
+            return f"{text}{suffix}".rjust(width)
+        number /= 1000
+    return f"{number:.0f}T".rjust(width)
+
+
+def data_size(num_bytes: float, width: int = 0) -> str:
+    """Bytes in decimal units: 1.9 MB."""
+    number = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 999.5:
+            digits = 0 if unit == "B" or number >= 99.95 else 1
+            return f"{number:.{digits}f} {unit}".rjust(width)
+        number /= 1000
+    return f"{number:.1f} TB".rjust(width)
+
+
+def micros(us: float | None, width: int = 0) -> str:
+    """A duration given in microseconds: 210 µs, 3.2 ms."""
+    if us is None:
+        return "–".rjust(width)
+    if us < 1000:
+        return f"{us:.0f} µs".rjust(width)
+    return f"{us / 1000:.1f} ms".rjust(width)
+
+
+def duration(seconds: float) -> str:
+    """A waiting time for people: 8 s, 2 min 05 s, 3 h 12 min."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def age(seconds: float) -> str:
+    """The age of the last message in seven columns: `+38 ms`, `+2.4 s`."""
+    if seconds < 1:
+        return f"+{seconds * 1000:.0f} ms".rjust(7)
+    if seconds < 100:
+        return f"+{seconds:.1f} s".rjust(7)
+    return f"+{seconds:.0f} s".rjust(7)
+
+
+def clock(ts: float) -> str:
+    """Local wall-clock time of a Unix time: 14:02:11."""
+    return time.strftime("%H:%M:%S", time.localtime(ts))
+
+
+def fit(text: str, width: int, *, ellipsis: str = "…") -> str:
+    """`text` cut or padded to exactly `width` columns; a cut is marked."""
+    if width <= 0:
+        return ""
+    if len(text) <= width:
+        return text.ljust(width)
+    return text[: width - 1] + ellipsis

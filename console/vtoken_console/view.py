@@ -1,0 +1,43 @@
+"""What one drawn frame is made of: the newest model, the link's state, and the viewer's choices.
+
+Knows no widget. One View is built a frame and handed to every widget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vtoken_console.connection import Connection
+from vtoken_console.ramp import Ramp
+
+if TYPE_CHECKING:
+    from vtoken_console.model import Model
+    from vtoken_console.series import Series
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """`now`: Unix seconds; `monotonic`: seconds; `age_s`: since the newest message."""
+
+    url: str
+    connection: Connection
+    now: float
+    monotonic: float
+    age_s: float
+    fps: float
+    ramp: Ramp
+    ascii_only: bool
+    asked_read_only: bool
+    model: Model | None = None  # None until there is a first snapshot
+    series: Series | None = None
+
+    @property
+    def read_only_reason(self) -> str:
+        """Why the controls are off; empty when they are on."""
+        if self.asked_read_only:
+            return "this console was started with --read-only"
+        hello = self.model.hello if self.model else None
+        if hello is not None and not hello.can_control:
+            return "the server grants this token reading only"
+        return ""

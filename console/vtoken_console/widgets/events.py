@@ -1,0 +1,76 @@
+"""The log: relocations, configuration changes and what else the engine reports, newest on top."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtoken_console import palette, units
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, Span, cut, merge
+from vtoken_console.widgets.scroller import Scroller
+
+if TYPE_CHECKING:
+    from vtoken.wire import Event
+
+QUIET_KINDS = frozenset({"eviction", "reclaimed"})  # summed over a step, so one every few steps
+
+
+class Events(Scroller):
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.all_kinds = False
+        self._rows: list[Event] = []
+        self._source: object = None
+        self._chosen: int | None = None
+
+    @property
+    def chosen(self) -> Event | None:
+        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
+
+    def toggle_kinds(self) -> bool:
+        """Shows every kind, or moves and changes only; answers which."""
+        self.all_kinds = not self.all_kinds
+        self._source = None
+        self.redraw()
+        return self.all_kinds
+
+    def moved(self) -> None:
+        # On the top row the cursor follows the newest event, elsewhere it stays on its event.
+        self._chosen = self.chosen.seq if self.chosen and self.cursor > 0 else None
+
+    def num_rows(self, view: View) -> int:
+        return len(self._rows)
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        if view.model is None:
+            return []
+        if self._source is not view.model.events:
+            self._source = view.model.events
+            self._rows = [
+                e
+                for e in reversed(view.model.events)
+                if self.all_kinds or e.kind not in QUIET_KINDS
+            ]
+            if self._chosen is not None:
+                rows = enumerate(self._rows)
+                self.cursor = next((i for i, e in rows if e.seq == self._chosen), self.cursor)
+        kinds = "all events" if self.all_kinds else "moves and changes"
+        missed = view.model.missed_events
+        title = kinds + (f" · {missed:,} missed" if missed else "")
+        self.border_title = title.replace("·", "-") if view.ascii_only else title
+        return super().build_lines(view, width, height)
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        event = self._rows[row]
+        glyph, look = palette.EVENT_LOOK.get(event.kind, ("·", palette.MUTED_STYLE))
+        if view.ascii_only:
+            glyph = {"»": ">", "▲": "^", "·": "."}.get(glyph, glyph)
+        if selected and self.has_focus:
+            line = f" {units.clock(event.ts)} {glyph} {event.summary}"
+            return ((units.fit(line, width), palette.CURSOR_STYLE),)
+        spans: list[Span] = [
+            (f" {units.clock(event.ts)} ", palette.FAINT_STYLE),
+            (f"{glyph} ", look),
+            (event.summary, palette.MUTED_STYLE if event.kind in QUIET_KINDS else palette.TEXT_STYLE),
+        ]
+        return merge(cut(spans, width))

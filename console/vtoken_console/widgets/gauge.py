@@ -1,0 +1,81 @@
+"""Line three: F against theta_F, and the figures that say whether memory is the limit."""
+
+from __future__ import annotations
+
+from vtoken_console import palette, units
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
+
+BAR = 20
+
+
+def bar(f: float, theta: float, *, ascii_only: bool) -> list[Span]:
+    """F as a bar over 0..1 with a mark at theta; the part above theta in another colour."""
+    full, empty, mark = ("#", "-", "|") if ascii_only else ("█", "░", "│")
+    at = min(BAR - 1, round(theta * BAR))
+    filled = round(f * BAR)
+    spans: list[Span] = []
+    for x in range(BAR):
+        if x == at:
+            spans.append((mark, palette.THETA_STYLE))
+        elif x < filled:
+            over = x > at and f > theta
+            spans.append((full, palette.WARN_STYLE if over else palette.style("#5b8fc9")))
+        else:
+            spans.append((empty, palette.FAINT_STYLE))
+    return spans
+
+
+class Gauge(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        status = view.model.status if view.model else None
+        if status is None or view.series is None:
+            return []
+        muted, text = palette.MUTED_STYLE, palette.BOLD_STYLE
+        fragmentation, blocks, requests = status.fragmentation, status.blocks, status.requests
+        over = fragmentation.f > fragmentation.theta_f
+        spans: list[Span] = [
+            (" F ", muted),
+            (f"{fragmentation.f:.2f} ", palette.WARN_STYLE if over else text),
+            *bar(fragmentation.f, fragmentation.theta_f, ascii_only=view.ascii_only),
+            (" θ " if not view.ascii_only else " theta ", muted),
+            (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
+        ]
+        digits = len(units.count(blocks.total))
+        reclamation = status.reclamation
+        rate = view.series.newest("tokens_per_s")
+        low = blocks.free <= fragmentation.low_watermark_blocks
+        groups: list[list[Span]] = [
+            [
+                ("free ", muted),
+                (units.count(blocks.free, digits), palette.WARN_STYLE if low else text),
+                (f"/{units.count(blocks.total)}", muted),
+            ],
+            [
+                ("run ", muted), (f"{requests.running:>3}", text),
+                (" wait ", muted),
+                (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
+            ],
+            [(units.count(rate, 6), text), (" tok/s", muted)],
+            [
+                ("held ", muted), (units.count(blocks.used, digits), text),
+                (" bound ", muted), (units.count(reclamation.packed_bound_blocks, digits), text),
+                (" naive ", muted), (units.count(reclamation.blocks_without_reclaim, digits), text),
+            ],
+            [
+                ("preempted ", muted),
+                (units.count(requests.preempted, 3),
+                 palette.WARN_STYLE if requests.preempted else text),
+            ],
+            [("step ", muted), (f"{status.step_ms:5.1f}", text), (" ms", muted)],
+            [
+                ("reclaimed ", muted), (units.short_count(reclamation.reclaimed_blocks), text),
+                (" moved ", muted), (units.short_count(reclamation.moved_tokens), text),
+                (" recycled ", muted), (units.short_count(reclamation.recycled_slots), text),
+            ],
+        ]
+        for group in groups:
+            if width_of(spans) + 3 + width_of(group) > width:
+                continue
+            spans += [("   ", muted), *group]
+        return [merge(spans)]

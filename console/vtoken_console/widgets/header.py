@@ -1,0 +1,78 @@
+"""Line one: which server, how it is set, and how fresh the picture is."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from vtoken_console import palette, units
+from vtoken_console.connection import State
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread, width_of
+
+LOOKS = {
+    State.IDLE: ("○", "starting", palette.MUTED_STYLE),
+    State.CONNECTING: ("○", "connecting", palette.WARN_STYLE),
+    State.SYNCING: ("◐", "syncing", palette.WARN_STYLE),
+    State.LIVE: ("●", "live", palette.GOOD_STYLE),
+    State.LOST: ("×", "lost", palette.BAD_STYLE),
+    State.REFUSED: ("×", "refused", palette.BAD_STYLE),
+    State.CLOSED: ("○", "closed", palette.MUTED_STYLE),
+}
+STALE_S = 2.0
+
+
+def mode_name(view: View) -> str:
+    """The running variant and reclamation mode: vtoken·auto, naive-evict, no eviction."""
+    assert view.model is not None
+    status = view.model.status
+    if status is None:
+        return ""
+    if status.reclamation.state == "off":
+        return "naive-evict"
+    return f"vtoken·{status.reclamation.state}"
+
+
+class Header(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+        glyph, word, look = LOOKS[view.connection.state]
+        reconnecting = view.connection.state is State.CONNECTING and view.connection.ever_live
+        if reconnecting:
+            word = "reconnecting"
+        if view.ascii_only:
+            glyph = "*" if view.connection.is_live else "x"
+        right: list[Span] = []
+        if view.read_only_reason:
+            right.append((" read-only ", palette.style("#000000", palette.WARN)))
+            right.append((" ", text))
+        right.append((f"{glyph} {word}", look))
+        if view.model is not None:
+            stale = view.age_s > STALE_S
+            right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
+            right.append((f" {view.fps:4.1f} fps ", muted))
+        left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
+        parts: list[list[Span]] = []
+        where = urlsplit(view.url).netloc or view.url
+        model = view.model
+        if model is None or model.status is None:
+            parts.append([(where, text)])
+        else:
+            status = model.status
+            parts.append([(status.model.rsplit("/", 1)[-1], text), (f" @ {where}", muted)])
+            parts.append([(mode_name(view), text)])
+            if status.policy.name == "none":
+                parts.append([("no eviction", text)])
+            else:
+                parts.append(
+                    [
+                        (status.policy.name, text),
+                        (f" budget {units.count(status.budget_tokens)}", muted),
+                        (f" (+{units.count(status.interval_tokens)})", muted),
+                    ]
+                )
+            parts.append([(f"rev {status.config_revision}", muted)])
+        for part in parts:
+            if width_of(left) + width_of(part) + 2 + width_of(right) > width:
+                continue
+            left += [("  ", text), *part]
+        return [spread(left, right, width, text)]

@@ -1,0 +1,27 @@
+"""The last line: the keys that work now, most needed first; dropped from the least needed."""
+
+from __future__ import annotations
+
+from vtoken_console import palette
+from vtoken_console.keys import KEYS, Key
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
+
+
+def _label(key: Key, view: View) -> str:
+    status = view.model.status if view.model else None
+    if key.action == "pause" and status is not None and status.reclamation.state != "auto":
+        return "resume"
+    return key.label
+
+
+class KeyBar(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        usable = [k for k in KEYS if not (k.control and view.read_only_reason) and k.rank < 9]
+        shown: list[tuple[Key, str]] = [(key, _label(key, view)) for key in usable]
+        while shown and sum(len(k.shown) + len(label) + 3 for k, label in shown) > width:
+            shown.remove(max(shown, key=lambda pair: pair[0].rank))
+        spans: list[Span] = []
+        for key, label in shown:
+            spans += [(f" {key.shown}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+        return [merge(spans)]

@@ -1,0 +1,204 @@
+"""The request table: live, dead, blocks held, the packed bound, and what naive-evict would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vtoken_console import palette, units
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import EMPTY, Line, Span, merge
+from vtoken_console.widgets.scroller import Scroller
+
+if TYPE_CHECKING:
+    from vtoken.wire import RequestRow
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`rank` 0 is dropped last when the panel is narrow; `total` sums over the rows shown."""
+
+    head: str
+    width: int
+    rank: int
+    text: Callable[[RequestRow], str]
+    total: Callable[[RequestRow], int] | None = None
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("state", 9, 5, lambda r: r.state),
+    Column("live", 7, 0, lambda r: units.count(r.live), lambda r: r.live),
+    Column("dead", 7, 0, lambda r: units.count(r.dead), lambda r: r.dead),
+    Column("blocks", 6, 0, lambda r: units.count(r.blocks), lambda r: r.blocks),
+    Column("bound", 6, 0, lambda r: units.count(r.bound_blocks), lambda r: r.bound_blocks),
+    Column("naive", 6, 1, lambda r: units.count(r.naive_blocks), lambda r: r.naive_blocks),
+    Column("output", 7, 4, lambda r: units.count(r.output_tokens), lambda r: r.output_tokens),
+    Column("moved", 7, 6, lambda r: units.count(r.moved_tokens), lambda r: r.moved_tokens),
+    Column("policy", 14, 3, lambda r: r.policy),
+    Column("budget", 7, 7, lambda r: units.count(r.budget_tokens)),
+)
+ID_WIDTH = (8, 24)
+BAR_WIDTH = 12
+
+SORTS: dict[str, Callable[[RequestRow], float]] = {
+    "arrival": lambda r: 0.0,
+    "excess blocks": lambda r: r.bound_blocks - r.blocks,
+    "live": lambda r: -r.live,
+    "dead": lambda r: -r.dead,
+}
+
+
+def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> list[Span]:
+    """The bound, what is held over it, and what naive-evict would hold on top, to one scale."""
+    bound, over, naive = ("#", "+", ".") if ascii_only else ("█", "▓", "░")
+    ends = [
+        round(width * value / max(scale, 1))
+        for value in (
+            row.bound_blocks,
+            max(row.blocks, row.bound_blocks),
+            max(row.naive_blocks, row.blocks, row.bound_blocks),
+        )
+    ]
+    return [
+        (bound * ends[0], palette.style("#5b8fc9")),
+        (over * (ends[1] - ends[0]), palette.WARN_STYLE),
+        (naive * (ends[2] - ends[1]), palette.FAINT_STYLE),
+        (" " * (width - ends[2]), palette.TEXT_STYLE),
+    ]
+
+
+class Requests(Scroller):
+    HEAD = 1
+    FOOT = 1
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.filter = ""
+        self.sort = "arrival"
+        self._rows: list[RequestRow] = []
+        self._columns: list[Column] = []
+        self._id_width = ID_WIDTH[0]
+        self._bar_width = 0
+        self._scale = 1
+        self._chosen: str | None = None
+
+    @property
+    def chosen(self) -> RequestRow | None:
+        """The row under the cursor."""
+        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
+
+    def moved(self) -> None:
+        self._chosen = self.chosen.id if self.chosen else None
+
+    def double_clicked(self) -> None:
+        self.app.simulate_key("enter")
+
+    def next_sort(self) -> str:
+        names = list(SORTS)
+        self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        self.redraw()
+        return self.sort
+
+    def num_rows(self, view: View) -> int:
+        return len(self._rows)
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        if view.model is None:
+            return []
+        everything = list(view.model.requests.values())
+        needle = self.filter.lower()
+        self._rows = [
+            r for r in everything if needle in r.id.lower() or needle in r.policy.lower()
+        ]
+        self._rows.sort(key=SORTS[self.sort])
+        found = next((i for i, r in enumerate(self._rows) if r.id == self._chosen), None)
+        if found is not None:
+            self.cursor = found
+        self._fit(width)
+        title = f"requests · {len(self._rows)}"
+        if self.filter:
+            title += f" of {len(everything)} match “{self.filter}”"
+        if self.sort != "arrival":
+            title += f" · by {self.sort}"
+        self.border_title = title.replace("·", "-") if view.ascii_only else title
+        if not self._rows:
+            self.border_subtitle = ""
+            return _nothing(view, self.filter, width)
+        return super().build_lines(view, width, height)
+
+    def _fit(self, width: int) -> None:
+        longest = max((len(r.id) for r in self._rows), default=ID_WIDTH[0])
+        self._id_width = min(max(longest, ID_WIDTH[0]), ID_WIDTH[1])
+        columns = sorted(COLUMNS, key=lambda c: c.rank)
+        while columns and 1 + ID_WIDTH[0] + sum(c.width + 1 for c in columns) > width:
+            columns.pop()
+        self._columns = [c for c in COLUMNS if c in columns]
+        used = 1 + sum(c.width + 1 for c in self._columns)
+        self._bar_width = 0
+        if width - used - self._id_width > BAR_WIDTH:
+            self._bar_width = min(40, width - used - self._id_width - 1)
+        self._id_width = max(ID_WIDTH[0], min(self._id_width, width - used))
+        self._scale = max((max(r.naive_blocks, r.blocks) for r in self._rows), default=1)
+
+    def build_head(self, view: View, width: int) -> list[Line]:
+        text = " " + "id".ljust(self._id_width)
+        for column in self._columns:
+            left = column.head in ("state", "policy")
+            text += " " + (
+                column.head.ljust(column.width) if left else column.head.rjust(column.width)
+            )
+        if self._bar_width:
+            legend = "# bound + held . naive" if view.ascii_only else "█ bound ▓ held ░ naive"
+            text += " " + units.fit(legend if self._bar_width >= len(legend) else "", self._bar_width)
+        return [((text, palette.MUTED_STYLE),)]
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        r = self._rows[row]
+        look = palette.TEXT_STYLE
+        if selected:
+            look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+        waiting = r.state != "running"
+        ink = look if selected else (palette.MUTED_STYLE if waiting else look)
+        mark = "›" if selected else ("~" if waiting else " ")
+        if view.ascii_only and selected:
+            mark = ">"
+        spans: list[Span] = [(mark + units.fit(r.id, self._id_width), ink)]
+        for column in self._columns:
+            text = column.text(r)
+            warn = column.head == "blocks" and r.blocks > r.bound_blocks + 1 and not selected
+            left = column.head in ("state", "policy")
+            cell = units.fit(text, column.width) if left else text.rjust(column.width)
+            spans.append((" " + cell, palette.WARN_STYLE if warn else ink))
+        if self._bar_width:
+            spans.append((" ", palette.TEXT_STYLE))
+            spans += blocks_bar(r, self._bar_width, self._scale, ascii_only=view.ascii_only)
+        return merge(spans)
+
+    def build_foot(self, view: View, width: int) -> list[Line]:
+        text = " " + units.fit("sum", self._id_width)
+        for column in self._columns:
+            total = column.total
+            cell = "" if total is None else units.count(sum(total(r) for r in self._rows))
+            text += " " + cell.rjust(column.width)
+        return [((text, palette.BOLD_STYLE),)]
+
+
+def _nothing(view: View, wanted: str, width: int) -> list[Line]:
+    muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+    if wanted:
+        return [EMPTY, ((f" No request matches “{wanted}”.  / then escape clears it.", muted),)]
+    model = view.model.status.model if view.model and view.model.status else "MODEL"
+    lines: list[Line] = [EMPTY, ((" No request is running. Send one:", text),), EMPTY]
+    command = (
+        f"curl {view.url.rstrip('/')}/v1/completions",
+        "-H 'Content-Type: application/json'",
+        f'-d \'{{"model": "{model}",',
+        '     "prompt": "Once upon a time",',
+        "     \"max_tokens\": 512}'",
+    )
+    last = len(command) - 1
+    for n, part in enumerate(command):
+        end = " \\" if n < 2 and n != last else ""
+        lines.append((("   " + part + end, palette.KEY_STYLE),))
+    return lines

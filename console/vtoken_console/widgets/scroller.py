@@ -1,0 +1,107 @@
+"""A panel of rows with a cursor, keys and mouse; only the rows in sight are built.
+
+Knows no vToken data. A subclass gives `num_rows`, `build_row`, and optionally head and foot lines.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+
+
+class Scroller(LinesWidget, can_focus=True):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "step(-1)", show=False),
+        Binding("down", "step(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "jump(0)", show=False),
+        Binding("end", "jump(-1)", show=False),
+    ]
+    HEAD = 0
+    FOOT = 0
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.cursor = 0
+        self.top = 0
+
+    def num_rows(self, view: View) -> int:
+        raise NotImplementedError
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        raise NotImplementedError
+
+    def build_head(self, view: View, width: int) -> list[Line]:
+        """Exactly HEAD lines."""
+        return []
+
+    def build_foot(self, view: View, width: int) -> list[Line]:
+        """Exactly FOOT lines."""
+        return []
+
+    def moved(self) -> None:
+        """Called after the cursor moved by key or mouse."""
+
+    @property
+    def page_rows(self) -> int:
+        return max(1, self.content_size.height - self.HEAD - self.FOOT)
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        total = self.num_rows(view)
+        room = self.page_rows
+        self.cursor = max(0, min(self.cursor, total - 1))
+        self.top = max(0, min(self.top, total - room))
+        if self.cursor < self.top:
+            self.top = self.cursor
+        elif self.cursor >= self.top + room:
+            self.top = self.cursor - room + 1
+        shown = range(self.top, min(total, self.top + room))
+        rows = [self.build_row(view, r, width, selected=r == self.cursor) for r in shown]
+        rows += [EMPTY] * (room - len(rows))
+        self.border_subtitle = (
+            f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}" if total > room else ""
+        )
+        return [*self.build_head(view, width), *rows, *self.build_foot(view, width)]
+
+    def action_step(self, by: int) -> None:
+        self._go(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self._go(self.cursor + by * self.page_rows)
+
+    def action_jump(self, to: int) -> None:
+        if self.view is not None:
+            self._go(to if to >= 0 else self.num_rows(self.view) - 1)
+
+    def _go(self, row: int) -> None:
+        total = self.num_rows(self.view) if self.view is not None else 0
+        self.cursor = max(0, min(row, total - 1))
+        self.moved()
+        self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self._go(self.cursor + 3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self._go(self.cursor - 3)
+
+    def on_click(self, event: events.Click) -> None:
+        y = event.get_content_offset(self)
+        if y is not None and self.HEAD <= y.y < self.HEAD + self.page_rows:
+            self._go(self.top + y.y - self.HEAD)
+            if event.chain == 2:
+                self.double_clicked()
+
+    def double_clicked(self) -> None:
+        """A row was clicked twice."""
+
+    def watch_has_focus(self, _focus: bool) -> None:
+        self.redraw()

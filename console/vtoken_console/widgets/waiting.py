@@ -1,0 +1,46 @@
+"""Fills the middle of the screen while there is no data: connecting to where, since when, why not."""
+
+from __future__ import annotations
+
+from vtoken_console import palette, units
+from vtoken_console.connection import State
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+from vtoken_console.widgets.sentence import waiting_text
+
+
+class Waiting(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        connection = view.connection
+        muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+        body: list[Line] = [(("Connecting to ", muted), (view.url, palette.BOLD_STYLE)), EMPTY]
+        if connection.since:
+            ago = units.duration(view.now - connection.since)
+            body.append((("since     ", muted), (f"{units.clock(connection.since)}, {ago} ago", text)))
+        if connection.failures:
+            body.append((("tried     ", muted), (f"{connection.failures} times", text)))
+        if connection.error:
+            body.append((("answer    ", muted), (connection.error, palette.WARN_STYLE)))
+        status = waiting_text(connection, view.now)
+        if status:
+            body.append((("now       ", muted), (status, text)))
+        if connection.failures:
+            body += [EMPTY, *_advice(view)]
+        inner = max(sum(len(t) for t, _ in line) for line in body)
+        pad = " " * max(1, (width - inner) // 2)
+        top = max(0, (height - len(body)) // 3)
+        return [EMPTY] * top + [((pad, text), *line) for line in body]
+
+
+def _advice(view: View) -> list[Line]:
+    muted, text, key = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.KEY_STYLE
+    lines: list[Line] = []
+    if view.connection.state is State.REFUSED or "401" in view.connection.error:
+        lines.append((("token     ", muted), ("export VTOKEN_TOKEN=…", text)))
+    else:
+        lines.append((("start one ", muted), ("vtoken serve MODEL", text),
+                      ("   or   ", muted), ("make demo", text)))
+        lines.append((("elsewhere ", muted), ("vtoken console --url http://HOST:PORT", text)))
+    lines += [EMPTY, (("r", key), (" try now   ", muted), ("?", key), (" help   ", muted),
+                      ("q", key), (" quit", muted))]
+    return lines
