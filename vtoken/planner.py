@@ -150,13 +150,13 @@ def _lay_out(
     place[grid.ravel()[where]] = where
     source = place[movers]
 
-    # Full blocks first, the rest by falling occupancy: the append position lies in the last one.
+    # Read-only blocks first, the rest by falling occupancy: the append position lies in the last.
     after = live.copy()
     np.add.at(after, taken // s, 1)
     np.subtract.at(after, source // s, 1)
-    entries = [(int(after[i]), layout.blocks[i]) for i in kept]
-    entries += [(min(s, num_out - i * s), -1 - i) for i in range(num_fresh)]
-    entries.sort(key=lambda entry: -entry[0])
+    entries = [(bool(layout.writable[i]), -int(after[i]), layout.blocks[i]) for i in kept]
+    entries += [(True, -min(s, num_out - i * s), -1 - i) for i in range(num_fresh)]
+    entries.sort(key=lambda entry: entry[:2])
 
     blocks = np.asarray(layout.blocks, dtype=np.int64)
 
@@ -172,14 +172,15 @@ def _lay_out(
         destination_slots=slot(destination),
         source_blocks=tuple(int(blocks[i]) for i in sources),
         num_fresh_blocks=num_fresh,
-        blocks=tuple(block for _, block in entries),
+        blocks=tuple(block for _, _, block in entries),
     )
 
 
 def _holes(grid: Ints, blocks: Ints) -> Ints:
     """Places without a live token in `blocks`, in the order given."""
     rows, cols = np.nonzero(grid[blocks] < 0)
-    return blocks[rows] * grid.shape[1] + cols
+    places: Ints = blocks[rows] * grid.shape[1] + cols
+    return places
 
 
 def _dense_holes(grid: Ints, blocks: Ints, live: Ints, num_movers: int) -> tuple[Ints, Ints]:

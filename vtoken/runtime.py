@@ -151,14 +151,15 @@ class Runtime:
         table = self.tables.get(request_id)
         if table is None or not table.virtual:
             return None
-        if num_new == 1 and self.states[request_id].hole is not None:
+        state = self.states[request_id]
+        if num_new == 1 and state.hole is not None:
             return table.extent
-        return table.extent + num_new
+        return table.append_start(state.readonly) + num_new
 
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
         plan = StepPlan(self.step)
-        probing = "attention" in self.config.policy.needs
+        plan.probing = probing = "attention" in self.config.policy.needs
         if probing and self.step % self.config.probe_every_steps == 0:
             plan.probe_layers = self.config.probe_layers or (self.geometry.num_layers // 2,)
         want = []
@@ -491,14 +492,15 @@ class Runtime:
         hole = state.hole if num_new == 1 else None
         pending = self._pending(state, table)
         if hole is not None:
-            block = table.blocks[hole // self.geometry.block_size]
-            if not self.store.is_writable(block):
-                self.violated(InvariantViolation("I4", f"recycled block {block} is not private"))
             state.recycled_slots += 1
             self.counters.recycled_slots += 1
+        start = table.append_start(state.readonly) if hole is None else hole
         pending.new_slots = self.tables.sync_new_tokens(
-            request_id, request.block_ids, request.num_tokens, hole
+            request_id, request.block_ids, request.num_tokens, start
         )
+        for block in set((pending.new_slots // self.geometry.block_size).tolist()):
+            if not self.store.is_writable(block):
+                self.violated(InvariantViolation("I4", f"block {block} is written, not private"))
         return table
 
     # ------------------------------------------------------------ plan assembly

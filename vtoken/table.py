@@ -13,7 +13,7 @@ Invariants (`check`), with T = num_tokens and E = extent:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,10 @@ class TokenTable:
         """Live tokens of this request, a block of the block table [len(blocks)]."""
         if self.virtual:
             size = len(self.blocks) * self.block_size
-            return np.count_nonzero(self._occupied[:size].reshape(-1, self.block_size), axis=1)
+            live: npt.NDArray[np.int64] = np.count_nonzero(
+                self._occupied[:size].reshape(-1, self.block_size), axis=1
+            )
+            return live
         full, tail = divmod(self.num_tokens, self.block_size)
         out = np.zeros(len(self.blocks), dtype=np.int64)
         out[:full] = self.block_size
@@ -143,15 +146,23 @@ class TokenTable:
                 occupied[: len(self._occupied)] = self._occupied
                 self._occupied = occupied
 
-    def place(self, num_new: int, hole: int | None = None) -> Slots:
-        """Register `num_new` tokens; one token may go to index `hole`, else they go to E, E+1, ...
+    def append_start(self, readonly: Container[int]) -> int:
+        """Where appended tokens go: E, or the first index after it that no `readonly` block has."""
+        start = self.extent
+        for index in range(start // self.block_size, len(self.blocks)):
+            if self.blocks[index] in readonly:
+                start = (index + 1) * self.block_size
+        return start
+
+    def place(self, num_new: int, start: int | None = None) -> Slots:
+        """Register `num_new` tokens at index `start` on, by default at E; below E goes one at most.
 
         Returns their slots [num_new]. Raises InvariantViolation when the held blocks are too few.
         """
         first = self.num_tokens
-        start = self.extent if hole is None else hole
+        start = self.extent if start is None else start
         fits = start + num_new <= len(self.blocks) * self.block_size
-        if not fits or (hole is not None and num_new != 1):
+        if not fits or (start < self.extent and num_new != 1):
             raise InvariantViolation(
                 "I4",
                 f"{num_new} tokens at index {start} do not fit {len(self.blocks)} blocks "
@@ -170,8 +181,8 @@ class TokenTable:
                 raise InvariantViolation(
                     "I2", f"index {start}+{num_new} of request {self.request_id} is occupied"
                 )
-            if hole is not None and (ghost := int(self._tokens[hole])) >= 0:
-                self._index[ghost] = -1
+            ghosts = self._tokens[start : start + num_new]
+            self._index[ghosts[ghosts >= 0]] = -1
             ids = slice(first, self.num_tokens)
             self._index[ids] = np.arange(start, start + num_new)
             self._live[ids] = True

@@ -46,12 +46,12 @@ class TokenTables:
         return self._tables.get(request_id)
 
     def sync_new_tokens(
-        self, request_id: str, block_ids: Sequence[int], total_len: int, hole: int | None = None
+        self, request_id: str, block_ids: Sequence[int], total_len: int, start: int | None = None
     ) -> Slots:
         """Register the tokens that `request_id` gained; a new request gets its table.
 
         `block_ids` is the request's whole block table (it may only have grown), `total_len` its
-        tokens so far, dead ones included. One new token may be written to the dead place `hole`.
+        tokens so far, dead ones included. They go to index `start` on, see `TokenTable.place`.
         Returns the slots of the new tokens.
         """
         table = self._tables.get(request_id)
@@ -64,7 +64,7 @@ class TokenTables:
             raise InvariantViolation(
                 "I4", f"{request_id} holds {len(block_ids)} blocks, its table has {known}"
             )
-        slots = table.place(total_len - table.num_tokens, hole)
+        slots = table.place(total_len - table.num_tokens, start)
         self.pool.add(slots)
         return slots
 

@@ -27,7 +27,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
             continue
         evicted += num_victims
         layout = runtime.layout_of(table, victims)
-        alive = (layout.grid >= 0).any(axis=1)
+        alive = np.count_nonzero(layout.grid >= 0, axis=1) > 0
         freed += int(np.count_nonzero(~alive))
         kept = Layout(
             layout.request_id,

@@ -51,7 +51,8 @@ class SimpleStore:
         self.tables[request_id] = list(blocks)
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        first, last = [], []
+        first: list[int] = []
+        last: list[int] = []
         for block in blocks:
             if self.ref_cnt[block] <= 0:
                 raise ValueError(f"block {block} is given back but held by nobody")

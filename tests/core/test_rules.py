@@ -1,0 +1,326 @@
+"""The seven rules that a failing control or an observed bug stands behind, each with a control
+where breaking it is possible from outside: without the control a rule's test could not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine, SimpleStore, SimulatedWorker
+from vtoken.errors import InvariantViolation
+
+EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}
+
+
+def crowd(
+    policy: str = "random", *, num_requests: int = 5, num_blocks: int = 32, **options: Any
+) -> CoreEngine:
+    """Requests that share a hashed prefix and evict inside it."""
+    params = {"recent": 2, "sinks": 1} if policy == "random" else {}
+    config = {
+        "policy": {"name": policy, "params": params},
+        "budget_tokens": 10,
+        "interval_tokens": 1,
+        "low_watermark_blocks": num_blocks,
+    } | EAGER
+    config |= options.pop("config", {})
+    engine = CoreEngine(num_blocks=num_blocks, block_size=4, config=config, **options)
+    for i in range(num_requests):
+        engine.add(f"r{i}", 19, prefix="p", prefix_tokens=9, max_tokens=40, seed=i)
+    return engine
+
+
+def run(engine: CoreEngine, num_steps: int = 120) -> None:
+    for _ in range(num_steps):
+        engine.step()
+        engine.check()
+
+
+# ---------------------------------------------------------------- rule 1: write to private blocks
+
+
+class LyingStore(SimpleStore):
+    """Says that every block is writable, shared and hashed ones too."""
+
+    def is_writable(self, block: int) -> bool:  # noqa: ARG002
+        return True
+
+
+@pytest.mark.parametrize("policy", ["random", "streaming_llm", "sliding_window", "h2o"])
+@pytest.mark.parametrize("recycle", [True, False])
+@pytest.mark.parametrize("planner", ["plug", "pack"])
+def test_rule_1_only_private_unhashed_blocks_are_written(
+    policy: str, recycle: bool, planner: str
+) -> None:
+    engine = crowd(policy, config={"recycle": recycle, "planner": planner})
+    run(engine)
+    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.relocations > 0
+    assert engine.worker.reads_checked > 1000
+
+
+def test_rule_1_control_a_store_that_lies_about_writability_loses_contents() -> None:
+    with pytest.raises(AssertionError, match=r"I1|cached block"):
+        run(crowd(store=LyingStore(32)))
+
+
+def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
+    """The newest tokens sit in recycled holes, so the tail dies and E falls into a hashed block."""
+    engine = CoreEngine(
+        num_blocks=16,
+        block_size=4,
+        config={"policy": {"name": "sliding_window"}, "reclamation": "off", "recycle": False},
+    )
+    engine.add("a", 9)
+    engine.step()
+    table = engine.runtime.tables["a"]
+    engine.runtime.states["a"].readonly = frozenset(table.blocks[:2])
+    table.evict(np.array([6, 7, 8]))
+    assert table.extent == 6
+    assert table.append_start(frozenset(table.blocks[:2])) == 8
+    assert table.append_start(frozenset()) == 6
+    assert engine.runtime.required_extent("a", 1) == 9
+
+
+# ---------------------------------------------------------------- rule 2: ref_cnt at plan time
+
+
+class UnsharedStore(SimpleStore):
+    """Says that no block is shared."""
+
+    def is_shared(self, block: int) -> bool:  # noqa: ARG002
+        return False
+
+
+def test_rule_2_blocks_shared_since_the_same_step_are_never_sources_or_destinations() -> None:
+    """All are admitted in one step: the first one's blocks are hashed and shared within it."""
+    engine = crowd()
+    engine.step()
+    assert {b for b in range(32) if engine.store.ref_cnt[b] == 5}
+    for _ in range(40):
+        held_by_many = {b for b in range(32) if engine.store.ref_cnt[b] > 1}
+        plan = engine.step()
+        assert not held_by_many & set((plan.source_slots // 4).tolist())
+        assert not held_by_many & set((plan.destination_slots // 4).tolist())
+
+
+def test_rule_2_control_a_store_that_denies_sharing_makes_them_sources() -> None:
+    engine = crowd(store=UnsharedStore(32))
+    moved: set[int] = set()
+    for _ in range(40):
+        held_by_many = {b for b in range(32) if engine.store.ref_cnt[b] > 1}
+        moved |= held_by_many & set((engine.step().source_slots // 4).tolist())
+    assert moved
+
+
+# ---------------------------------------------------------------- rule 3: free after all plans
+
+
+def test_rule_3_no_block_freed_in_a_pass_is_a_destination_of_that_pass() -> None:
+    engine = crowd(config={"planner": "pack"}, num_blocks=24)
+    taken: list[int] = []
+    returned: list[int] = []
+    take, give_back = engine.store.take, engine.store.give_back
+
+    def recording_take(num_blocks: int) -> list[int]:
+        taken.extend(blocks := take(num_blocks))
+        return blocks
+
+    def recording_give_back(blocks: Sequence[int]) -> None:
+        returned.extend(blocks)
+        give_back(blocks)
+
+    begin = engine.runtime.begin_step
+
+    def begin_step(ready: Any) -> None:
+        taken.clear()
+        returned.clear()
+        engine.store.take, engine.store.give_back = recording_take, recording_give_back  # type: ignore[method-assign]
+        try:
+            begin(ready)
+        finally:
+            engine.store.take, engine.store.give_back = take, give_back  # type: ignore[method-assign]
+        assert not set(taken) & set(returned)
+
+    engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
+    run(engine)
+    assert engine.runtime.counters.relocations > 0
+
+
+class EagerlyFreeingStore(SimpleStore):
+    """Returns the blocks that leave a block table at once, inside the planning pass."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.already: set[int] = set()
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        left = [b for b in self.tables[request_id] if b not in set(blocks)]
+        super().rebind(request_id, blocks)
+        super().give_back(left)
+        self.already |= set(left)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        super().give_back([b for b in blocks if b not in self.already])
+        self.already -= set(blocks)
+
+
+def scattered(worker: SimulatedWorker | None = None) -> CoreEngine:
+    """Three requests whose holes are everywhere, nothing reclaimed yet."""
+    engine = CoreEngine(
+        num_blocks=24,
+        block_size=4,
+        config={
+            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
+            "budget_tokens": 8,
+            "interval_tokens": 0,
+            "planner": "pack",
+            "headroom_blocks": 8,
+            "reclamation": "paused",
+            "recycle": False,
+        },
+        worker=worker,
+    )
+    for i in range(3):
+        engine.add(f"r{i}", 20, seed=i)
+    run(engine, 2)
+    return engine
+
+
+def test_rule_3_control_freeing_inside_the_pass_makes_a_source_a_destination() -> None:
+    """Of two requests in one pass, the second packs into what the first one left."""
+    engine = scattered()
+    engine.store.__class__ = EagerlyFreeingStore
+    engine.store.already = set()  # type: ignore[attr-defined]
+    engine.runtime.operations.add("test", None, 24, False)
+    plan = engine.step()
+    sources = set((plan.source_slots // 4).tolist())
+    assert sources & set((plan.destination_slots // 4).tolist())
+
+
+def test_rule_3_all_copies_of_a_step_are_one_gather_then_one_scatter() -> None:
+    """Two tokens of one block trade places with holes of each other: order must not matter."""
+    worker = SimulatedWorker(8, 4)
+    worker.memory[:8] = list("abcdefgh")
+    engine = scattered(worker=SimulatedWorker(24, 4))
+    plan = engine.step()
+    plan.source_slots, plan.destination_slots = np.array([0, 1]), np.array([1, 2])
+    worker._copy(plan)
+    assert worker.memory[:3] == ["a", "a", "b"]
+
+
+def test_rule_3_control_sequential_copies_overwrite_a_source() -> None:
+    worker = SimulatedWorker(8, 4)
+    worker.memory[:8] = list("abcdefgh")
+    worker.sequential_copies = True
+    plan = scattered().step()
+    plan.source_slots, plan.destination_slots = np.array([0, 1]), np.array([1, 2])
+    worker._copy(plan)
+    assert worker.memory[:3] == ["a", "a", "a"]
+
+
+# ---------------------------------------------------------------- rule 4: never cache again
+
+
+def test_rule_4_no_block_is_hashed_after_the_first_eviction() -> None:
+    """The engine asks `required_extent`: None says that the layout is positional, and cacheable."""
+    engine = crowd(num_requests=1)
+    engine.step()
+    assert engine.runtime.required_extent("r0", 1) is None
+    hashes = len(engine.store.cached)
+    run(engine, 30)
+    assert engine.runtime.required_extent("r0", 1) is not None
+    assert len(engine.store.cached) <= hashes
+
+
+def test_rule_4_control_caching_after_an_eviction_poisons_the_prefix_cache() -> None:
+    engine = crowd(num_requests=1, strict=False)
+    engine.caches_after_eviction = True
+    with pytest.raises(AssertionError, match="cached block"):
+        run(engine, 60)
+
+
+# ---------------------------------------------------------------- rule 5: preemption resets
+
+
+def test_rule_5_a_preempted_request_starts_again_with_every_token_and_says_so() -> None:
+    engine = crowd(num_requests=1)
+    run(engine, 12)
+    dead = engine.runtime.tables["r0"].num_dead
+    num_tokens = engine.runtime.tables["r0"].num_tokens
+    assert dead > 0
+    engine.preempt_newest()
+    assert "r0" not in engine.runtime.tables
+    event = engine.runtime.events.page(0, 1000).events[-1]
+    assert event.kind == "preemption"
+    assert event.data == {"request_id": "r0", "dead_tokens_restored": dead}
+    run(engine, 1)
+    table = engine.runtime.tables["r0"]
+    assert (table.num_live, table.virtual) == (num_tokens + 1, False)
+    run(engine, 20)
+
+
+# ---------------------------------------------------------------- rule 6: several tokens, in order
+
+
+def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> None:
+    engine = CoreEngine(num_blocks=16, block_size=4, config=EAGER)
+    engine.add("a", 10)
+    engine.step()
+    table = engine.runtime.tables["a"]
+    table.evict(np.array([1, 2, 5]))
+    table.extend_blocks([9])
+    with pytest.raises(InvariantViolation):
+        table.place(2, 1)
+    places = table.place(3)
+    assert places.tolist() == [table.blocks[2] * 4 + 2, table.blocks[2] * 4 + 3, 9 * 4]
+    assert table.place(1, 1).tolist() == [table.blocks[0] * 4 + 1]
+    table.check()
+
+
+# ---------------------------------------------------------------- rule 7: undo the unscheduled
+
+
+def test_rule_7_the_plan_of_a_request_preempted_in_the_same_step_is_dropped() -> None:
+    engine = scattered()
+    engine.runtime.operations.add("test", None, 24, False)
+    schedule = engine._schedule_running
+
+    def preempt_the_last(request: Any, *rest: Any) -> None:
+        if request.id == "r0":
+            engine._preempt(engine.running[-1])
+        schedule(request, *rest)
+
+    engine._schedule_running = preempt_the_last  # type: ignore[method-assign,assignment]
+    plan = engine.step()
+    engine._schedule_running = schedule  # type: ignore[method-assign]
+    assert set(plan.requests) == {"r0", "r1"}
+    relocated = [
+        e.data for e in engine.runtime.events.page(0, 1000).events if e.kind == "relocation"
+    ]
+    assert {r["request_id"] for r in relocated} == {"r0", "r1"}
+    assert sum(r["moved_tokens"] for r in relocated) == len(plan.source_slots)
+    run(engine, 20)
+
+
+def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -> None:
+    """Its part of the plan travels without new tokens; the worker's mirror moves along."""
+    engine = scattered()
+    engine.runtime.operations.add("test", None, 24, False)
+    schedule = engine._schedule_running
+
+    def skip_r1(request: Any, *rest: Any) -> None:
+        if request.id != "r1":
+            schedule(request, *rest)
+
+    engine._schedule_running = skip_r1  # type: ignore[method-assign,assignment]
+    plan = engine.step()
+    engine._schedule_running = schedule  # type: ignore[method-assign]
+    assert len(plan.requests["r1"].new_slots) == 0
+    assert len(plan.requests["r1"].moved_ids) > 0
+    engine.check()
+    run(engine, 20)
