@@ -1,0 +1,394 @@
+"""Every REST route on the real core: what it answers, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from core_engine import CoreEngine
+from serving import Served, serve
+from vtoken_api.problems import PROBLEM_JSON
+
+from vtoken import wire
+
+BASE = "/vtoken/v1"
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[CoreEngine]:
+    """Two requests with holes: fragmented, and nothing compacts on its own."""
+    core = CoreEngine()
+    core.configure(
+        policy={"name": "random"},
+        budget_tokens=64,
+        interval_tokens=16,
+        recycle=False,
+        reclamation="paused",
+    )
+    core.admit("a", 100)
+    core.admit("b", 80)
+    core.step(3)
+    yield core
+    core.close()
+
+
+@pytest.fixture
+async def served(core: CoreEngine) -> AsyncIterator[Served]:
+    async with serve(core.handle) as served:
+        yield served
+
+
+@pytest.fixture
+async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=served.url + BASE) as http:
+        yield http
+
+
+def read(answer: httpx.Response, kind: Any) -> Any:
+    """The document of a good answer, decoded strictly."""
+    assert answer.is_success, answer.text
+    assert answer.headers["Content-Type"] == "application/json"
+    return msgspec.json.decode(answer.content, type=kind)
+
+
+def problem(answer: httpx.Response, status: int) -> wire.Problem:
+    """The problem document of a refused call."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"] == PROBLEM_JSON
+    document = msgspec.json.decode(answer.content, type=wire.Problem)
+    assert document.status == status
+    assert document.title
+    assert document.detail
+    return document
+
+
+# ---------------------------------------------------------------- reading
+
+
+async def test_status_is_what_the_engine_counts(http: httpx.AsyncClient, core: CoreEngine) -> None:
+    status = read(await http.get("/status"), wire.Status)
+    assert status.step == core.runtime.step
+    assert status.blocks.free == core.pool.num_free_blocks()
+    assert status.tokens.live == core.runtime.tables.pool.num_live
+    assert status.policy.name == "random"
+
+
+async def test_config_carries_its_revision_as_etag(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/config")
+    config = read(answer, wire.ConfigDocument)
+    assert answer.headers["ETag"] == f'"{config.revision}"'
+    assert config.effective.budget_tokens == 64
+    assert set(config.bounds) >= {"theta_f", "policy"}
+
+
+async def test_policies_bring_the_schema_of_their_parameters(http: httpx.AsyncClient) -> None:
+    policies = read(await http.get("/policies"), list[wire.PolicyInfo])
+    assert {"h2o", "streaming_llm"} <= {policy.name for policy in policies}
+    assert all(policy.params_schema["type"] == "object" for policy in policies)
+
+
+async def test_blocks_as_json_and_as_octets_agree_with_the_core(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    blocks = read(await http.get("/blocks"), wire.BlocksDocument)
+    np.testing.assert_array_equal(blocks.live, core.reporter.live())
+    np.testing.assert_array_equal(blocks.flags, core.reporter.flags())
+    answer = await http.get("/blocks", headers={"Accept": "application/octet-stream"})
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert list(answer.content) == list(blocks.live)
+
+
+async def test_octets_saturate_at_255() -> None:
+    core = CoreEngine(num_blocks=8, block_size=512)
+    core.admit("long", 700)
+    core.step()
+    async with serve(core.handle) as served, httpx.AsyncClient(base_url=served.url) as http:
+        answer = await http.get(BASE + "/blocks", headers={"Accept": "application/octet-stream"})
+    core.close()
+    assert sorted(answer.content) == [0] * 6 + [188, 255]
+
+
+async def test_block_detail_names_owner_and_slots(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    block_id = core.pool.tables["a"][0]
+    block = read(await http.get(f"/blocks/{block_id}"), wire.BlockDetail)
+    assert [owner.request_id for owner in block.owners] == ["a"]
+    assert len(block.slots) == 16
+    assert sum(slot.state == "live" for slot in block.slots) == block.live
+
+
+async def test_requests_and_their_tokens(http: httpx.AsyncClient, core: CoreEngine) -> None:
+    rows = read(await http.get("/requests"), list[wire.RequestRow])
+    assert {row.id for row in rows} == {"a", "b"}
+    detail = read(await http.get("/requests/a"), wire.RequestDetail)
+    assert detail.block_table == core.pool.tables["a"]
+    page = read(await http.get("/requests/a/tokens?start=10&limit=5"), wire.TokenPage)
+    assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
+    assert page.total == 102
+
+
+async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
+    page = read(await http.get("/events"), wire.EventPage)
+    assert [event.seq for event in page.events] == list(range(1, page.last_seq + 1))
+    rest = read(await http.get(f"/events?after={page.last_seq - 1}&limit=5"), wire.EventPage)
+    assert [event.seq for event in rest.events] == [page.last_seq]
+
+
+# ---------------------------------------------------------------- changing
+
+
+async def test_patch_is_in_force_and_audited(http: httpx.AsyncClient, core: CoreEngine) -> None:
+    answer = await http.patch(
+        "/config", json={"theta_f": 0.5, "batch_size": 7}, headers={"X-VToken-Actor": "ana"}
+    )
+    result = read(answer, wire.PatchResult)
+    assert answer.headers["ETag"] == f'"{result.revision}"'
+    assert result.changes == {"theta_f": [0.25, 0.5], "batch_size": [32, 7]}
+    assert result.applied_at_step == core.runtime.step + 1
+    assert core.runtime.config.theta_f == 0.5
+    audit = read(await http.get("/audit"), wire.AuditPage)
+    (entry,) = audit.entries
+    assert entry.actor == "ana@127.0.0.1"
+    assert entry.changes == result.changes
+    assert entry.revision == result.revision
+    assert not entry.dry_run
+
+
+async def test_validate_only_answers_what_would_happen_and_changes_nothing(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    before, events = core.runtime.config, core.runtime.events.last_seq
+    answer = await http.patch("/config?validate_only=true", json={"budget_tokens": 32})
+    result = read(answer, wire.PatchResult)
+    assert result.applied_at_step is None
+    assert result.what_if is not None
+    assert result.what_if.evicted_tokens > 0
+    assert core.runtime.config is before
+    assert core.runtime.events.last_seq == events
+    config = read(await http.get("/config"), wire.ConfigDocument)
+    assert config.revision == result.revision == 1
+    (entry,) = read(await http.get("/audit"), wire.AuditPage).entries
+    assert entry.dry_run
+
+
+async def test_if_match_lets_only_the_current_revision_through(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    tag = (await http.get("/config")).headers["ETag"]
+    first = await http.patch("/config", json={"theta_f": 0.5}, headers={"If-Match": tag})
+    assert first.status_code == 200
+    stale = await http.patch("/config", json={"theta_f": 0.1}, headers={"If-Match": tag})
+    assert problem(stale, 412).bound == "2"
+    anyone = await http.patch("/config", json={"theta_f": 0.3}, headers={"If-Match": "*"})
+    assert anyone.status_code == 200
+    assert core.runtime.config.theta_f == 0.3
+
+
+async def test_undo_restores_the_revision_before_as_a_new_one(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    assert problem(await http.post("/undo"), 409).title == "Nothing to undo"
+    await http.patch("/config", json={"theta_f": 0.5})
+    result = read(await http.post("/undo"), wire.PatchResult)
+    assert (result.revision, result.effective.theta_f) == (3, 0.25)
+    assert core.runtime.config.theta_f == 0.25
+    actions = [e.action for e in read(await http.get("/audit"), wire.AuditPage).entries]
+    assert actions == ["config", "undo"]
+
+
+async def test_compaction_is_accepted_followed_and_done(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    held = core.runtime.tables.pool.num_used
+    answer = await http.post("/compactions")
+    assert answer.status_code == 202
+    operation = read(answer, wire.Operation)
+    assert operation.state == "pending"
+    location = answer.headers["Location"]
+    assert location == f"{BASE}/operations/{operation.id}"
+    core.step()
+    done = read(await http.get(location.removeprefix(BASE)), wire.Operation)
+    assert done.state == "done"
+    assert done.result is not None
+    assert done.result.freed_blocks == held - core.runtime.tables.pool.num_used == 3
+
+
+async def test_dry_compaction_moves_nothing(http: httpx.AsyncClient, core: CoreEngine) -> None:
+    tables = dict(core.pool.tables)
+    answer = await http.post("/compactions", json={"request_id": "a", "dry_run": True})
+    operation = read(answer, wire.Operation)
+    assert operation.plan is not None
+    assert operation.plan.freed_blocks == 2
+    assert not core.runtime.operations.pending
+    assert core.pool.tables == tables
+
+
+# ---------------------------------------------------------------- refusing
+
+REFUSED_PATCHES: list[tuple[bytes, int, str | None]] = [
+    (b'{"theta_f": ', 400, None),
+    (b"", 400, None),
+    (b'{"theta_f": NaN}', 400, None),
+    (b'{"a": "\xff"}', 400, None),
+    (b"[" * 60_000, 400, None),
+    (b'{"theta_f": "' + b"x" * 70_000 + b'"}', 413, None),
+    (b"[]", 422, None),
+    (b"null", 422, None),
+    (b'{"theta_f": 1.5}', 422, "theta_f"),
+    (b'{"theta_f": -0.1}', 422, "theta_f"),
+    (b'{"theta_f": "0.5"}', 422, "theta_f"),
+    (b'{"theta_f": null}', 422, "theta_f"),
+    (b'{"batch_size": 0}', 422, "batch_size"),
+    (b'{"batch_size": 123456789012345678901234567890}', 422, None),
+    (b'{"theta": 0.5}', 422, "theta"),
+    (b'{"policy": {"name": "lru"}}', 422, "policy.name"),
+    (b'{"planner": "tetris"}', 422, "planner"),
+    (b'{"recycle": 1}', 422, "recycle"),
+    (b'{"theta_f": 0.5, "batch_size": -1}', 422, "batch_size"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "field"), REFUSED_PATCHES)
+async def test_refused_patch_names_the_field_and_changes_nothing(
+    http: httpx.AsyncClient, core: CoreEngine, body: bytes, status: int, field: str | None
+) -> None:
+    before = core.runtime.config
+    for url in ("/config", "/config?validate_only=true"):
+        answer = await http.patch(
+            url, content=body, headers={"Content-Type": "application/merge-patch+json"}
+        )
+        document = problem(answer, status)
+        assert document.field == field
+        assert status == 400 or document.bound
+    assert core.runtime.config is before
+    assert core.controller.revision == 1
+    assert read(await http.get("/audit"), wire.AuditPage).entries == []
+
+
+@pytest.mark.parametrize("tag", ["1", 'W/"1"', '"x"', '"1", "2"', ""])
+async def test_malformed_if_match_is_refused(http: httpx.AsyncClient, tag: str) -> None:
+    answer = await http.patch("/config", json={"theta_f": 0.5}, headers={"If-Match": tag})
+    assert problem(answer, 400).field == "If-Match"
+
+
+async def test_body_that_is_not_declared_as_json_is_refused(http: httpx.AsyncClient) -> None:
+    form = {"Content-Type": "text/plain"}
+    answer = await http.patch("/config", content=b'{"theta_f": 0.5}', headers=form)
+    assert problem(answer, 415).field == "Content-Type"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "field"),
+    [
+        ("GET", "/blocks/64", 404, "id"),
+        ("GET", "/blocks/x", 422, "block_id"),
+        ("GET", "/blocks/-1", 422, "block_id"),
+        ("GET", "/requests/nobody", 404, "request_id"),
+        ("GET", "/requests/nobody/tokens", 404, "request_id"),
+        ("GET", "/requests/a/tokens?start=-1", 422, "start"),
+        ("GET", "/requests/a/tokens?limit=5000", 422, "limit"),
+        ("GET", "/operations/none", 404, "id"),
+        ("GET", "/events?limit=0", 422, "limit"),
+        ("GET", "/events?after=x", 422, "after"),
+        ("GET", "/events?since=1", 422, "since"),
+        ("GET", "/events?after=1&after=2", 422, "after"),
+        ("GET", "/audit?limit=1.5", 422, "limit"),
+        ("GET", "/status?x=1", 422, "x"),
+        ("PATCH", "/config?validate_only=yes", 422, "validate_only"),
+        ("PATCH", "/config?validateonly=true", 422, "validateonly"),
+        ("GET", "/nowhere", 404, None),
+        ("GET", "/", 404, None),
+        ("GET", "/status/", 404, None),
+        ("POST", "/status", 405, None),
+        ("DELETE", "/config", 405, None),
+        ("GET", "/undo", 405, None),
+    ],
+)
+async def test_wrong_calls_get_problem_documents(
+    http: httpx.AsyncClient, core: CoreEngine, method: str, path: str, status: int, field: str
+) -> None:
+    body = {"json": {"theta_f": 0.5}} if method == "PATCH" else {}
+    answer = await http.request(method, path, **body)  # type: ignore[arg-type]
+    assert problem(answer, status).field == field
+    assert core.runtime.config.theta_f == 0.25
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"request_id": "nobody"}, 404, "request_id"),
+        ({"request_id": 7}, 422, "request_id"),
+        ({"batch_size": 0}, 422, "batch_size"),
+        ({"batch_size": "many"}, 422, "batch_size"),
+        ({"dry_run": "yes"}, 422, "dry_run"),
+        ({"dryrun": True}, 422, "dryrun"),
+        ([], 422, None),
+    ],
+)
+async def test_refused_compaction_starts_nothing(
+    http: httpx.AsyncClient, core: CoreEngine, body: Any, status: int, field: str | None
+) -> None:
+    assert problem(await http.post("/compactions", json=body), status).field == field
+    assert not core.runtime.operations.pending
+
+
+async def test_undo_with_a_body_is_refused(http: httpx.AsyncClient) -> None:
+    assert problem(await http.post("/undo", json={"revision": 1}), 422).bound
+
+
+# ---------------------------------------------------------------- a troubled engine
+
+
+async def test_dead_engine_is_503_at_once(http: httpx.AsyncClient, served: Served) -> None:
+    served.client.errored = True
+    assert problem(await http.get("/status"), 503).title == "Engine unavailable"
+
+
+async def test_silent_engine_is_503_and_the_answer_warns_of_late_changes(
+    http: httpx.AsyncClient, served: Served
+) -> None:
+    served.service.bus._timeout_s = 0.1
+    served.client.hangs = True
+    answer = await http.patch("/config", json={"theta_f": 0.5})
+    assert "may still be applied" in problem(answer, 503).detail
+    assert answer.headers["Retry-After"] == "1"
+
+
+async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
+    http: httpx.AsyncClient, served: Served
+) -> None:
+    served.service.bus._timeout_s = 1.0
+    served.client.hangs = True
+    served.client.calls.clear()
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(base_url=served.url + BASE, limits=limits, timeout=20) as many:
+        answers = await asyncio.gather(*(many.get("/status") for _ in range(80)))
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {429, 503}
+    assert codes.count(503) == 64
+
+
+async def test_fault_in_the_engine_is_500_and_says_where(
+    http: httpx.AsyncClient, core: CoreEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("in the core")
+
+    monkeypatch.setitem(core.controller._ops, "status", fail)
+    document = problem(await http.get("/status"), 500)
+    assert "in the core" in document.detail
+    assert (await http.get("/config")).status_code == 200
+
+
+async def test_fault_in_a_route_is_a_problem_document_too(
+    http: httpx.AsyncClient, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.service.audit = None  # type: ignore[assignment]
+    assert problem(await http.get("/audit"), 500).detail
+    assert "AttributeError" in caplog.text
