@@ -51,6 +51,7 @@ class StepPlan:
     source_slots: Slots = field(default_factory=lambda: NO_IDS)
     destination_slots: Slots = field(default_factory=lambda: NO_IDS)
     requests: dict[str, RequestStep] = field(default_factory=dict)
+    probing: bool = False  # the policy needs attention: mirrors follow every request
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
     want_scores: tuple[str, ...] = ()
     verify: bool = False  # read the relocated tokens back and compare (I1)

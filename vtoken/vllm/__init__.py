@@ -1,0 +1,57 @@
+"""vToken inside vLLM: an out-of-tree plugin, inert unless `VTOKEN_ENABLED=1`.
+
+`register` is vLLM's `vllm.general_plugins` entry point and runs in every vLLM process. `engine_args`
+are the engine arguments that turn vToken on, for `vllm.LLM(**engine_args(...))`; `vtoken serve`
+passes the same to the server.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+ENABLED = "VTOKEN_ENABLED"
+
+
+def is_enabled() -> bool:
+    return os.environ.get(ENABLED) == "1"
+
+
+def register() -> None:
+    """Register backend, spec, manager and the engine's command method; no-op unless enabled."""
+    if not is_enabled():
+        return
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.engine.core import EngineCore
+
+    from vtoken.vllm import touchpoints
+
+    touchpoints.check()
+    register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.backend.VTokenCPUBackend")
+    from vtoken.vllm.manager import register_spec
+
+    register_spec()
+    EngineCore.vtoken_command = _command
+
+
+def _command(core: Any, payload: bytes) -> bytes:
+    reply: bytes = core.scheduler.vtoken_command(payload)
+    return reply
+
+
+def engine_args(
+    config: dict[str, Any] | None = None, *, async_scheduling: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """Arguments for vLLM's engine that turn vToken on, and the environment with them.
+
+    `config`: the initial configuration, a merge patch as for `PATCH /vtoken/v1/config`.
+    `settings`: see `vtoken.vllm.settings.Settings`.
+    """
+    os.environ[ENABLED] = "1"
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    name = "VTokenAsyncScheduler" if async_scheduling else "VTokenScheduler"
+    return {
+        "scheduler_cls": f"vtoken.vllm.scheduler.{name}",
+        "worker_cls": "vtoken.vllm.worker.VTokenCPUWorker",
+        "additional_config": {"vtoken": {"config": config or {}, **settings}},
+    }

@@ -1,0 +1,80 @@
+"""The worker's mirror of one token table: the slot of every live token, and its score.
+
+Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute count
+is verified, so a mirror that drifts stops the worker before a wrong token is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.errors import MirrorMismatchError
+from vtoken.pool import Slots
+from vtoken.step import RequestStep
+from vtoken.table import Ids
+
+
+class Mirror:
+    """`slots` [T]: slot of each token id, -1 for dead ones. `scores` [T] float32: accumulated."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._scores: npt.NDArray[np.float32] | None = None
+        self.num_tokens = len(slots)
+
+    @classmethod
+    def positional(cls, block_ids: Sequence[int], num_tokens: int, block_size: int) -> Mirror:
+        """The mirror of a request whose layout is still vLLM's: token i at block i // S."""
+        blocks = np.asarray(block_ids, dtype=np.int64)
+        ids = np.arange(num_tokens, dtype=np.int64)
+        return cls(blocks[ids // block_size] * block_size + ids % block_size)
+
+    def apply(self, step: RequestStep) -> None:
+        """Evict, move, append; raises MirrorMismatchError when the counts then disagree."""
+        if step.num_tokens != self.num_tokens:
+            raise MirrorMismatchError(
+                f"the plan is for {step.num_tokens} tokens, the mirror has {self.num_tokens}"
+            )
+        self._slots[step.evicted] = -1
+        self._slots[step.moved_ids] = step.moved_slots
+        self.append(step.new_slots)
+        num_live = int(np.count_nonzero(self._slots[: self.num_tokens] >= 0))
+        if num_live != step.num_live:
+            raise MirrorMismatchError(
+                f"the plan counts {step.num_live} live tokens, the mirror {num_live}"
+            )
+
+    def append(self, slots: Slots) -> None:
+        """The next tokens are written to `slots` [k]."""
+        end = self.num_tokens + len(slots)
+        if end > len(self._slots):
+            grown = np.full(max(end, 2 * len(self._slots)), -1, dtype=np.int64)
+            grown[: self.num_tokens] = self._slots[: self.num_tokens]
+            self._slots = grown
+        self._slots[self.num_tokens : end] = slots
+        self.num_tokens = end
+
+    def live(self) -> tuple[Ids, Slots]:
+        """Ids [n] of the live tokens, ascending, and their slots [n]."""
+        slots = self._slots[: self.num_tokens]
+        ids = np.flatnonzero(slots >= 0)
+        return ids, slots[ids]
+
+    def accumulate(self, ids: Ids, attention: npt.NDArray[np.float32]) -> None:
+        """Add one step's attention [n] to the scores of `ids` [n]."""
+        if self._scores is None or len(self._scores) < self.num_tokens:
+            grown = np.zeros(max(self.num_tokens, len(self._slots)), dtype=np.float32)
+            if self._scores is not None:
+                grown[: len(self._scores)] = self._scores
+            self._scores = grown
+        self._scores[ids] += attention
+
+    def scores(self) -> npt.NDArray[np.float32] | None:
+        """Accumulated attention [T], or None when nothing has been probed."""
+        return None if self._scores is None else self._scores[: self.num_tokens].copy()
+
+    def forget_scores(self) -> None:
+        self._scores = None

@@ -1,0 +1,195 @@
+"""vToken's CPU attention backend: vLLM's own, plus packing for holes and the score probe.
+
+Every number that reaches the model comes out of the stock kernel. Three things are added: the KV
+cache spec that selects vToken's block manager, block sizes down to 16, and, in a step with holey
+requests, the split of the batch into its dense part, read from the cache as always, and its holey
+part, read from scratch blocks (see `vtoken.vllm.holes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+
+from vtoken.vllm import context
+from vtoken.vllm.holes import Packing, plan_packing
+from vtoken.vllm.manager import VTokenAttentionSpec
+from vtoken.vllm.probe import probe
+
+
+@dataclass(slots=True)
+class Part:
+    """One part of a split batch: its query rows [k] and the metadata the kernel reads them with."""
+
+    rows: torch.Tensor
+    metadata: CPUAttentionMetadata
+
+
+@dataclass
+class VTokenMetadata(CPUAttentionMetadata):
+    """The stock metadata; `step` is None in a step that does not concern vToken."""
+
+    step: context.StepContext | None = None
+    packing: Packing | None = None
+    dense: Part | None = None
+    holey: Part | None = None
+
+
+class VTokenCPUBackend(CPUAttentionBackend):
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return VTokenAttentionSpec.of(super().customize_spec(spec))
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        return VTokenCPUImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        return VTokenCPUMetadataBuilder
+
+
+class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> CPUAttentionMetadata:
+        stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        step = context.current()
+        if step is None:
+            return stock
+        metadata = VTokenMetadata(**vars(stock), step=step)
+        if step.holey:
+            self._split(metadata, common_attn_metadata, step)
+        return metadata
+
+    def _split(self, metadata: VTokenMetadata, common: Any, step: context.StepContext) -> None:
+        starts = common.query_start_loc
+        holey = torch.tensor([request.batch_index for request in step.holey])
+        mask = torch.zeros(common.num_reqs, dtype=torch.bool)
+        mask[holey] = True
+        metadata.packing = plan_packing(step.holey, step.block_size)
+        metadata.holey = self._part(
+            metadata,
+            common,
+            starts,
+            holey,
+            metadata.packing.seq_lens,
+            metadata.packing.block_table,
+        )
+        dense = torch.nonzero(~mask).flatten()
+        if len(dense):
+            metadata.dense = self._part(
+                metadata,
+                common,
+                starts,
+                dense,
+                common.seq_lens[dense],
+                common.block_table_tensor[dense],
+            )
+
+    def _part(
+        self,
+        whole: CPUAttentionMetadata,
+        common: Any,
+        starts: torch.Tensor,
+        requests: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+    ) -> Part:
+        lengths = starts[requests + 1] - starts[requests]
+        rows = torch.cat(
+            [torch.arange(int(starts[i]), int(starts[i + 1])) for i in requests.tolist()]
+        )
+        query_start_loc = torch.zeros(len(requests) + 1, dtype=starts.dtype)
+        query_start_loc[1:] = torch.cumsum(lengths, 0)
+        sub = replace(
+            common,
+            query_start_loc=query_start_loc,
+            query_start_loc_cpu=query_start_loc,
+            seq_lens=seq_lens.contiguous(),
+            num_reqs=len(requests),
+            num_actual_tokens=len(rows),
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(seq_lens.max()),
+            block_table_tensor=block_table.contiguous(),
+            slot_mapping=whole.slot_mapping[rows],
+        )
+        return Part(rows, super().build(0, sub))
+
+
+class VTokenCPUImpl(CPUAttentionBackendImpl):
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        step = getattr(attn_metadata, "step", None)
+        if step is None or attn_metadata is None or attn_metadata.holey is None:
+            super().forward(
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                attn_metadata,
+                output,
+                output_scale,
+                output_block_scale,
+            )
+        else:
+            self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)
+        if step is not None and step.probe_layers:
+            number = extract_layer_index(layer.layer_name)
+            if number in step.probe_layers:
+                keys, _ = step.layout.views(kv_cache)
+                probe(
+                    step.probed,
+                    query,
+                    keys,
+                    scale=self.scale,
+                    soft_cap=float(self.logits_soft_cap or 0.0),
+                )
+        return output
+
+    def _forward_parts(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: VTokenMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        step, packing = metadata.step, metadata.packing
+        assert step is not None
+        assert packing is not None
+        scratch = step.scratch.blocks(packing.num_blocks, kv_cache)
+        packing.fill(kv_cache, scratch, step.layout)
+        for part, cache in ((metadata.dense, kv_cache), (metadata.holey, scratch)):
+            if part is None:
+                continue
+            out = torch.empty_like(output[: len(part.rows)])
+            super().forward(layer, query[part.rows], key, value, cache, part.metadata, out)
+            output[part.rows] = out

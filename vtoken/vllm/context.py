@@ -1,0 +1,37 @@
+"""What the runner tells the attention layer about the current step, within one worker process.
+
+vLLM's metadata builder and attention layers are made by vLLM and cannot be handed anything, so the
+worker's one runner leaves it here. `current()` is None outside a step that concerns vToken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vtoken.vllm.holes import HoleyRequest, Scratch
+from vtoken.vllm.layout import KVLayout
+from vtoken.vllm.probe import ProbedRequest
+
+
+@dataclass(slots=True)
+class StepContext:
+    """One step's holey requests and probes."""
+
+    layout: KVLayout
+    scratch: Scratch
+    block_size: int
+    holey: list[HoleyRequest] = field(default_factory=list)
+    probed: list[ProbedRequest] = field(default_factory=list)
+    probe_layers: frozenset[int] = frozenset()
+
+
+_current: StepContext | None = None
+
+
+def set_current(context: StepContext | None) -> None:
+    global _current
+    _current = context
+
+
+def current() -> StepContext | None:
+    return _current

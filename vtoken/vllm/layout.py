@@ -1,0 +1,108 @@
+"""Where the attention backend keeps each element of K and V, learned at start-up.
+
+The CPU kernels store K transposed inside a block (and differently per instruction set), so the
+layout is not assumed: known values are written through the backend's own store operation into a
+scratch block and read back. A layout that is not affine in (token, dimension) is refused.
+
+A cache tensor is [N, H, S, 2D]; inside a head, K fills the first S * D elements and V the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from vllm import _custom_ops as ops
+
+from vtoken.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Element (token, dimension) lies at `offset + token * token_stride + dim * dim_stride`."""
+
+    offset: int
+    token_stride: int
+    dim_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Placements of K and V inside one head of one block."""
+
+    key: Placement
+    value: Placement
+
+    def views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of `cache` [N, H, S, 2D] as views [N, S, H, D] over the same memory."""
+        n, h, s, two_d = cache.shape
+        block, head = cache.stride(0), cache.stride(1)
+
+        def view(place: Placement) -> torch.Tensor:
+            return torch.as_strided(
+                cache,
+                (n, s, h, two_d // 2),
+                (block, place.token_stride, head, place.dim_stride),
+                cache.storage_offset() + place.offset,
+            )
+
+        return view(self.key), view(self.value)
+
+
+def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:
+    """The layout that the store operation of `isa` writes into caches shaped like `cache`.
+
+    Raises UnsupportedError when the element order is not affine (for example AMX tiles).
+    """
+    _, heads, size, two_d = cache.shape
+    dim = two_d // 2
+    tokens = torch.arange(size).view(size, 1, 1).expand(size, heads, dim)
+    dims = torch.arange(dim).view(1, 1, dim).expand(size, heads, dim)
+    # Small integers survive every dtype; token and dimension are written in separate passes.
+    seen = [_write_and_read(cache, isa, pattern) for pattern in (tokens, dims)]
+    placements = []
+    for part in (0, 1):
+        at = {}
+        token_of, dim_of = (pass_[part] for pass_ in seen)
+        for place, (t, d) in enumerate(zip(token_of, dim_of, strict=True)):
+            at[t, d] = place
+        if len(at) != size * dim:
+            raise UnsupportedError(f"the {isa} cache layout does not store every element once")
+        origin = at[0, 0]
+        placement = Placement(origin, at[1, 0] - origin, at[0, 1] - origin)
+        for (t, d), place in at.items():
+            if place != origin + t * placement.token_stride + d * placement.dim_stride:
+                raise UnsupportedError(
+                    f"the {isa} cache layout is not affine: element (token {t}, dim {d}) lies at "
+                    f"{place}; vToken cannot relocate single tokens in it"
+                )
+        placements.append(placement)
+    key, value = placements
+    half = size * dim
+    return KVLayout(key, Placement(half + value.offset, value.token_stride, value.dim_stride))
+
+
+def _write_and_read(
+    cache: torch.Tensor, isa: str, pattern: torch.Tensor
+) -> tuple[list[int], list[int]]:
+    """Store `pattern` [S, H, D] as K and V of one block; head 0's K and V memory, element wise."""
+    _, heads, size, two_d = cache.shape
+    block = torch.full((1, heads, size, two_d), -1, dtype=cache.dtype)
+    halves = block.view(1, heads, size * 2, -1).chunk(2, dim=2)
+    values = pattern.to(cache.dtype).contiguous()
+    ops.cpu_attn_reshape_and_cache(
+        values,
+        values,
+        halves[0],
+        halves[1],
+        torch.arange(size, dtype=torch.int64),
+        isa,
+        k_scale=1.0,
+        v_scale=1.0,
+        kv_cache_dtype="auto",
+    )
+    flat = block.view(heads, size * two_d)
+    if not all(torch.equal(flat[0], flat[h]) for h in range(heads)):
+        raise UnsupportedError(f"the {isa} cache layout differs between heads")
+    memory = flat[0].to(torch.int64).tolist()
+    return memory[: size * two_d // 2], memory[size * two_d // 2 :]

@@ -1,0 +1,148 @@
+"""vToken's KV cache spec and its block manager: vLLM's full attention, counting places, not tokens.
+
+A request that has evicted nothing is handled by vLLM's code unchanged. Afterwards the number of
+blocks it needs follows from its physical extent, and its blocks are never hashed again: the layout
+is no longer positional, and later K/V came from a truncated context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from vtoken.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class VTokenAttentionSpec(FullAttentionSpec):
+    """A full-attention spec whose blocks are managed by `VTokenAttentionManager`."""
+
+    @classmethod
+    def of(cls, spec: Any) -> Any:
+        """`spec` as ours when it is plain full attention; any other spec is returned unchanged."""
+        if type(spec) is not FullAttentionSpec:
+            return spec
+        return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
+
+
+class VTokenAttentionManager(FullAttentionManager):
+    """`runtime` is bound by the scheduler right after construction."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.runtime: Runtime | None = None
+        self.hashed: npt.NDArray[np.bool_] = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
+
+    @property
+    def has_positionally_stable_blocks(self) -> bool:
+        return False
+
+    def _num_places(self, request_id: str, num_tokens: int) -> int:
+        """Places that must exist so that the request has `num_tokens` tokens, dead ones included."""
+        if self.runtime is None:
+            return num_tokens
+        table = self.runtime.tables.get(request_id)
+        if table is None:
+            return num_tokens
+        extent = self.runtime.required_extent(request_id, num_tokens - table.num_tokens)
+        return num_tokens if extent is None else extent
+
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
+    ) -> int:
+        places = self._num_places(request_id, num_tokens)
+        needed: int = super().get_num_blocks_to_allocate(request_id, places, *args, **kwargs)
+        return needed
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        places = self._num_places(request_id, num_tokens)
+        blocks: list[KVCacheBlock] = super().allocate_new_blocks(
+            request_id, places, num_tokens_main_model
+        )
+        for block in blocks:
+            self.hashed[block.block_id] = False
+        return blocks
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        super().add_local_computed_blocks(
+            request_id,
+            new_computed_blocks,
+            num_local_computed_tokens,
+            num_external_computed_tokens,
+        )
+        for block in new_computed_blocks:
+            self.hashed[block.block_id] = True
+
+    def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        request_id = request.request_id
+        if self.runtime is not None:
+            table = self.runtime.tables.get(request_id)
+            if table is not None and table.virtual:
+                return
+        before = self.num_cached_block.get(request_id, 0)
+        super().cache_blocks(request, num_tokens, *args, **kwargs)
+        after = self.num_cached_block.get(request_id, 0)
+        for block in self.req_to_blocks[request_id][before:after]:
+            self.hashed[block.block_id] = block.block_hash is not None
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        if self.runtime is not None:
+            self.runtime.release(request_id)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        return blocks
+
+
+class VLLMBlockStore:
+    """`vtoken.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
+
+    def __init__(self, manager: VTokenAttentionManager) -> None:
+        self._manager = manager
+        self._pool = manager.block_pool
+
+    def num_free_blocks(self) -> int:
+        return int(self._pool.get_num_free_blocks())
+
+    def is_writable(self, block: int) -> bool:
+        return bool(self._pool.is_block_writable(self._pool.blocks[block]))
+
+    def is_shared(self, block: int) -> bool:
+        return int(self._pool.blocks[block].ref_cnt) > 1
+
+    def take(self, num_blocks: int) -> list[int]:
+        ids = [block.block_id for block in self._pool.get_new_blocks(num_blocks)]
+        self._manager.hashed[ids] = False
+        return ids
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        pool = self._pool.blocks
+        self._manager.req_to_blocks[request_id][:] = [pool[block] for block in blocks]
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        pool = self._pool.blocks
+        self._pool.free_blocks([pool[block] for block in blocks])
+
+
+def register_spec() -> None:
+    """Make vLLM manage our spec with our manager; grouped like plain full attention. Idempotent."""
+    KVCacheSpecRegistry._ensure_registered()  # else the built-in specs are never registered
+    KVCacheSpecRegistry.register(
+        VTokenAttentionSpec,
+        manager_class=VTokenAttentionManager,
+        uniform_type_base_spec=FullAttentionSpec,
+    )

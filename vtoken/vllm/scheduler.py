@@ -1,0 +1,172 @@
+"""vToken in vLLM's scheduler: plan before it allocates, commit after, publish what came of it.
+
+The runtime sees a request from its first scheduled step until its blocks are freed. All decisions
+about a step are taken in `schedule`; commands run between two steps, in this same thread.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+import vtoken
+from vtoken.control import Controller
+from vtoken.report import EngineFacts, Reporter
+from vtoken.runtime import GrownRequest, Runtime
+from vtoken.telemetry import Publisher
+from vtoken.vllm import support
+from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
+from vtoken.vllm.settings import initial_config, read_settings
+from vtoken.wire import Geometry
+
+STEP_MS_SMOOTHING = 0.05
+
+
+def _geometry(kv_cache_config: Any) -> Geometry:
+    group = kv_cache_config.kv_cache_groups[0]
+    spec = group.kv_cache_spec
+    layers = len(group.layer_names)
+    return Geometry(
+        num_blocks=kv_cache_config.num_blocks,
+        block_size=spec.block_size,
+        num_layers=layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        bytes_per_token=layers * spec.page_size_bytes // spec.block_size,
+    )
+
+
+class VTokenSchedulerMixin:
+    """Put before a vLLM scheduler class in the bases."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config: Any = self.vllm_config  # type: ignore[attr-defined]
+        kv_cache_config: Any = self.kv_cache_config  # type: ignore[attr-defined]
+        support.check_config(config)
+        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
+        manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
+        assert isinstance(manager, VTokenAttentionManager)
+        settings = read_settings(config.additional_config or {})
+        geometry = _geometry(kv_cache_config)
+        self.vtoken = Runtime(
+            geometry,
+            VLLMBlockStore(manager),
+            initial_config(
+                settings, num_blocks=geometry.num_blocks, num_layers=geometry.num_layers
+            ),
+            verify_ratio=settings.verify_ratio,
+            strict=settings.strict,
+            check_every_step=settings.check_every_step,
+        )
+        manager.runtime = self.vtoken
+        self._facts = EngineFacts(
+            epoch=uuid.uuid4().hex[:12],
+            vtoken_version=vtoken.__version__,
+            vllm_version=vllm.__version__,
+            model=str(config.model_config.served_model_name or config.model_config.model),
+            device=str(config.device_config.device_type),
+        )
+        self._publisher = Publisher(self.vtoken.events, max_hz=settings.telemetry_hz)
+        self.vtoken_controller = Controller(
+            Reporter(self.vtoken, self._facts, manager.hashed), self._publisher.endpoint
+        )
+        self._last_step_end = 0.0
+
+    # ------------------------------------------------------------ the step
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        self.vtoken.begin_step(self._ready())
+        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        step = scheduler_output.vtoken.step
+        self.vtoken.finish_step(getattr(model_runner_output, "vtoken", None), step)
+        self.vtoken.counters.generated_tokens += sum(
+            map(len, model_runner_output.sampled_token_ids)
+        )
+        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._note_step()
+        return result
+
+    def _ready(self) -> Iterator[str]:
+        """Requests that append exactly one token next: everything before it has been computed."""
+        for request in self.running:  # type: ignore[attr-defined]
+            known = request.num_tokens + request.num_output_placeholders
+            if request.num_computed_tokens >= request.num_prompt_tokens and (
+                known - request.num_computed_tokens == 1
+            ):
+                yield request.request_id
+
+    def _grown(self, num_scheduled_tokens: dict[str, int]) -> Iterator[GrownRequest]:
+        manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
+        known = self.vtoken.tables
+        for request_id in num_scheduled_tokens:
+            request = self.requests[request_id]  # type: ignore[attr-defined]
+            blocks = manager.req_to_blocks[request_id]
+            table = known.get(request_id)
+            held = [] if table is None else table.blocks
+            fresh = [block.block_id for block in blocks[len(held) :]]
+            yield GrownRequest(
+                request_id,
+                [*held, *fresh] if fresh else held,
+                request.num_computed_tokens,
+                request.num_prompt_tokens,
+                _prompt_seed(request) if table is None else 0,
+            )
+
+    # ------------------------------------------------------------ letting go
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.vtoken.release(request.request_id, preempted=True)
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self) -> None:
+        self._publisher.close()
+        super().shutdown()  # type: ignore[misc]
+
+    # ------------------------------------------------------------ commands and telemetry
+
+    def vtoken_command(self, payload: bytes) -> bytes:
+        """One command of the API; runs in the engine's thread, between two steps."""
+        self._count_requests()
+        reply = self.vtoken_controller.handle_bytes(payload)
+        self._publisher.publish(self.vtoken_controller.frame, force=True)
+        return reply
+
+    def _note_step(self) -> None:
+        now = time.monotonic()
+        if self._last_step_end:
+            elapsed_ms = (now - self._last_step_end) * 1e3
+            self._facts.step_ms += STEP_MS_SMOOTHING * (elapsed_ms - self._facts.step_ms)
+        idle = not self.has_unfinished_requests()  # type: ignore[attr-defined]
+        self._last_step_end = 0.0 if idle else now
+        self._count_requests()
+        self._publisher.publish(self.vtoken_controller.frame, force=idle)
+
+    def _count_requests(self) -> None:
+        self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
+
+
+def _prompt_seed(request: Any) -> int:
+    """A number that depends on the prompt alone, so that random eviction is reproducible."""
+    tokens = request.prompt_token_ids
+    return 0 if tokens is None else zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
+
+
+class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
+    """vLLM's scheduler with token-level virtualization."""
+
+
+class VTokenAsyncScheduler(VTokenSchedulerMixin, AsyncScheduler):
+    """The same over asynchronous scheduling."""

@@ -1,0 +1,50 @@
+"""What is fixed at start-up: vToken's part of vLLM's `additional_config`, validated as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vtoken.config import VTokenConfig, default_config, merge_patch
+from vtoken.errors import RefusedError, UnsupportedError
+
+KEY = "vtoken"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`config`: the initial configuration as a merge patch over the defaults.
+
+    `verify_ratio`: share of relocations whose K/V is read back and compared (I1).
+    `strict`: stop the engine on a violation. `check_every_step`: recompute all invariants.
+    """
+
+    config: dict[str, Any] = {}
+    verify_ratio: float = 0.0
+    strict: bool = True
+    check_every_step: bool = False
+    telemetry_hz: float = 20.0
+
+
+def read_settings(additional_config: dict[str, Any]) -> Settings:
+    """The settings in vLLM's `additional_config`; raises UnsupportedError naming what is wrong."""
+    try:
+        settings = msgspec.convert(additional_config.get(KEY, {}), Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UnsupportedError(f"additional_config[{KEY!r}]: {error}") from None
+    if not 0.0 <= settings.verify_ratio <= 1.0:
+        raise UnsupportedError(f"verify_ratio = {settings.verify_ratio} is not in 0..1")
+    return settings
+
+
+def initial_config(settings: Settings, *, num_blocks: int, num_layers: int) -> VTokenConfig:
+    """The configuration to start with; raises UnsupportedError naming field, value and bound."""
+    try:
+        return merge_patch(
+            default_config(num_blocks),
+            settings.config,
+            num_blocks=num_blocks,
+            num_layers=num_layers,
+        )
+    except RefusedError as error:
+        raise UnsupportedError(f"initial configuration: {error.detail} ({error.bound})") from None

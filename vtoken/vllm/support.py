@@ -1,0 +1,107 @@
+"""What vToken refuses to serve, each with its reason; nothing falls back silently.
+
+Checked twice: on vLLM's configuration in the scheduler and in every worker, and on the model's
+KV cache spec once it is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vtoken.errors import UnsupportedError
+
+Rule = tuple[bool, str]
+
+
+def _config_rules(config: Any) -> list[Rule]:
+    parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
+    text = model.hf_text_config
+    device = config.device_config.device_type
+    return [
+        (device != "cpu", f"device {device}: only the CPU backend's attention path is built"),
+        (
+            bool(config.use_v2_model_runner),
+            "model runner V2: its seams are not hooked; set VLLM_USE_V2_MODEL_RUNNER=0",
+        ),
+        (
+            config.speculative_config is not None,
+            "speculative decoding: drafts are not in the table",
+        ),
+        (
+            parallel.tensor_parallel_size > 1,
+            "tensor parallelism: scores are not reduced over ranks yet",
+        ),
+        (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
+        (parallel.data_parallel_size > 1, "data parallelism: commands reach one engine only"),
+        (
+            parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+            "context parallelism: a rank holds only part of a block",
+        ),
+        (config.kv_transfer_config is not None, "KV connectors: they follow positional layouts"),
+        (
+            cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"),
+            f"quantised KV cache ({cache.cache_dtype})",
+        ),
+        (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
+        (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
+        (model.use_mla, "MLA: the cache holds latents, not K and V"),
+        (
+            getattr(text, "sliding_window", None) is not None
+            and getattr(text, "use_sliding_window", True) is not False,
+            "sliding-window attention: the window is positional",
+        ),
+        (
+            getattr(text, "attention_chunk_size", None) is not None,
+            "chunked-local attention: the chunk is positional",
+        ),
+        (
+            bool(getattr(text, "alibi", False))
+            or getattr(text, "position_embedding_type", "") == "alibi",
+            "ALiBi: the bias follows slot order, not positions",
+        ),
+    ]
+
+
+def check_config(config: Any) -> None:
+    """Raises UnsupportedError listing every reason why this vLLM configuration is refused."""
+    _raise([reason for broken, reason in _config_rules(config) if broken])
+
+
+def check_kv_cache(kv_cache_config: Any, spec_class: type) -> None:
+    """Raises UnsupportedError unless the model has one full-attention KV cache group of ours."""
+    groups = kv_cache_config.kv_cache_groups
+    reasons = []
+    if len(groups) != 1:
+        reasons.append(f"{len(groups)} KV cache groups: the token table serves exactly one")
+    for group in groups:
+        spec = group.kv_cache_spec
+        if not isinstance(spec, spec_class):
+            reasons.append(f"{type(spec).__name__} layers: only full attention has a token table")
+        elif spec.sliding_window is not None or spec.attention_chunk_size is not None:
+            reasons.append("sliding-window or chunked-local layers")
+        elif spec.non_causal:
+            reasons.append("non-causal layers")
+    _raise(reasons)
+
+
+def check_layers(layers: dict[str, Any]) -> None:
+    """Raises UnsupportedError for an attention layer whose reading depends on slot order."""
+    reasons = []
+    for name, layer in layers.items():
+        impl = layer.impl
+        if getattr(impl, "alibi_slopes", None) is not None:
+            reasons.append(f"{name}: ALiBi, the bias follows slot order")
+        if getattr(impl, "sliding_window", -1) not in (None, -1, (-1, -1)):
+            reasons.append(f"{name}: sliding-window attention")
+        if getattr(impl, "kv_sharing_target_layer_name", None) is not None:
+            reasons.append(f"{name}: KV sharing between layers")
+    _raise(reasons)
+
+
+def _raise(reasons: list[str]) -> None:
+    if reasons:
+        raise UnsupportedError(
+            "vToken cannot serve this configuration: "
+            + "; ".join(reasons)
+            + ". Start without vToken, or change what is named."
+        )

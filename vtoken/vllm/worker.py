@@ -1,0 +1,15 @@
+"""vToken's CPU worker: vLLM's own, with vToken's model runner in it."""
+
+from __future__ import annotations
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from vtoken.vllm import support
+from vtoken.vllm.runner import VTokenCPURunner
+
+
+class VTokenCPUWorker(CPUWorker):
+    def init_device(self) -> None:
+        support.check_config(self.vllm_config)
+        super().init_device()
+        self.model_runner = VTokenCPURunner.adopt(self.model_runner)
