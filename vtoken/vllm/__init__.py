@@ -1,8 +1,8 @@
 """vToken inside vLLM: an out-of-tree plugin, inert unless `VTOKEN_ENABLED=1`.
 
-`register` is vLLM's `vllm.general_plugins` entry point and runs in every vLLM process. `engine_args`
-are the engine arguments that turn vToken on, for `vllm.LLM(**engine_args(...))`; `vtoken serve`
-passes the same to the server.
+`register` is vLLM's `vllm.general_plugins` entry point and runs in every vLLM process.
+`engine_args` are the engine arguments that turn vToken on, for `vllm.LLM(**engine_args(...))`;
+`vtoken serve` passes the same to the server.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class VTokenMetadata(CPUAttentionMetadata):
 
 class VTokenCPUBackend(CPUAttentionBackend):
     @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:  # noqa: ARG004
         return [MultipleOf(16)]
 
     @classmethod

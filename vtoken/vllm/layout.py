@@ -62,10 +62,8 @@ def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:
     seen = [_write_and_read(cache, isa, pattern) for pattern in (tokens, dims)]
     placements = []
     for part in (0, 1):
-        at = {}
         token_of, dim_of = (pass_[part] for pass_ in seen)
-        for place, (t, d) in enumerate(zip(token_of, dim_of, strict=True)):
-            at[t, d] = place
+        at = {key: place for place, key in enumerate(zip(token_of, dim_of, strict=True))}
         if len(at) != size * dim:
             raise UnsupportedError(f"the {isa} cache layout does not store every element once")
         origin = at[0, 0]

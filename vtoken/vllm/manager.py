@@ -46,7 +46,7 @@ class VTokenAttentionManager(FullAttentionManager):
         return False
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
-        """Places that must exist so that the request has `num_tokens` tokens, dead ones included."""
+        """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         if self.runtime is None:
             return num_tokens
         table = self.runtime.tables.get(request_id)

@@ -67,7 +67,7 @@ def check_config(config: Any) -> None:
     _raise([reason for broken, reason in _config_rules(config) if broken])
 
 
-def check_kv_cache(kv_cache_config: Any, spec_class: type) -> None:
+def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
     """Raises UnsupportedError unless the model has one full-attention KV cache group of ours."""
     groups = kv_cache_config.kv_cache_groups
     reasons = []

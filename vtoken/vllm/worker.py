@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vtoken.vllm import support
@@ -9,6 +11,8 @@ from vtoken.vllm.runner import VTokenCPURunner
 
 
 class VTokenCPUWorker(CPUWorker):
+    model_runner: Any
+
     def init_device(self) -> None:
         support.check_config(self.vllm_config)
         super().init_device()

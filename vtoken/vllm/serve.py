@@ -1,0 +1,148 @@
+"""`vtoken serve MODEL`: vLLM's own OpenAI server with the plugin on.
+
+Every vLLM flag passes through. Only `--vtoken-*` flags are read here. The process is replaced by vLLM's server, so signals, exit
+codes and logs are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+from vtoken.errors import RefusedError
+from vtoken.policies import make_policy
+from vtoken.vllm import engine_args
+
+PLUGIN = "vtoken"
+PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.platform_plugins",
+    "vllm.stat_logger_plugins",
+)
+OURS = ("--scheduler-cls", "--worker-cls", "--additional-config")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vtoken serve",
+        usage="vtoken serve MODEL [any vLLM server flag] [--vtoken-…]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", help="a Hugging Face model id or folder")
+    add = parser.add_argument_group("vToken, initial values; all can be changed live").add_argument
+    add("--vtoken-policy", metavar="NAME", help="eviction policy (default: none)")
+    add("--vtoken-policy-params", metavar="JSON", help="its parameters, a JSON object")
+    add("--vtoken-budget-tokens", type=int, metavar="N", help="live tokens a request may keep")
+    add("--vtoken-interval-tokens", type=int, metavar="N", help="evict beyond budget + N")
+    add("--vtoken-theta-f", type=float, metavar="X", help="reclaim when F exceeds X, 0..1")
+    add("--vtoken-batch-size", type=int, metavar="B", help="most source blocks in a round")
+    add("--vtoken-planner", choices=("plug", "pack"))
+    add("--vtoken-low-watermark-blocks", type=int, metavar="N", help="reclaim at N free or fewer")
+    add("--vtoken-headroom-blocks", type=int, metavar="N", help="fresh blocks a round may take")
+    add("--vtoken-reclamation", choices=("auto", "paused", "off"))
+    add(
+        "--vtoken-recycle",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="write new tokens into dead slots (default: on)",
+    )
+    trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
+    trust(
+        "--vtoken-verify-ratio",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of relocations read back and compared, 0..1",
+    )
+    trust(
+        "--vtoken-strict",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="stop the engine when an invariant breaks",
+    )
+    return parser
+
+
+def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
+    """The `--vtoken-*` values as a merge patch; raises ValueError for malformed parameters."""
+    patch: dict[str, Any] = {}
+    if args.vtoken_policy is not None:
+        params = json.loads(args.vtoken_policy_params or "{}")
+        make_policy(args.vtoken_policy, params)
+        patch["policy"] = {"name": args.vtoken_policy, "params": params}
+    elif args.vtoken_policy_params is not None:
+        raise ValueError("--vtoken-policy-params needs --vtoken-policy")
+    for name in (
+        "budget_tokens",
+        "interval_tokens",
+        "theta_f",
+        "batch_size",
+        "planner",
+        "low_watermark_blocks",
+        "headroom_blocks",
+        "reclamation",
+        "recycle",
+    ):
+        value = getattr(args, f"vtoken_{name}")
+        if value is not None:
+            patch[name] = value
+    return patch
+
+
+def server_command(argv: list[str]) -> list[str]:
+    """The command line of vLLM's server; exits with 2 and a message on bad arguments."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    for flag in rest:
+        name = flag.split("=")[0].replace("_", "-")
+        if name.startswith("--vtoken"):
+            parser.error(f"unknown flag {flag}")
+        if name in OURS:
+            parser.error(f"{name} is set by vtoken serve and cannot be passed")
+    if args.model is None and not any(f.split("=")[0] == "--model" for f in rest):
+        parser.error("MODEL is missing")
+    try:
+        patch = initial_patch(args)
+    except RefusedError as error:
+        parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
+    except ValueError as error:
+        parser.error(str(error))
+    engine = engine_args(patch, verify_ratio=args.vtoken_verify_ratio, strict=args.vtoken_strict)
+    model = [] if args.model is None else ["--model", args.model]
+    return [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *model,
+        *rest,
+        "--scheduler-cls",
+        engine["scheduler_cls"],
+        "--worker-cls",
+        engine["worker_cls"],
+        "--additional-config",
+        json.dumps(engine["additional_config"]),
+    ]
+
+
+def plugin_names() -> str:
+    """`VLLM_PLUGINS` with ours in it. Endpoint plugins load only when named there, and naming one
+    filters the others, so that everything that would have loaded is named too."""
+    chosen = os.environ.get("VLLM_PLUGINS")
+    if chosen is not None:
+        names = [name for name in chosen.split(",") if name]
+    else:
+        names = [plugin.name for group in PLUGIN_GROUPS for plugin in entry_points(group=group)]
+    return ",".join(dict.fromkeys([*names, PLUGIN]))
+
+
+def main(argv: list[str]) -> int:
+    command = server_command(argv)
+    os.environ["VLLM_PLUGINS"] = plugin_names()
+    os.execv(command[0], command)
