@@ -143,8 +143,7 @@ class Runtime:
             self._reclaim(freed)
         if freed:
             self.store.give_back(freed)
-        if self.config.recycle and self.config.reclamation != "off":
-            self._pick_holes()
+        self._pick_holes()
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""
@@ -470,9 +469,12 @@ class Runtime:
         return np.array([block not in readonly for block in table.blocks], dtype=np.bool_)
 
     def _pick_holes(self) -> None:
+        recycling = self.config.recycle and self.config.reclamation != "off"
         for request_id, state in self.states.items():
-            table = self.tables[request_id]
             state.hole = None
+            if not recycling:
+                continue
+            table = self.tables[request_id]
             if table.virtual and not table.dense:
                 mask = self._writable_mask(table, state.readonly)
                 state.hole = table.first_hole(mask)

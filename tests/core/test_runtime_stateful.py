@@ -1,0 +1,158 @@
+"""The whole runtime in pools of 4 to 8 blocks: any order of admissions, steps, configuration
+changes, compactions, preemptions and aborts keeps every live token's contents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.core.harness import CoreEngine
+from vtoken.config import merge_patch
+
+POLICIES = st.sampled_from(
+    [
+        {"name": "none"},
+        {"name": "streaming_llm", "params": {"sinks": 1}},
+        {"name": "sliding_window"},
+        {"name": "random", "params": {"sinks": 1, "recent": 1}},
+        {"name": "h2o", "params": {"sinks": 1, "recent_ratio": 0.3}},
+        {"name": "h2o", "params": {"sinks": 0, "recent_ratio": 1.0, "normalize": True}},
+    ]
+)
+PATCHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "policy": POLICIES,
+        "theta_f": st.sampled_from([0.0, 0.25, 1.0]),
+        "batch_size": st.integers(1, 4),
+        "low_watermark_blocks": st.integers(0, 4),
+        "headroom_blocks": st.integers(0, 2),
+        "planner": st.sampled_from(["pack", "plug"]),
+        "reclamation": st.sampled_from(["auto", "auto", "paused", "off"]),
+        "recycle": st.booleans(),
+        "budget_tokens": st.integers(2, 10),
+        "interval_tokens": st.integers(0, 3),
+        "probe": st.fixed_dictionaries({"every_steps": st.integers(1, 3)}),
+    },
+)
+
+
+class Engine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(4, 8),
+        block_size=st.integers(2, 4),
+        chunk=st.integers(1, 12),
+        lag=st.integers(0, 1),
+        policy=POLICIES,
+        budget=st.integers(2, 6),
+    )
+    def start(
+        self, num_blocks: int, block_size: int, chunk: int, lag: int, policy: Any, budget: int
+    ) -> None:
+        self.engine = CoreEngine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefill_chunk_tokens=chunk,
+            worker_lag_steps=lag,
+            config={
+                "policy": policy,
+                "budget_tokens": budget,
+                "interval_tokens": 0,
+                "theta_f": 0.0,
+                "low_watermark_blocks": num_blocks,
+            },
+        )
+        self.count = 0
+
+    @rule(
+        data=st.data(),
+        prefix=st.sampled_from([None, "p", "p", "q"]),
+        max_tokens=st.integers(1, 30),
+        pair=st.booleans(),
+    )
+    def add(self, data: st.DataObject, prefix: str | None, max_tokens: int, pair: bool) -> None:
+        """One request, or two in the same step that share a prefix to be hashed in that step."""
+        most = (self.engine.store.num_blocks - 1) * self.engine.block_size - 1
+        if len(self.engine.waiting) > 3:
+            return
+        for _ in range(1 + pair):
+            prompt = data.draw(st.integers(1, min(12, most)))
+            prefix_tokens = data.draw(st.integers(0, prompt))
+            self.engine.add(
+                f"r{self.count}",
+                prompt,
+                max_tokens=max_tokens,
+                prefix=prefix,
+                prefix_tokens=prefix_tokens,
+                seed=self.count,
+            )
+            self.count += 1
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+            self.engine.check()
+
+    @rule(patch=PATCHES)
+    def configure(self, patch: dict[str, Any]) -> None:
+        runtime = self.engine.runtime
+        runtime.config = merge_patch(
+            runtime.config, patch, num_blocks=runtime.geometry.num_blocks, num_layers=4
+        )
+
+    @rule(data=st.data(), batch_size=st.integers(1, 8))
+    def compact(self, data: st.DataObject, batch_size: int) -> None:
+        ids = [None, *self.engine.runtime.tables_ids()]
+        request_id = data.draw(st.sampled_from(ids))
+        self.engine.runtime.operations.add("test", request_id, batch_size, False)
+
+    @rule()
+    def preempt(self) -> None:
+        self.engine.preempt_newest()
+
+    @precondition(lambda self: self.engine.running or self.engine.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        requests = [*self.engine.running, *self.engine.waiting]
+        self.engine.remove(data.draw(st.sampled_from([r.id for r in requests])))
+
+    @invariant()
+    def counters_add_up(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        runtime = self.engine.runtime
+        assert runtime.counters.violations == 0
+        assert all(s.pending is None and s.in_flight_step >= 0 for s in runtime.states.values())
+        dead = sum(table.num_dead for table in runtime.tables)
+        assert dead <= runtime.counters.evicted_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        engine = self.engine
+        for request in [*engine.running, *engine.waiting]:
+            engine.remove(request.id)
+        engine.step()
+        engine.drain()
+        engine.check()
+        pool = engine.runtime.tables.pool
+        assert (pool.num_used, pool.num_live) == (0, 0)
+        assert len(engine.store.free) == engine.store.num_blocks - 1
+        operations = engine.runtime.operations
+        assert all(op.state in ("done", "failed") for op in operations._all.values())
+        assert engine.runtime.num_in_flight_tokens == 0
+
+
+Engine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngine = Engine.TestCase

@@ -1,0 +1,271 @@
+"""TokenTable, TokenTables and PoolLiveness against plain dictionaries, in pools of 4 to 8 blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from vtoken.errors import InvariantViolation
+from vtoken.tables import TokenTables
+
+PICK = st.randoms(use_true_random=False)
+
+
+@dataclass
+class Shadow:
+    """One request: live token -> slot."""
+
+    blocks: list[int] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    num_tokens: int = 0
+    evicted: bool = False
+
+
+class Tables(RuleBasedStateMachine):
+    @initialize(num_blocks=st.integers(4, 8), block_size=st.integers(2, 4))
+    def start(self, num_blocks: int, block_size: int) -> None:
+        self.size = block_size
+        self.tables = TokenTables(num_blocks, block_size)
+        self.shadows: dict[str, Shadow] = {}
+        self.num_blocks = num_blocks
+        self.count = 0
+
+    def free(self) -> list[int]:
+        held = {b for shadow in self.shadows.values() for b in shadow.blocks}
+        return [b for b in range(1, self.num_blocks) if b not in held]
+
+    def holders(self, block: int) -> int:
+        return sum(block in shadow.blocks for shadow in self.shadows.values())
+
+    def private(self, shadow: Shadow) -> list[int]:
+        return [b for b in shadow.blocks if self.holders(b) == 1]
+
+    def extent(self, shadow: Shadow) -> int:
+        """1 + the highest index with a live token."""
+        return max((self.index(shadow, slot) + 1 for slot in shadow.slots.values()), default=0)
+
+    def index(self, shadow: Shadow, slot: int) -> int:
+        return shadow.blocks.index(slot // self.size) * self.size + slot % self.size
+
+    def slot(self, shadow: Shadow, index: int) -> int:
+        return shadow.blocks[index // self.size] * self.size + index % self.size
+
+    def append(self, name: str, num_new: int) -> bool:
+        """Append to a request; False when the pool has too few blocks."""
+        shadow = self.shadows[name]
+        start = self.extent(shadow)
+        missing = -(-(start + num_new) // self.size) - len(shadow.blocks)
+        if missing > len(self.free()):
+            return False
+        shadow.blocks += self.free()[: max(0, missing)]
+        new = [self.slot(shadow, start + i) for i in range(num_new)]
+        total = shadow.num_tokens + num_new
+        slots = self.tables.sync_new_tokens(name, list(shadow.blocks), total)
+        assert slots.tolist() == new
+        shadow.slots |= zip(range(shadow.num_tokens, total), new, strict=True)
+        shadow.num_tokens = total
+        return True
+
+    @rule(num_tokens=st.integers(1, 9), pick=PICK, shares=st.booleans())
+    def admit(self, num_tokens: int, pick: object, shares: bool) -> None:
+        """A new request, on the full blocks of another one's prefix or on its own."""
+        name = f"r{self.count}"
+        donors = [s for s in self.shadows.values() if not s.evicted and s.num_tokens >= self.size]
+        prefix: list[int] = []
+        if shares and donors:
+            donor = pick.choice(donors)  # type: ignore[attr-defined]
+            prefix = donor.blocks[: pick.randint(1, donor.num_tokens // self.size)]  # type: ignore[attr-defined]
+        total = len(prefix) * self.size + num_tokens
+        missing = -(-total // self.size) - len(prefix)
+        if missing > len(self.free()):
+            return
+        self.count += 1
+        blocks = prefix + self.free()[:missing]
+        self.tables.sync_new_tokens(name, blocks, total)
+        shadow = self.shadows[name] = Shadow(blocks, num_tokens=total)
+        shadow.slots = {t: self.slot(shadow, t) for t in range(total)}
+
+    @precondition(lambda self: self.shadows)
+    @rule(num_new=st.integers(1, 5), pick=PICK)
+    def grow(self, num_new: int, pick: object) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        self.append(name, num_new)
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK)
+    def recycle(self, pick: object) -> None:
+        """One new token goes into a hole, the lowest private one."""
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow, table = self.shadows[name], self.tables[name]
+        private = self.private(shadow)
+        taken = set(shadow.slots.values())
+        holes = [
+            i
+            for i in range(self.extent(shadow))
+            if self.slot(shadow, i) not in taken and self.slot(shadow, i) // self.size in private
+        ]
+        writable = np.array([b in private for b in shadow.blocks], dtype=np.bool_)
+        hole = table.first_hole(writable)
+        assert hole == (holes[0] if holes else None)
+        if hole is None:
+            return
+        total = shadow.num_tokens + 1
+        slots = self.tables.sync_new_tokens(name, list(shadow.blocks), total, hole)
+        shadow.slots[shadow.num_tokens] = self.slot(shadow, hole)
+        assert slots.tolist() == [self.slot(shadow, hole)]
+        shadow.num_tokens = total
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, share=st.floats(0, 1), single=st.booleans())
+    def evict(self, pick: object, share: float, single: bool) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow = self.shadows[name]
+        live = sorted(shadow.slots)
+        if not live:
+            return
+        victims = pick.sample(live, 1 if single else int(share * len(live)))  # type: ignore[attr-defined]
+        if single:
+            self.tables.evict_token(name, victims[0])
+        else:
+            self.tables.evict_tokens(name, np.array(victims, dtype=np.int64))
+        for victim in victims:
+            del shadow.slots[victim]
+        shadow.evicted |= bool(victims)
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, kind=st.sampled_from(["unknown", "negative", "doubled", "dead"]))
+    def refuse_eviction(self, pick: object, kind: str) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow = self.shadows[name]
+        dead = sorted(set(range(shadow.num_tokens)) - set(shadow.slots))
+        live = sorted(shadow.slots)
+        bad = {
+            "unknown": [shadow.num_tokens],
+            "negative": [-1],
+            "doubled": live[:1] * 2,
+            "dead": dead[:1],
+        }[kind]
+        if bad:
+            with pytest.raises(InvariantViolation):
+                self.tables.evict_tokens(name, np.array(live[1:] + bad, dtype=np.int64))
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, num_fresh=st.integers(0, 2), shuffle=st.booleans())
+    def move(self, pick: object, num_fresh: int, shuffle: bool) -> None:
+        """Empty some private blocks into free places of the others and of fresh blocks."""
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow = self.shadows[name]
+        private = self.private(shadow)
+        dropped = pick.sample(private, pick.randint(0, len(private)))  # type: ignore[attr-defined]
+        fresh = self.free()[:num_fresh]
+        blocks = [b for b in shadow.blocks if b not in dropped] + fresh
+        if shuffle:
+            pick.shuffle(blocks)  # type: ignore[attr-defined]
+        movers = [t for t, slot in shadow.slots.items() if slot // self.size in dropped]
+        taken = set(shadow.slots.values())
+        places = [
+            b * self.size + o
+            for b in blocks
+            if b in fresh or b in private
+            for o in range(self.size)
+            if b * self.size + o not in taken
+        ]
+        if len(places) < len(movers):
+            return
+        targets = pick.sample(places, len(movers))  # type: ignore[attr-defined]
+        expected = [b for b in shadow.blocks if b in dropped]
+        got = self.tables.apply_moves(
+            name, np.array(movers, dtype=np.int64), np.array(targets, dtype=np.int64), blocks
+        )
+        assert got == expected
+        shadow.slots |= zip(movers, targets, strict=True)
+        shadow.blocks = blocks
+        shadow.evicted = True
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, kind=st.sampled_from(["lost", "outside", "occupied", "doubled", "dead"]))
+    def refuse_moves(self, pick: object, kind: str) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow = self.shadows[name]
+        live = sorted(shadow.slots)
+        if len(live) < 2:
+            return
+        token, other = live[0], live[1]
+        dead = sorted(set(range(shadow.num_tokens)) - set(live))
+        tokens, slots, blocks = {
+            "lost": ([], [], [b for b in shadow.blocks if b != shadow.slots[token] // self.size]),
+            "outside": ([token], [0], shadow.blocks),
+            "occupied": ([token], [shadow.slots[other]], shadow.blocks),
+            "doubled": ([token, token], [shadow.slots[token]] * 2, shadow.blocks),
+            "dead": (dead[:1] or [shadow.num_tokens], [shadow.slots[token]], shadow.blocks),
+        }[kind]
+        with pytest.raises(InvariantViolation):
+            self.tables.apply_moves(
+                name, np.array(tokens, dtype=np.int64), np.array(slots, dtype=np.int64), blocks
+            )
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK)
+    def release(self, pick: object) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        del self.shadows[name]
+        assert self.tables.release(name) is not None
+        assert self.tables.release(name) is None
+
+    @invariant()
+    def tables_equal_the_shadow(self) -> None:
+        if not hasattr(self, "tables"):
+            return
+        self.tables.check()
+        assert {t.request_id for t in self.tables} == set(self.shadows)
+        for name, shadow in self.shadows.items():
+            table = self.tables[name]
+            ids = table.live_ids()
+            slots = table.slots_of(ids).tolist()
+            assert dict(zip(ids.tolist(), slots, strict=True)) == shadow.slots
+            assert (table.blocks, table.num_tokens) == (shadow.blocks, shadow.num_tokens)
+            assert table.extent == self.extent(shadow)
+            assert table.num_dead == shadow.num_tokens - len(shadow.slots)
+            assert all(table.is_live(t) == (t in shadow.slots) for t in range(shadow.num_tokens))
+            per_block = [
+                sum(slot // self.size == b for slot in shadow.slots.values()) for b in shadow.blocks
+            ]
+            assert table.block_live().tolist() == per_block
+            grid = table.grid()
+            assert grid[grid >= 0].size == len(shadow.slots)
+            ghosts = table.ghosts()
+            assert (ghosts[grid >= 0] == grid[grid >= 0]).all()
+            naive = {t // self.size for t in shadow.slots} if table.virtual else shadow.blocks
+            assert table.num_naive_blocks() == len(naive)
+
+    @invariant()
+    def pool_equals_the_shadow(self) -> None:
+        if not hasattr(self, "tables"):
+            return
+        pool = self.tables.pool
+        live = {slot for shadow in self.shadows.values() for slot in shadow.slots.values()}
+        used = {b for shadow in self.shadows.values() for b in shadow.blocks}
+        for block in range(self.num_blocks):
+            assert pool.live[block] == sum(slot // self.size == block for slot in live)
+            assert pool.holders[block] == self.holders(block)
+        waste = 1 - len(live) / (len(used) * self.size) if used else 0.0
+        assert pool.fragmentation == pytest.approx(waste)
+        counts = [int(pool.live[b]) for b in used]
+        assert pool.num_partially_live() == sum(0 < n < self.size for n in counts)
+        assert pool.num_low_utilization() == sum(2 * n <= self.size for n in counts)
+        assert pool.num_shared() == sum(self.holders(b) > 1 for b in used)
+
+
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTables = Tables.TestCase
