@@ -405,10 +405,9 @@ class FakeServer:
         old = msgspec.to_builtins(self.config)
         merged = old | patch
         if "policy" in patch:
-            merged["policy"] = {
-                "name": patch["policy"].get("name", old["policy"]["name"]),
-                "params": patch["policy"].get("params", {}),
-            }
+            name = patch["policy"].get("name", old["policy"]["name"])
+            kept = old["policy"]["params"] if name == old["policy"]["name"] else {}
+            merged["policy"] = {"name": name, "params": kept | patch["policy"].get("params", {})}
         changes = {k: [old[k], v] for k, v in merged.items() if old[k] != v}
         previous, new = self.config, msgspec.convert(merged, wire.ConfigValues)
         if dry:

@@ -1,0 +1,179 @@
+"""Settings as rows of a form, made from the server's bounds and the policies' JSON schemas.
+
+Knows no widget and no socket. A draft is a mapping path -> value; the server, not this form,
+decides what is allowed, so that what cannot be parsed is sent as it was typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vtoken import wire
+
+Path = tuple[str, ...]
+POLICY: Path = ("policy", "name")
+FIRST = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: what the server says."""
+
+    path: Path
+    label: str
+    kind: str
+    summary: str
+    desired: Any
+    effective: Any
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def bound_text(self) -> str:
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.kind == "bool":
+            return "on | off"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.minimum:,g}..{self.maximum:,g}"
+        if self.minimum is not None:
+            return f"{self.minimum:,g} or more"
+        return ""
+
+
+def make_fields(
+    config: wire.ConfigDocument, policies: list[wire.PolicyInfo], chosen_policy: str
+) -> list[Field]:
+    """All settings; the parameters are those of `chosen_policy`, in effect or not."""
+    desired = msgspec.to_builtins(config.desired)
+    effective = msgspec.to_builtins(config.effective)
+    infos = {info.name: info for info in policies}
+    bound = config.bounds.get("policy")
+    choices = tuple(infos) or tuple((bound.choices if bound else None) or ())
+    info = infos.get(chosen_policy)
+    fields = [
+        Field(
+            POLICY, "policy", "enum", f"{info.summary} ({info.source})" if info else "",
+            desired["policy"]["name"], effective["policy"]["name"], choices=choices,
+        )
+    ]
+    if info is not None:
+        fields += _params(info, desired["policy"], effective["policy"])
+    names = [n for n in FIRST if n in config.bounds]
+    names += [n for n in config.bounds if n not in (*FIRST, "policy", "probe")]
+    for name in names:
+        b = config.bounds[name]
+        fields.append(
+            Field(
+                (name,), name, b.type, b.summary, desired.get(name), effective.get(name),
+                b.minimum, b.maximum, tuple(b.choices or ()),
+            )
+        )
+    if "probe" in config.bounds:
+        for name, kind, text in (
+            ("layers", "list", "probed layers, comma separated; empty: the middle one"),
+            ("every_steps", "int", "probe every k-th step"),
+        ):
+            fields.append(
+                Field(("probe", name), f"probe {name}", kind, text, desired["probe"][name],
+                      effective["probe"][name], 1 if kind == "int" else None)
+            )
+    return fields
+
+
+def _params(
+    info: wire.PolicyInfo, desired: dict[str, Any], effective: dict[str, Any]
+) -> list[Field]:
+    out = []
+    for name, schema in info.params_schema.get("properties", {}).items():
+        now = {
+            key: choice["params"].get(name, schema.get("default"))
+            if choice["name"] == info.name
+            else schema.get("default")
+            for key, choice in (("desired", desired), ("effective", effective))
+        }
+        kind = {"integer": "int", "number": "float", "boolean": "bool", "array": "list"}.get(
+            schema.get("type", ""), "text"
+        )
+        choices = tuple(str(c) for c in schema.get("enum", ()))
+        out.append(
+            Field(
+                ("policy", "params", name), f"  {name}", "enum" if choices else kind,
+                schema.get("description", ""), now["desired"], now["effective"],
+                schema.get("minimum"), schema.get("maximum"), choices,
+            )
+        )
+    return out
+
+
+def show_value(value: Any) -> str:
+    """A value as it is typed into the form."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return ",".join(str(v) for v in value)
+    return "" if value is None else str(value)
+
+
+def parse_value(field: Field, text: str) -> Any:
+    """`text` as the field's type; what cannot be parsed stays text, for the server to refuse."""
+    text = text.strip()
+    try:
+        if field.kind == "int":
+            return int(text.replace(",", "").replace("_", ""))
+        if field.kind == "float":
+            return float(text)
+        if field.kind == "list":
+            return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        return text
+    if field.kind == "bool":
+        return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
+    return text
+
+
+def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
+    """The next value up or down inside the bounds; `coarse` steps tenfold, or by powers of two."""
+    if field.kind == "bool":
+        return not value if isinstance(value, bool) else True
+    if field.kind == "enum" and field.choices:
+        at = field.choices.index(value) if value in field.choices else 0
+        return field.choices[(at + by) % len(field.choices)]
+    if field.kind not in ("int", "float") or isinstance(value, (str, bool)) or value is None:
+        return value
+    if field.kind == "float":
+        low, high = field.minimum, field.maximum
+        width = (high - low) if low is not None and high is not None else 1.0
+        stepped: float = round(value + by * width / (10 if coarse else 100), 6)
+    elif coarse:
+        stepped = value * 2 if by > 0 else value // 2
+    else:
+        stepped = value + by
+    if field.minimum is not None:
+        stepped = max(stepped, field.minimum)
+    if field.maximum is not None:
+        stepped = min(stepped, field.maximum)
+    return int(stepped) if field.kind == "int" else float(stepped)
+
+
+def make_patch(fields: list[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
+    """The merge patch of what the draft changes; empty when it changes nothing."""
+    patch: dict[str, Any] = {}
+    for field in fields:
+        if field.path not in draft or draft[field.path] == field.desired:
+            continue
+        place = patch
+        for part in field.path[:-1]:
+            place = place.setdefault(part, {})
+        place[field.path[-1]] = draft[field.path]
+    if "policy" in patch and "name" not in patch["policy"]:
+        # Parameters always travel with the policy that they were edited for.
+        patch["policy"] = {"name": fields[0].desired, **patch["policy"]}
+    return patch

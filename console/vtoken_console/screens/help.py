@@ -1,0 +1,93 @@
+"""The help page: every key, what the colours and marks mean, and the words."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from vtoken_console import palette
+from vtoken_console.keys import KEYS, MOVES
+from vtoken_console.view import View
+from vtoken_console.widgets.heatmap import legend
+from vtoken_console.widgets.lines import EMPTY, Line
+from vtoken_console.widgets.scroller import Scroller
+
+WORDS = (
+    ("live / dead", "a token attention reads / one that a policy has evicted"),
+    ("F", "share of the slots in used blocks that hold nothing live"),
+    ("theta", "reclamation starts when F exceeds it and free blocks run low"),
+    ("B", "most source blocks in one planning round"),
+    ("bound", "blocks the live tokens would fill, packed: sum of ceil(live / block size)"),
+    ("naive", "blocks held had nothing been reclaimed (naive-evict)"),
+    ("cell", "upper part: mean live share of its used blocks; lower stripe: its worst block"),
+)
+
+
+class HelpLines(Scroller):
+    """A page of text; the cursor only scrolls."""
+
+    def __init__(self) -> None:
+        super().__init__(id="help-lines")
+        self._page: list[Line] = []
+
+    def num_rows(self, view: View) -> int:
+        return len(self._page)
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        self._page = page(view, width)
+        return super().build_lines(view, width, height)
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        return self._page[row]
+
+    def action_step(self, by: int) -> None:
+        self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by)
+
+
+def page(view: View, width: int) -> list[Line]:
+    """All lines of the help."""
+    head, key, text, muted = (
+        palette.BOLD_STYLE, palette.KEY_STYLE, palette.TEXT_STYLE, palette.MUTED_STYLE,
+    )
+    lines: list[Line] = []
+    off = view.read_only_reason
+    for group in dict.fromkeys(k.group for k in KEYS):
+        note = f"   off: {off}" if off and group in ("Act", "Set") else ""
+        lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
+        lines += [
+            ((f"   {k.shown:<8}", key), (f"{k.label:<10}", text), (k.help, muted))
+            for k in KEYS
+            if k.group == group
+        ]
+        lines.append(EMPTY)
+    lines.append(((" Move", head),))
+    lines += [((f"   {keys:<26}", key), (what, muted)) for keys, what in MOVES]
+    lines += [EMPTY, ((" Heatmap", head),)]
+    lines += [
+        (("  ", text), *legend(view.ramp, width - 4, zoomed=False)),
+        (("  ", text), *legend(view.ramp, width - 4, zoomed=True)),
+    ]
+    lines += [EMPTY, ((" Words", head),)]
+    lines += [((f"   {word:<12}", text), (what, muted)) for word, what in WORDS]
+    return lines
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,enter", "dismiss", show=False)
+    ]
+
+    def compose(self) -> ComposeResult:
+        lines = HelpLines()
+        lines.border_title = "help · esc closes"
+        lines.add_class("page")
+        yield lines
+
+    def on_mount(self) -> None:
+        self.query_one(HelpLines).focus()
+
+    def show(self, view: View) -> None:
+        self.query_one(HelpLines).show(view)

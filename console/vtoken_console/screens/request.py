@@ -1,0 +1,200 @@
+"""One request: its tokens in logical order, its blocks, its token table; one cursor in all three."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+
+from vtoken_console import palette, units
+from vtoken_console.rest import ProblemError
+from vtoken_console.view import View
+from vtoken_console.widgets.block_table import BlockTable
+from vtoken_console.widgets.header import Header
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
+from vtoken_console.widgets.notice import problem_text
+from vtoken_console.widgets.token_rows import TokenRows
+from vtoken_console.widgets.token_strip import TokenStrip
+
+if TYPE_CHECKING:
+    from vtoken import wire
+    from vtoken_console.client import Client
+
+REFRESH_S = 1.0
+PAGE_TOKENS = 2048
+KEYS = (("tab", "next panel"), ("arrows", "move"), ("enter", "block"), ("c", "compact this"),
+        ("esc", "back"), ("?", "help"), ("q", "quit"))
+
+
+class Summary(LinesWidget):
+    """Two lines about the request, or why there is nothing newer."""
+
+    def __init__(self) -> None:
+        super().__init__(id="summary")
+        self.detail: wire.RequestDetail | None = None
+        self.problem = ""
+        self.step = 0
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
+        second: list[Span] = []
+        if self.problem:
+            second = [(f" {self.problem}  The picture is of step {self.step:,}.", palette.WARN_STYLE)]
+        if d is None:
+            return [((" request", muted),), merge(cut(second, width))]
+        first: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
+        for name, value in (("live", d.live), ("dead", d.dead), ("prompt", d.prompt_tokens),
+                            ("output", d.output_tokens)):
+            first += [(f"{name} ", muted), (units.count(value, 6) + "  ", bold)]
+        first += [(f"{d.policy} budget {units.count(d.budget_tokens)}", muted)]
+        if not second:
+            for name, value in (("held", d.blocks), ("bound", d.bound_blocks),
+                                ("naive", d.naive_blocks), ("moved", d.moved_tokens),
+                                ("recycled", d.recycled_slots), ("preempted", d.preemptions)):
+                second += [(f" {name} ", muted), (units.count(value, 5) + " ", bold)]
+            path = "dense: stock attention path" if d.dense else "holes: masked attention path"
+            second.append((f" {path}", muted))
+        return [merge(cut(first, width)), merge(cut(second, width))]
+
+
+class RequestKeys(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        spans: list[Span] = []
+        for key, label in KEYS:
+            if key == "c" and view.read_only_reason:
+                continue
+            spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+        return [merge(cut(spans, width))]
+
+
+class RequestScreen(Screen[None]):
+    AUTO_FOCUS = "#strip"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-narrow"), (100, "-middle"),
+    ]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("enter", "block", show=False),
+        Binding("c", "compact", show=False),
+    ]
+
+    def __init__(self, client: Client, request_id: str) -> None:
+        super().__init__()
+        self._client = client
+        self._id = request_id
+        self._loading = False
+        self.token = 0
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield Summary()
+        with Container(id="request"):
+            with Container(id="request-left"):
+                yield TokenStrip(id="strip")
+                yield BlockTable(id="table")
+            yield TokenRows(id="rows")
+        yield RequestKeys(id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#rows").border_title = "token table"
+        self.set_interval(REFRESH_S, self._ask)
+        self._ask()
+
+    def show(self, view: View) -> None:
+        for widget in self.query(LinesWidget):
+            widget.show(view)
+
+    def _ask(self) -> None:
+        if not self._loading:
+            self._loading = True
+            self.run_worker(self._load())
+
+    async def _load(self) -> None:
+        from vtoken_console import tokens
+
+        summary, rest = self.query_one(Summary), self._client.rest
+        try:
+            detail = await rest.request(self._id)
+            pages: list[wire.TokenPage] = []
+            start, total = 0, 1
+            while start < total:
+                page = await rest.tokens(self._id, start, PAGE_TOKENS)
+                pages.append(page)
+                total, start = page.total, start + max(1, len(page.rows))
+                if not page.rows:
+                    break
+        except ProblemError as error:
+            gone = error.problem.status == 404
+            summary.problem = (
+                "This request has finished." if gone else problem_text(error.problem)
+            )
+            summary.redraw()
+            return
+        finally:
+            self._loading = False
+        table = tokens.from_pages(pages)
+        summary.detail, summary.problem, summary.step = detail, "", table.step
+        strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
+        strip.table, blocks.detail = table, detail
+        strip.num_prompt = detail.prompt_tokens
+        blocks.block_size = self._client.model.block_size
+        config = self._client.model.config
+        if config is not None and config.effective.policy.name == detail.policy:
+            strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
+        self.query_one(TokenRows).table = table
+        self._place(self.token)
+
+    def _place(self, token: int) -> None:
+        table = self.query_one(TokenStrip).table
+        if table is None or not len(table):
+            return
+        self.token = max(0, min(token, len(table) - 1))
+        block = int(table.block[self.token])
+        blocks = self.query_one(BlockTable)
+        blocks.block = block if block >= 0 else None
+        self.query_one(TokenStrip).go(self.token)
+        self.query_one(TokenRows).go(self.token)
+        blocks.redraw()
+        self.query_one(Summary).redraw()
+
+    def on_token_strip_moved(self, event: TokenStrip.Moved) -> None:
+        self._place(event.token)
+
+    def on_token_rows_moved(self, event: TokenRows.Moved) -> None:
+        self._place(event.token)
+
+    def on_block_table_moved(self, event: BlockTable.Moved) -> None:
+        table = self.query_one(TokenStrip).table
+        token = table.first_in_block(event.block) if table is not None else None
+        if token is not None:
+            self._place(token)
+
+    def action_block(self) -> None:
+        from vtoken_console.screens.block import BlockScreen
+
+        block = self.query_one(BlockTable).block
+        if block is not None:
+            self.app.push_screen(BlockScreen(self._client, block))
+
+    def action_compact(self) -> None:
+        self.run_worker(self._compact(), group="control")
+
+    async def _compact(self) -> None:
+        from vtoken_console import controls
+
+        summary = self.query_one(Summary)
+        hello = self._client.model.hello
+        if hello is None or not hello.can_control or getattr(self.app, "read_only", False):
+            summary.problem = "Not done: this console is read-only. Nothing was sent."
+        else:
+            try:
+                summary.problem = await controls.compact(self._client.rest, request_id=self._id)
+            except ProblemError as error:
+                summary.problem = problem_text(error.problem)
+        summary.redraw()
+
+    def action_leave(self) -> None:
+        self.dismiss()

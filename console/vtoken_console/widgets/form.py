@@ -1,0 +1,148 @@
+"""The rows of the settings form: new value, desired, effective, bounds; stepped or typed.
+
+Knows no server. The screen reads `draft` and hears of every change by `Changed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from vtoken_console import palette, units
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, Span, merge
+from vtoken_console.widgets.scroller import Scroller
+
+if TYPE_CHECKING:
+    from vtoken_console.fields import Field, Path
+
+LABEL, VALUE = 22, 16
+
+
+class Form(Scroller):
+    HEAD = 1
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "change(-1, False)", show=False),
+        Binding("right,space", "change(1, False)", show=False),
+        Binding("shift+left", "change(-1, True)", show=False),
+        Binding("shift+right", "change(1, True)", show=False),
+        Binding("backspace", "erase", show=False),
+        Binding("delete", "reset", show=False),
+    ]
+
+    class Changed(Message):
+        """The draft differs from what it was."""
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, Form.Changed)
+
+    def __init__(self, first: str, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.fields: list[Field] = []
+        self.draft: dict[Path, Any] = {}
+        self._typed: tuple[Path, str] | None = None
+        self._first = first
+
+    def set_fields(self, fields: list[Field]) -> None:
+        """New rows; the cursor stays on its setting, or goes to the one asked for at first."""
+        paths = [f.path for f in fields]
+        if self.fields and self.cursor < len(self.fields):
+            path = self.fields[self.cursor].path
+            self.cursor = paths.index(path) if path in paths else self.cursor
+        else:
+            self.cursor = next((i for i, p in enumerate(paths) if p[0] == self._first), 0)
+        self.fields = fields
+        known = set(paths)
+        self.draft = {p: v for p, v in self.draft.items() if p in known}
+
+    def value_of(self, field: Field) -> Any:
+        return self.draft.get(field.path, field.desired)
+
+    @property
+    def current(self) -> Field | None:
+        return self.fields[self.cursor] if self.cursor < len(self.fields) else None
+
+    def moved(self) -> None:
+        self._typed = None
+
+    def num_rows(self, view: View) -> int:
+        return len(self.fields)
+
+    def build_head(self, view: View, width: int) -> list[Line]:
+        text = f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{'desired':<{VALUE}}{'effective':<{VALUE}}"
+        return [((text + "bounds", palette.MUTED_STYLE),)]
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        from vtoken_console.fields import show_value
+
+        field = self.fields[row]
+        value = self.value_of(field)
+        typed = self._typed
+        editing = selected and typed is not None and typed[0] == field.path
+        shown = typed[1] + "_" if editing and typed is not None else show_value(value)
+        changed = value != field.desired
+        text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
+        look = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else text)
+        mark = "›" if selected else " "
+        if view.ascii_only and selected:
+            mark = ">"
+        waiting = field.desired != field.effective
+        spans: list[Span] = [
+            (f" {mark} {units.fit(field.label, LABEL)}", palette.BOLD_STYLE if selected else text),
+            (units.fit(shown, VALUE), look),
+            (" *" if changed else "  ", palette.WARN_STYLE),
+            (units.fit(show_value(field.desired), VALUE - 1) + " ", muted),
+            (units.fit(show_value(field.effective), VALUE - 1) + " ",
+             palette.WARN_STYLE if waiting else muted),
+            (field.bound_text, palette.FAINT_STYLE),
+        ]
+        return merge(spans)
+
+    def _set(self, field: Field, value: Any) -> None:
+        if value == field.desired:
+            self.draft.pop(field.path, None)
+        else:
+            self.draft[field.path] = value
+        self.redraw()
+        self.post_message(self.Changed())
+
+    def action_change(self, by: int, coarse: bool) -> None:
+        from vtoken_console.fields import step_value
+
+        field = self.current
+        if field is not None:
+            self._typed = None
+            self._set(field, step_value(field, self.value_of(field), by, coarse=coarse))
+
+    def action_reset(self) -> None:
+        field = self.current
+        if field is not None:
+            self._typed = None
+            self._set(field, field.desired)
+
+    def action_erase(self) -> None:
+        from vtoken_console.fields import show_value
+
+        field = self.current
+        if field is not None:
+            typed = self._typed
+            old = typed[1] if typed is not None else show_value(self.value_of(field))
+            self._type(field, old[:-1])
+
+    def on_key(self, event: events.Key) -> None:
+        field = self.current
+        char = event.character
+        if field is None or char is None or not event.is_printable or char == " ":
+            return
+        event.stop()
+        event.prevent_default()
+        self._type(field, (self._typed[1] if self._typed is not None else "") + char)
+
+    def _type(self, field: Field, text: str) -> None:
+        from vtoken_console.fields import parse_value
+
+        self._typed = (field.path, text)
+        self._set(field, parse_value(field, text))

@@ -1,0 +1,40 @@
+"""Beside a control: what the value under the cursor would do, or the server's refusal in full."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rich.style import Style
+
+from vtoken_console import palette
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+
+Paragraph = tuple[str, Style]
+
+
+class Outcome(LinesWidget):
+    """Paragraphs, wrapped to the width."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.paragraphs: list[Paragraph] = []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for text, _ in self.paragraphs)
+
+    def say(self, *paragraphs: Paragraph) -> None:
+        self.paragraphs = list(paragraphs)
+        self.redraw()
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        lines: list[Line] = []
+        for text, look in self.paragraphs:
+            if not text:
+                lines.append(EMPTY)
+            for line in textwrap.wrap(text, max(10, width - 2)):
+                lines.append(((" " + line, look),))
+        return lines
+
+
