@@ -1,4 +1,4 @@
-"""The server documents itself: one OpenAPI description, complete and free of dangling references."""
+"""The server documents itself: one OpenAPI description, complete, no reference dangles."""
 
 from __future__ import annotations
 
