@@ -101,27 +101,44 @@ def num_excess_blocks(num_blocks: int, num_live: int, block_size: int) -> int:
 def plan_relocation(
     layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
 ) -> RelocationPlan | None:
-    """The plan that frees most blocks with at most B sources, the cheapest of those; or None."""
-    s = layout.block_size
+    """The plan that frees most blocks with at most B sources, the cheaper of those found; or None.
+
+    Emptying a writable block costs S places (what it holds, and the holes it offered), a read-only
+    one costs what it holds. Taking read-only blocks first therefore frees most; taking the emptiest
+    first moves least, and wins where it frees as many.
+    """
     live = np.count_nonzero(layout.grid >= 0, axis=1)
-    candidates = np.flatnonzero(layout.movable & (live < s))
+    candidates = np.flatnonzero(layout.movable & (live < layout.block_size))
     if len(candidates) == 0:
         return None
-    candidates = candidates[np.argsort(live[candidates], kind="stable")][:batch_size]
-    moved = np.cumsum(live[candidates])
+    orders = [candidates[np.argsort(live[candidates], kind="stable")]]
+    if planner == "plug" and not layout.writable[candidates].all():
+        orders.append(orders[0][np.argsort(layout.writable[orders[0]], kind="stable")])
+    choices = [
+        _choose(layout, planner, live, order[:batch_size], headroom_blocks) for order in orders
+    ]
+    gain, _, num_fresh, sources = max(choices, key=lambda choice: choice[:2])
+    if gain <= 0:
+        return None
+    return _lay_out(layout, planner, np.sort(sources), num_fresh, live)
+
+
+def _choose(
+    layout: Layout, planner: PlannerName, live: Ints, order: Ints, headroom_blocks: int
+) -> tuple[int, int, int, Ints]:
+    """The best prefix of `order` as sources: net blocks freed, -tokens moved, fresh, sources."""
+    s = layout.block_size
+    moved = np.cumsum(live[order])
     if planner == "plug":
         holes = np.where(layout.writable, s - live, 0)
-        room = holes.sum() - np.cumsum(holes[candidates])
+        room = holes.sum() - np.cumsum(holes[order])
         fresh = -(-np.maximum(moved - room, 0) // s)
     else:
         fresh = -(-moved // s)
-    gain = np.arange(1, len(candidates) + 1) - fresh
+    gain = np.arange(1, len(order) + 1) - fresh
     gain[fresh > headroom_blocks] = 0
     best = int(np.argmax(gain))
-    if gain[best] <= 0:
-        return None
-    sources = np.sort(candidates[: best + 1])
-    return _lay_out(layout, planner, sources, int(fresh[best]), live)
+    return int(gain[best]), -int(moved[best]), int(fresh[best]), order[: best + 1]
 
 
 def _lay_out(

@@ -38,7 +38,7 @@ PATCHES = st.fixed_dictionaries(
         "low_watermark_blocks": st.integers(0, 4),
         "headroom_blocks": st.integers(0, 2),
         "planner": st.sampled_from(["pack", "plug"]),
-        "reclamation": st.sampled_from(["auto", "auto", "paused", "off"]),
+        "reclamation": st.sampled_from(["auto", "auto", "auto", "paused", "off"]),
         "recycle": st.booleans(),
         "budget_tokens": st.integers(2, 10),
         "interval_tokens": st.integers(0, 3),
@@ -51,7 +51,7 @@ class Engine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 8),
         block_size=st.integers(2, 4),
-        chunk=st.integers(1, 12),
+        chunk=st.sampled_from([2, 5, 100, 100]),
         lag=st.integers(0, 1),
         policy=POLICIES,
         budget=st.integers(2, 6),
@@ -77,7 +77,7 @@ class Engine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         prefix=st.sampled_from([None, "p", "p", "q"]),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(5, 40),
         pair=st.booleans(),
     )
     def add(self, data: st.DataObject, prefix: str | None, max_tokens: int, pair: bool) -> None:
@@ -86,8 +86,8 @@ class Engine(RuleBasedStateMachine):
         if len(self.engine.waiting) > 3:
             return
         for _ in range(1 + pair):
-            prompt = data.draw(st.integers(1, min(12, most)))
-            prefix_tokens = data.draw(st.integers(0, prompt))
+            prompt = data.draw(st.integers(min(5, most), min(12, most)))
+            prefix_tokens = data.draw(st.integers(prompt // 2, prompt))
             self.engine.add(
                 f"r{self.count}",
                 prompt,
@@ -98,7 +98,7 @@ class Engine(RuleBasedStateMachine):
             )
             self.count += 1
 
-    @rule(num_steps=st.integers(1, 6))
+    @rule(num_steps=st.integers(1, 12))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.engine.step()

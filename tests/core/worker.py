@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.mirror import Mirror as ProductMirror
 from vtoken.step import StepPlan, WorkerReport
 
 Content = Any
@@ -35,11 +36,15 @@ class StepMessage:
 
 @dataclass
 class Mirror:
-    """One request on the worker. `slots`: id -> slot of live tokens; None while positional."""
+    """One request on the worker. `slots`: id -> slot of live tokens; None while positional.
+
+    `product` is the mirror that a real worker keeps; it must say the same.
+    """
 
     blocks: list[int]
     contents: list[Content]  # by token id
     slots: dict[int, int] | None = None
+    product: ProductMirror | None = None
 
 
 def scores_of(request_id: str, num_tokens: int) -> Scores:
@@ -70,6 +75,11 @@ class SimulatedWorker:
             mirror = self.mirrors[request_id]
             assert len(mirror.contents) == part.num_tokens, "the mirror lost or gained tokens"
             slots = self.live_slots(mirror)
+            if mirror.product is None:
+                mirror.product = ProductMirror.positional(
+                    mirror.blocks, part.num_tokens, self.block_size
+                )
+            mirror.product.apply(part)
             for token in part.evicted.tolist():
                 del slots[token]
             for token, slot in zip(part.moved_ids.tolist(), part.moved_slots.tolist(), strict=True):
@@ -136,5 +146,8 @@ class SimulatedWorker:
             part = plan.requests.get(request_id)
             if part is not None:
                 assert part.num_live == len(slots)
+                assert mirror.product is not None
+                ids, places = mirror.product.live()
+                assert dict(zip(ids.tolist(), places.tolist(), strict=True)) == slots
                 front = {mirror.blocks[i // s] * s + i % s for i in range(len(slots))}
                 assert part.dense == (front == set(slots.values()))
