@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -37,7 +38,7 @@ HEAVY = ("vtoken_console.client", "vtoken_console.controls")
 
 
 class ConsoleApp(App[int]):
-    """`fps` frames a second at most; `read_only` refuses every control without asking the server."""
+    """`fps` frames a second at most; `read_only` refuses controls without asking the server."""
 
     TITLE = "vToken"
     CSS_PATH = "console.tcss"
@@ -267,15 +268,15 @@ class ConsoleApp(App[int]):
             if key.action == "command_palette" or (key.control and read_only):
                 continue
             method = getattr(self, f"action_{name}")
-            call = (lambda m=method, a=argument.strip("')"): m(a)) if argument else method
+            call = partial(method, argument.strip("')")) if argument else method
             yield SystemCommand(f"{key.label} ({key.shown})", key.help, call)
         for name in VIEWS:
             yield SystemCommand(
-                f"view {name}", "panels on the screen", lambda n=name: self.dashboard.set_view(n)
+                f"view {name}", "panels on the screen", partial(self.dashboard.set_view, name)
             )
         for ramp in RAMPS.values():
             yield SystemCommand(
-                f"colours {ramp.name}", ramp.summary, lambda n=ramp.name: self.set_ramp(n)
+                f"colours {ramp.name}", ramp.summary, partial(self.set_ramp, ramp.name)
             )
 
 

@@ -132,7 +132,7 @@ def levels(share: F32) -> U8:
     """Ramp level of each share [C]; FREE_LEVEL where NaN. The ends are exact (see `ramp`)."""
     empty = np.isnan(share)
     filled = np.where(empty, 0, share)
-    out = np.clip(np.rint(filled * (LEVELS - 1)), 1, LEVELS - 2).astype(np.uint8)
+    out: U8 = np.clip(np.rint(filled * (LEVELS - 1)), 1, LEVELS - 2).astype(np.uint8)
     out[filled <= 0] = 0
     out[filled >= 1] = LEVELS - 1
     out[empty] = FREE_LEVEL

@@ -53,7 +53,9 @@ class Connection:
         """The connection after a legal move to `state` at Unix time `now`."""
         if state not in TRANSITIONS[self.state]:
             allowed = ", ".join(sorted(s.value for s in TRANSITIONS[self.state])) or "nothing"
-            raise IllegalTransition(f"from {self.state.value}: expected {allowed}; found {state.value}")
+            raise IllegalTransition(
+                f"from {self.state.value}: expected {allowed}; found {state.value}"
+            )
         failed = state in (State.LOST, State.REFUSED)
         # `since` counts from the moment the data stopped, across all tries until it flows again.
         restart = state is State.LIVE or self.state in (State.IDLE, State.LIVE)

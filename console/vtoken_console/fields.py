@@ -21,7 +21,7 @@ FIRST = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: what the server says."""
+    """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: the server's."""
 
     path: Path
     label: str
@@ -40,9 +40,9 @@ class Field:
         if self.kind == "bool":
             return "on | off"
         if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:,g}..{self.maximum:,g}"
+            return f"{_number(self.minimum)}..{_number(self.maximum)}"
         if self.minimum is not None:
-            return f"{self.minimum:,g} or more"
+            return f"{_number(self.minimum)} or more"
         return ""
 
 
@@ -58,8 +58,13 @@ def make_fields(
     info = infos.get(chosen_policy)
     fields = [
         Field(
-            POLICY, "policy", "enum", f"{info.summary} ({info.source})" if info else "",
-            desired["policy"]["name"], effective["policy"]["name"], choices=choices,
+            POLICY,
+            "policy",
+            "enum",
+            f"{info.summary} ({info.source})" if info else "",
+            desired["policy"]["name"],
+            effective["policy"]["name"],
+            choices=choices,
         )
     ]
     if info is not None:
@@ -70,8 +75,15 @@ def make_fields(
         b = config.bounds[name]
         fields.append(
             Field(
-                (name,), name, b.type, b.summary, desired.get(name), effective.get(name),
-                b.minimum, b.maximum, tuple(b.choices or ()),
+                (name,),
+                name,
+                b.type,
+                b.summary,
+                desired.get(name),
+                effective.get(name),
+                b.minimum,
+                b.maximum,
+                tuple(b.choices or ()),
             )
         )
     if "probe" in config.bounds:
@@ -80,8 +92,15 @@ def make_fields(
             ("every_steps", "int", "probe every k-th step"),
         ):
             fields.append(
-                Field(("probe", name), f"probe {name}", kind, text, desired["probe"][name],
-                      effective["probe"][name], 1 if kind == "int" else None)
+                Field(
+                    ("probe", name),
+                    f"probe {name}",
+                    kind,
+                    text,
+                    desired["probe"][name],
+                    effective["probe"][name],
+                    1 if kind == "int" else None,
+                )
             )
     return fields
 
@@ -103,12 +122,22 @@ def _params(
         choices = tuple(str(c) for c in schema.get("enum", ()))
         out.append(
             Field(
-                ("policy", "params", name), f"  {name}", "enum" if choices else kind,
-                schema.get("description", ""), now["desired"], now["effective"],
-                schema.get("minimum"), schema.get("maximum"), choices,
+                ("policy", "params", name),
+                f"  {name}",
+                "enum" if choices else kind,
+                schema.get("description", ""),
+                now["desired"],
+                now["effective"],
+                schema.get("minimum"),
+                schema.get("maximum"),
+                choices,
             )
         )
     return out
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def show_value(value: Any) -> str:
@@ -116,7 +145,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.2f}" if value == round(value, 2) else f"{value:g}"
     if isinstance(value, list):
         return ",".join(str(v) for v in value)
     return "" if value is None else str(value)

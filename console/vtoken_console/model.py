@@ -20,6 +20,7 @@ from vtoken_console.cells import U8, U16
 
 MAX_EVENTS = 500
 
+
 class ResyncNeeded(Exception):  # noqa: N818 - an order to the client, not a fault
     """The stream cannot be continued from what is held; connect anew for a snapshot."""
 
@@ -154,9 +155,7 @@ def with_events(model: Model, events: Iterable[wire.Event]) -> Model:
     merged = {event.seq: event for event in model.events}
     for event in events:
         merged[event.seq] = event
-    if len(merged) == len(model.events) and not any(
-        merged[e.seq] is not e for e in model.events
-    ):
+    if len(merged) == len(model.events) and not any(merged[e.seq] is not e for e in model.events):
         return model
     ordered = [merged[seq] for seq in sorted(merged)]
     return replace(model, events=tuple(ordered[-MAX_EVENTS:]))

@@ -19,6 +19,7 @@ KEY = "#79c0ff"  # keys to press
 GOOD = "#56d4b0"
 WARN = "#ffb454"
 BAD = "#ff7b54"
+BAR = "#5b8fc9"  # an amount, in charts and bars
 THETA = "#e3b3ff"  # the threshold, wherever it is drawn
 
 

@@ -9,12 +9,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FONT_NAMES = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "NotoSansMono-Regular.ttf",
-              "Menlo.ttc")
-FONT_DIRS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts",
-             "/System/Library/Fonts", "/Library/Fonts")
-FAMILIES = {"DejaVuSansMono": "DejaVu Sans Mono", "LiberationMono": "Liberation Mono",
-            "NotoSansMono": "Noto Sans Mono", "Menlo": "Menlo"}
+FONT_NAMES = (
+    "DejaVuSansMono.ttf",
+    "LiberationMono-Regular.ttf",
+    "NotoSansMono-Regular.ttf",
+    "Menlo.ttc",
+)
+FONT_DIRS = (
+    "/usr/share/fonts",
+    "/usr/local/share/fonts",
+    "~/.local/share/fonts",
+    "~/.fonts",
+    "/System/Library/Fonts",
+    "/Library/Fonts",
+)
+FAMILIES = {
+    "DejaVuSansMono": "DejaVu Sans Mono",
+    "LiberationMono": "Liberation Mono",
+    "NotoSansMono": "Noto Sans Mono",
+    "Menlo": "Menlo",
+}
 
 
 class PngUnavailable(RuntimeError):  # noqa: N818 - says what is missing
@@ -43,7 +57,11 @@ def svg_to_png(svg: str, *, zoom: float = 1.0) -> bytes:
     files = [str(p) for p in (path, bold) if p.exists()]
     return bytes(
         resvg_py.svg_to_bytes(
-            svg_string=svg, zoom=zoom, font_files=files, skip_system_fonts=True,
-            monospace_family=family, font_family=family,
+            svg_string=svg,
+            zoom=zoom,
+            font_files=files,
+            skip_system_fonts=True,
+            monospace_family=family,
+            font_family=family,
         )
     )

@@ -117,8 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         written = asyncio.run(
             take(
-                args.url, args.out, size=args.size, views=views, settle_s=args.settle,
-                token=os.environ.get("VTOKEN_TOKEN"), ascii_only=args.ascii,
+                args.url,
+                args.out,
+                size=args.size,
+                views=views,
+                settle_s=args.settle,
+                token=os.environ.get("VTOKEN_TOKEN"),
+                ascii_only=args.ascii,
             )
         )
     except TimeoutError as reason:

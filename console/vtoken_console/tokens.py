@@ -77,3 +77,21 @@ def score_rank(table: TokenTable, per_cell: int) -> F32:
     best = np.maximum.reduceat(rank, starts)
     best[best < 0] = np.nan
     return best
+
+
+def slot_states(table: TokenTable, blocks: list[int], block_size: int) -> npt.NDArray[np.uint8]:
+    """What each slot of `blocks` [n] holds of this request [n, S]: 0 free, 1 dead, 2 live."""
+    states = np.zeros((len(blocks), block_size), np.uint8)
+    if not blocks or not len(table):
+        return states
+    place = np.full(int(max(max(blocks), int(table.block.max()))) + 1, NOWHERE, np.int64)
+    place[blocks] = np.arange(len(blocks))
+    held = np.flatnonzero(table.block >= 0)
+    rows = place[table.block[held]]
+    inside = (rows >= 0) & (table.offset[held] < block_size)
+    held, rows = held[inside], rows[inside]
+    # Dead first, so that a live token in a slot written anew wins.
+    for alive, state in ((False, 1), (True, 2)):
+        chosen = table.live[held] == alive
+        states[rows[chosen], table.offset[held][chosen]] = state
+    return states

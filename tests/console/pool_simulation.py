@@ -1,4 +1,4 @@
-"""TEST ONLY: a small imitation of a paged KV pool with eviction, so that the console has a wire to read.
+"""TEST ONLY: a small imitation of a paged KV pool with eviction, for the console to look at.
 
 Not vToken's engine: no model, no attention, no claim about quality or speed. It keeps the
 bookkeeping honest (live, dead, blocks, moves) so that what the console shows can be checked.

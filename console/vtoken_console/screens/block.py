@@ -50,7 +50,7 @@ class Slots(LinesWidget):
             (
                 (f" {detail.live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE),
                 (f"   held by {detail.ref_cnt}   ", muted),
-                (PINNED.get(detail.pinned, detail.pinned), text),
+                (PINNED.get(detail.pinned, detail.pinned) if detail.ref_cnt else "free", text),
             ),
             EMPTY,
         ]
@@ -72,7 +72,7 @@ class Slots(LinesWidget):
 
     def _slot(self, slot: wire.BlockSlot, view: View) -> list[Span]:
         looks: dict[str, tuple[str, Style]] = {
-            "live": ("█" if not view.ascii_only else "#", palette.style("#5b8fc9")),
+            "live": ("█" if not view.ascii_only else "#", palette.style(palette.BAR)),
             "dead": ("░" if not view.ascii_only else "x", palette.WARN_STYLE),
             "free": ("·" if not view.ascii_only else ".", palette.FAINT_STYLE),
         }
@@ -82,7 +82,7 @@ class Slots(LinesWidget):
         return [
             (f"{slot.offset:>3} ", palette.FAINT_STYLE),
             (glyph * 2, look),
-            (f"{token} {'dead' if slot.state == 'dead' else '   '}"[: CELL - 6].ljust(CELL - 6), ink),
+            (f"{token} {'dead' if slot.state == 'dead' else ''}".ljust(CELL - 6), ink),
         ]
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vtoken_console.client import Client
 
 ASK_AFTER_S = 0.15  # a value must rest this long before the server is asked about it
-KEYS = "up/down setting   left/right step   shift+left/right leap   type a value   " \
-    "del reset   enter apply   esc close"
+OUTCOME_LINES = 9
+KEYS = "←→ step   shift+←→ leap   type a value   del reset   enter apply   esc close"
 
 
 class ControlScreen(ModalScreen[None]):
@@ -67,6 +67,8 @@ class ControlScreen(ModalScreen[None]):
             return
         chosen = self._form.draft.get(POLICY, model.config.desired.policy.name)
         self._form.set_fields(make_fields(model.config, model.hello.policies, str(chosen)))
+        room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2
+        self._form.styles.height = max(4, min(len(self._form.fields) + 1, room))
         title = f"settings · revision {model.config.revision}"
         self.query_one("#control").border_title = title
 

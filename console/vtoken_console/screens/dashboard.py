@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -28,11 +26,15 @@ VIEWS = ("all", "pool", "requests", "events", "charts")
 
 class Dashboard(Screen[None]):
     AUTO_FOCUS = "#pool"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-narrow"), (100, "-middle"), (140, "-wide"),
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-narrow"),
+        (100, "-middle"),
+        (140, "-wide"),
     ]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-short"), (30, "-middling"), (45, "-tall"),
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-short"),
+        (30, "-middling"),
+        (45, "-tall"),
     ]
 
     def __init__(self) -> None:

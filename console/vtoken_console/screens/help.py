@@ -50,7 +50,10 @@ class HelpLines(Scroller):
 def page(view: View, width: int) -> list[Line]:
     """All lines of the help."""
     head, key, text, muted = (
-        palette.BOLD_STYLE, palette.KEY_STYLE, palette.TEXT_STYLE, palette.MUTED_STYLE,
+        palette.BOLD_STYLE,
+        palette.KEY_STYLE,
+        palette.TEXT_STYLE,
+        palette.MUTED_STYLE,
     )
     lines: list[Line] = []
     off = view.read_only_reason

@@ -1,4 +1,4 @@
-"""One request: its tokens in logical order, its blocks, its token table; one cursor in all three."""
+"""One request: its tokens in logical order, its blocks, its token table; one cursor in all."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
-KEYS = (("tab", "next panel"), ("arrows", "move"), ("enter", "block"), ("c", "compact this"),
-        ("esc", "back"), ("?", "help"), ("q", "quit"))
+KEYS = (
+    ("tab", "next panel"),
+    ("arrows", "move"),
+    ("enter", "block"),
+    ("c", "compact this"),
+    ("esc", "back"),
+    ("?", "help"),
+    ("q", "quit"),
+)
 
 
 class Summary(LinesWidget):
@@ -42,18 +49,28 @@ class Summary(LinesWidget):
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
         second: list[Span] = []
         if self.problem:
-            second = [(f" {self.problem}  The picture is of step {self.step:,}.", palette.WARN_STYLE)]
+            text = f" {self.problem}  The picture is of step {self.step:,}."
+            second = [(text, palette.WARN_STYLE)]
         if d is None:
             return [((" request", muted),), merge(cut(second, width))]
         first: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
-        for name, value in (("live", d.live), ("dead", d.dead), ("prompt", d.prompt_tokens),
-                            ("output", d.output_tokens)):
+        for name, value in (
+            ("live", d.live),
+            ("dead", d.dead),
+            ("prompt", d.prompt_tokens),
+            ("output", d.output_tokens),
+        ):
             first += [(f"{name} ", muted), (units.count(value, 6) + "  ", bold)]
         first += [(f"{d.policy} budget {units.count(d.budget_tokens)}", muted)]
         if not second:
-            for name, value in (("held", d.blocks), ("bound", d.bound_blocks),
-                                ("naive", d.naive_blocks), ("moved", d.moved_tokens),
-                                ("recycled", d.recycled_slots), ("preempted", d.preemptions)):
+            for name, value in (
+                ("held", d.blocks),
+                ("bound", d.bound_blocks),
+                ("naive", d.naive_blocks),
+                ("moved", d.moved_tokens),
+                ("recycled", d.recycled_slots),
+                ("preempted", d.preemptions),
+            ):
                 second += [(f" {name} ", muted), (units.count(value, 5) + " ", bold)]
             path = "dense: stock attention path" if d.dense else "holes: masked attention path"
             second.append((f" {path}", muted))
@@ -72,8 +89,9 @@ class RequestKeys(LinesWidget):
 
 class RequestScreen(Screen[None]):
     AUTO_FOCUS = "#strip"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-narrow"), (100, "-middle"),
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-narrow"),
+        (100, "-middle"),
     ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
@@ -84,7 +102,7 @@ class RequestScreen(Screen[None]):
     def __init__(self, client: Client, request_id: str) -> None:
         super().__init__()
         self._client = client
-        self._id = request_id
+        self._request_id = request_id
         self._loading = False
         self.token = 0
 
@@ -117,20 +135,18 @@ class RequestScreen(Screen[None]):
 
         summary, rest = self.query_one(Summary), self._client.rest
         try:
-            detail = await rest.request(self._id)
+            detail = await rest.request(self._request_id)
             pages: list[wire.TokenPage] = []
             start, total = 0, 1
             while start < total:
-                page = await rest.tokens(self._id, start, PAGE_TOKENS)
+                page = await rest.tokens(self._request_id, start, PAGE_TOKENS)
                 pages.append(page)
                 total, start = page.total, start + max(1, len(page.rows))
                 if not page.rows:
                     break
         except ProblemError as error:
             gone = error.problem.status == 404
-            summary.problem = (
-                "This request has finished." if gone else problem_text(error.problem)
-            )
+            summary.problem = "This request has finished." if gone else problem_text(error.problem)
             summary.redraw()
             return
         finally:
@@ -152,9 +168,8 @@ class RequestScreen(Screen[None]):
         if table is None or not len(table):
             return
         self.token = max(0, min(token, len(table) - 1))
-        block = int(table.block[self.token])
         blocks = self.query_one(BlockTable)
-        blocks.block = block if block >= 0 else None
+        blocks.table, blocks.token = table, self.token
         self.query_one(TokenStrip).go(self.token)
         self.query_one(TokenRows).go(self.token)
         blocks.redraw()
@@ -191,7 +206,8 @@ class RequestScreen(Screen[None]):
             summary.problem = "Not done: this console is read-only. Nothing was sent."
         else:
             try:
-                summary.problem = await controls.compact(self._client.rest, request_id=self._id)
+                rest = self._client.rest
+                summary.problem = await controls.compact(rest, request_id=self._request_id)
             except ProblemError as error:
                 summary.problem = problem_text(error.problem)
         summary.redraw()

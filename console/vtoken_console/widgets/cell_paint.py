@@ -1,4 +1,4 @@
-"""How one row of heatmap cells looks: colour for the mean, a stripe for the worst, a mark for flags.
+"""How a row of heatmap cells looks: colour for the mean, a stripe for the worst, marks for flags.
 
 Knows no widget and no server. A cell of one block shows its live count as text as well.
 """

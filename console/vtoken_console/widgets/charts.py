@@ -1,4 +1,4 @@
-"""F against theta_F, free blocks and tokens per second over time, with marks where config changed."""
+"""F against theta_F, free blocks and tokens per second over time; marks where config changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vtoken_console.series import Window
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
-BAR_COLOR = "#5b8fc9"
 AXIS = 6  # columns of the scale on the left
 GAP = 2
 
@@ -41,14 +40,12 @@ def bars(
 
     What stands above theta is drawn in the warning colour.
     """
-    below, above = palette.style(BAR_COLOR), palette.style(palette.WARN)
+    below, above = palette.style(palette.BAR), palette.style(palette.WARN)
     rule = "-" if ascii_only else "─"
     eighths = [0 if math.isnan(v) else min(height * 8, round(v / top * height * 8)) for v in values]
     marks = [-1] * len(values)
     if theta is not None:
-        marks = [
-            -1 if math.isnan(t) else min(height - 1, int(t / top * height)) for t in theta
-        ]
+        marks = [-1 if math.isnan(t) else min(height - 1, int(t / top * height)) for t in theta]
     lines: list[Line] = []
     for y in range(height - 1, -1, -1):
         spans: list[Span] = []
@@ -57,11 +54,13 @@ def bars(
             over = theta is not None and y >= marks[x] >= 0 and values[x] > theta[x]
             look = above if over else below
             if marks[x] == y:
-                back = (palette.WARN if over else BAR_COLOR) if part >= 5 else None
+                back = (palette.WARN if over else palette.BAR) if part >= 5 else None
                 ink = "#000000" if back and over else palette.THETA
                 spans.append((rule, palette.style(ink, back)))
             elif ascii_only:
                 spans.append(("#" if part >= 4 else " ", look))
+            elif part == 8:  # a background, so that no seam shows between two lines
+                spans.append((" ", palette.style(None, palette.WARN if over else palette.BAR)))
             else:
                 spans.append((EIGHTHS[part], look))
         lines.append(merge(spans))
@@ -75,8 +74,10 @@ class Charts(LinesWidget):
         status = view.model.status
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
-        self.border_title = f"{name} - ^ configuration changed" if view.ascii_only else (
-            f"{name} · ▲ configuration changed"
+        self.border_title = (
+            f"{name} - ^ configuration changed"
+            if view.ascii_only
+            else (f"{name} · ▲ configuration changed")
         )
         num = 3 if width >= 66 else (2 if width >= 44 else 1)
         each = (width - GAP * (num - 1)) // num
@@ -90,18 +91,35 @@ class Charts(LinesWidget):
         fragmentation = status.fragmentation
         charts = [
             self._chart(
-                [("F ", muted), (f"{fragmentation.f:.2f}", bold), (f"  {word} ", muted),
-                 (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE)],
-                f, window, height, top_f, f"{top_f:.2f}", view, theta,
+                [
+                    ("F ", muted),
+                    (f"{fragmentation.f:.2f}", bold),
+                    (f"  {word} ", muted),
+                    (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
+                ],
+                f,
+                window,
+                height,
+                top_f,
+                f"{top_f:.2f}",
+                view,
+                theta,
             )
         ]
         total = status.blocks.total
         charts.append(
             self._chart(
-                [("free ", muted), (units.count(status.blocks.free, len(units.count(total))), bold),
-                 (" blocks", muted)],
-                window.row("free_blocks").tolist(), window, height, total,
-                units.short_count(total).strip(), view,
+                [
+                    ("free ", muted),
+                    (units.count(status.blocks.free, len(units.count(total))), bold),
+                    (" blocks", muted),
+                ],
+                window.row("free_blocks").tolist(),
+                window,
+                height,
+                total,
+                units.short_count(total).strip(),
+                view,
             )
         )
         values = window.row("tokens_per_s").tolist()
@@ -109,7 +127,12 @@ class Charts(LinesWidget):
         charts.append(
             self._chart(
                 [(units.count(rate, 6), bold), (" tok/s", muted)],
-                values, window, height, top, units.short_count(top).strip(), view,
+                values,
+                window,
+                height,
+                top,
+                units.short_count(top).strip(),
+                view,
             )
         )
         blank = palette.TEXT_STYLE

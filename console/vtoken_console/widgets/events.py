@@ -68,9 +68,10 @@ class Events(Scroller):
         if selected and self.has_focus:
             line = f" {units.clock(event.ts)} {glyph} {event.summary}"
             return ((units.fit(line, width), palette.CURSOR_STYLE),)
+        quiet = event.kind in QUIET_KINDS
         spans: list[Span] = [
             (f" {units.clock(event.ts)} ", palette.FAINT_STYLE),
             (f"{glyph} ", look),
-            (event.summary, palette.MUTED_STYLE if event.kind in QUIET_KINDS else palette.TEXT_STYLE),
+            (event.summary, palette.MUTED_STYLE if quiet else palette.TEXT_STYLE),
         ]
         return merge(cut(spans, width))

@@ -72,8 +72,8 @@ class Form(Scroller):
         return len(self.fields)
 
     def build_head(self, view: View, width: int) -> list[Line]:
-        text = f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{'desired':<{VALUE}}{'effective':<{VALUE}}"
-        return [((text + "bounds", palette.MUTED_STYLE),)]
+        names = f"{'desired':<{VALUE}}{'effective':<{VALUE}}bounds"
+        return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", palette.MUTED_STYLE),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         from vtoken_console.fields import show_value
@@ -95,8 +95,10 @@ class Form(Scroller):
             (units.fit(shown, VALUE), look),
             (" *" if changed else "  ", palette.WARN_STYLE),
             (units.fit(show_value(field.desired), VALUE - 1) + " ", muted),
-            (units.fit(show_value(field.effective), VALUE - 1) + " ",
-             palette.WARN_STYLE if waiting else muted),
+            (
+                units.fit(show_value(field.effective), VALUE - 1) + " ",
+                palette.WARN_STYLE if waiting else muted,
+            ),
             (field.bound_text, palette.FAINT_STYLE),
         ]
         return merge(spans)

@@ -11,7 +11,7 @@ BAR = 20
 
 def bar(f: float, theta: float, *, ascii_only: bool) -> list[Span]:
     """F as a bar over 0..1 with a mark at theta; the part above theta in another colour."""
-    full, empty, mark = ("#", "-", "|") if ascii_only else ("█", "░", "│")
+    full, empty, mark = ("#", "-", "|") if ascii_only else (" ", "░", "│")
     at = min(BAR - 1, round(theta * BAR))
     filled = round(f * BAR)
     spans: list[Span] = []
@@ -20,7 +20,9 @@ def bar(f: float, theta: float, *, ascii_only: bool) -> list[Span]:
             spans.append((mark, palette.THETA_STYLE))
         elif x < filled:
             over = x > at and f > theta
-            spans.append((full, palette.WARN_STYLE if over else palette.style("#5b8fc9")))
+            color = palette.WARN if over else palette.BAR
+            look = palette.style(color) if ascii_only else palette.style(None, color)
+            spans.append((full, look))
         else:
             spans.append((empty, palette.FAINT_STYLE))
     return spans
@@ -52,26 +54,35 @@ class Gauge(LinesWidget):
                 (f"/{units.count(blocks.total)}", muted),
             ],
             [
-                ("run ", muted), (f"{requests.running:>3}", text),
+                ("run ", muted),
+                (f"{requests.running:>3}", text),
                 (" wait ", muted),
                 (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
             ],
             [(units.count(rate, 6), text), (" tok/s", muted)],
             [
-                ("held ", muted), (units.count(blocks.used, digits), text),
-                (" bound ", muted), (units.count(reclamation.packed_bound_blocks, digits), text),
-                (" naive ", muted), (units.count(reclamation.blocks_without_reclaim, digits), text),
+                ("held ", muted),
+                (units.count(blocks.used, digits), text),
+                (" bound ", muted),
+                (units.count(reclamation.packed_bound_blocks, digits), text),
+                (" naive ", muted),
+                (units.count(reclamation.blocks_without_reclaim, digits), text),
             ],
             [
                 ("preempted ", muted),
-                (units.count(requests.preempted, 3),
-                 palette.WARN_STYLE if requests.preempted else text),
+                (
+                    units.count(requests.preempted, 3),
+                    palette.WARN_STYLE if requests.preempted else text,
+                ),
             ],
             [("step ", muted), (f"{status.step_ms:5.1f}", text), (" ms", muted)],
             [
-                ("reclaimed ", muted), (units.short_count(reclamation.reclaimed_blocks), text),
-                (" moved ", muted), (units.short_count(reclamation.moved_tokens), text),
-                (" recycled ", muted), (units.short_count(reclamation.recycled_slots), text),
+                ("reclaimed ", muted),
+                (units.short_count(reclamation.reclaimed_blocks), text),
+                (" moved ", muted),
+                (units.short_count(reclamation.moved_tokens), text),
+                (" recycled ", muted),
+                (units.short_count(reclamation.recycled_slots), text),
             ],
         ]
         for group in groups:

@@ -44,7 +44,7 @@ class Heatmap(LinesWidget, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.cursor = 1  # block id
+        self.cursor = -1  # block id; -1: not placed yet
         self.zoomed = False  # a cell for each block
         self.top = 0  # first row in sight
         self._grid: Grid | None = None
@@ -70,7 +70,9 @@ class Heatmap(LinesWidget, can_focus=True):
             grid = cells.fit_pool(model.num_blocks, width, room, min_cell_width=narrowest)
         found = cells.summarize(model.live, model.flags, model.block_size, grid.per_cell)
         self._grid, self._cells = grid, found
-        self.cursor = max(0, min(self.cursor, model.num_blocks - 1))
+        if self.cursor < 0:
+            self.cursor = int((model.flags != 0).argmax())
+        self.cursor = min(self.cursor, model.num_blocks - 1)
         mean, worst = cells.levels(found.mean).tobytes(), cells.levels(found.worst).tobytes()
         flags = found.flags.tobytes()
         self._note_moves(model, view.monotonic)
@@ -80,8 +82,8 @@ class Heatmap(LinesWidget, can_focus=True):
         self._title(model, grid, room)
         moves_by_row: dict[int, dict[int, str]] = {}
         for block, glyph in moving.items():
-            row, column = divmod(grid.cell_of_block(block), grid.columns)
-            moves_by_row.setdefault(row, {})[column] = glyph
+            at, column = divmod(grid.cell_of_block(block), grid.columns)
+            moves_by_row.setdefault(at, {})[column] = glyph
         cursor_row, cursor_column = divmod(grid.cell_of_block(self.cursor), grid.columns)
         single = grid.per_cell == 1 and grid.cell_width >= 3
         lines: list[Line] = []
@@ -183,9 +185,7 @@ class Heatmap(LinesWidget, can_focus=True):
             live_here, flags_here = model.live[part], model.flags[part]
             at = min((int(v), i) for i, v in enumerate(live_here) if flags_here[i])[1]
             spans.append((f"  mean {found.mean[cell]:4.0%}", text))
-            spans.append(
-                (f"  worst {found.worst[cell]:4.0%} (block {blocks[0] + at:,})", text)
-            )
+            spans.append((f"  worst {found.worst[cell]:4.0%} (block {blocks[0] + at:,})", text))
             spans += [(f"  {word}", text) for word in flag_words(int(found.flags[cell]))]
         return merge(cut(spans, width))
 
@@ -276,7 +276,7 @@ def legend(ramp: Ramp, width: int, *, zoomed: bool) -> Line:
     else:
         spans.append(("blank free  ", muted))
     if zoomed:
-        spans.append(("n live slots  s shared h hashed * in flight t tail", muted))
+        spans.append(("s shared h hashed * in flight t tail", muted))
     elif ramp.colors:
         sample = palette.style(ramp.colors[2], ramp.colors[-3])
         spans += [("▂", sample), (" mean over worst  ", muted)]

@@ -91,11 +91,10 @@ class LinesWidget(Widget):
         lines = self.build_lines(self.view, width, height)[:height]
         old = self._lines
         self._lines = lines
-        left, top = self.gutter.left, self.gutter.top
         for y in range(max(len(lines), len(old))):
             if y >= len(lines) or y >= len(old) or lines[y] != old[y]:
                 self._strips.pop(y, None)
-                self.refresh(Region(left, top + y, width, 1))
+                self.refresh(Region(0, y, width, 1))
 
     def on_resize(self) -> None:
         self._strips.clear()
@@ -109,5 +108,6 @@ class LinesWidget(Widget):
             line = self._lines[y] if y < len(self._lines) else EMPTY
             segments = [Segment(text, style) for text, style in line]
             strip = Strip(segments).adjust_cell_length(self.content_size.width)
+            strip = strip.apply_style(self.rich_style)
             self._strips[y] = strip
         return strip

@@ -6,7 +6,6 @@ import textwrap
 
 from rich.style import Style
 
-from vtoken_console import palette
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
@@ -33,8 +32,5 @@ class Outcome(LinesWidget):
         for text, look in self.paragraphs:
             if not text:
                 lines.append(EMPTY)
-            for line in textwrap.wrap(text, max(10, width - 2)):
-                lines.append(((" " + line, look),))
+            lines += [((" " + line, look),) for line in textwrap.wrap(text, max(10, width - 2))]
         return lines
-
-

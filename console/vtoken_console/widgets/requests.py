@@ -28,11 +28,11 @@ class Column:
 
 COLUMNS: tuple[Column, ...] = (
     Column("state", 9, 5, lambda r: r.state),
-    Column("live", 7, 0, lambda r: units.count(r.live), lambda r: r.live),
-    Column("dead", 7, 0, lambda r: units.count(r.dead), lambda r: r.dead),
-    Column("blocks", 6, 0, lambda r: units.count(r.blocks), lambda r: r.blocks),
-    Column("bound", 6, 0, lambda r: units.count(r.bound_blocks), lambda r: r.bound_blocks),
-    Column("naive", 6, 1, lambda r: units.count(r.naive_blocks), lambda r: r.naive_blocks),
+    Column("live", 6, 0, lambda r: units.count(r.live), lambda r: r.live),
+    Column("dead", 6, 0, lambda r: units.count(r.dead), lambda r: r.dead),
+    Column("held", 5, 0, lambda r: units.count(r.blocks), lambda r: r.blocks),
+    Column("bound", 5, 0, lambda r: units.count(r.bound_blocks), lambda r: r.bound_blocks),
+    Column("naive", 5, 1, lambda r: units.count(r.naive_blocks), lambda r: r.naive_blocks),
     Column("output", 7, 4, lambda r: units.count(r.output_tokens), lambda r: r.output_tokens),
     Column("moved", 7, 6, lambda r: units.count(r.moved_tokens), lambda r: r.moved_tokens),
     Column("policy", 14, 3, lambda r: r.policy),
@@ -42,7 +42,7 @@ ID_WIDTH = (8, 24)
 BAR_WIDTH = 12
 
 SORTS: dict[str, Callable[[RequestRow], float]] = {
-    "arrival": lambda r: 0.0,
+    "arrival": lambda _: 0.0,
     "excess blocks": lambda r: r.bound_blocks - r.blocks,
     "live": lambda r: -r.live,
     "dead": lambda r: -r.dead,
@@ -51,7 +51,7 @@ SORTS: dict[str, Callable[[RequestRow], float]] = {
 
 def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> list[Span]:
     """The bound, what is held over it, and what naive-evict would hold on top, to one scale."""
-    bound, over, naive = ("#", "+", ".") if ascii_only else ("█", "▓", "░")
+    bound, over, naive = ("#", "+", ".") if ascii_only else (" ", "▓", "░")
     ends = [
         round(width * value / max(scale, 1))
         for value in (
@@ -61,7 +61,7 @@ def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> 
         )
     ]
     return [
-        (bound * ends[0], palette.style("#5b8fc9")),
+        (bound * ends[0], palette.style(palette.BAR, None if ascii_only else palette.BAR)),
         (over * (ends[1] - ends[0]), palette.WARN_STYLE),
         (naive * (ends[2] - ends[1]), palette.FAINT_STYLE),
         (" " * (width - ends[2]), palette.TEXT_STYLE),
@@ -108,9 +108,7 @@ class Requests(Scroller):
             return []
         everything = list(view.model.requests.values())
         needle = self.filter.lower()
-        self._rows = [
-            r for r in everything if needle in r.id.lower() or needle in r.policy.lower()
-        ]
+        self._rows = [r for r in everything if needle in r.id.lower() or needle in r.policy.lower()]
         self._rows.sort(key=SORTS[self.sort])
         found = next((i for i, r in enumerate(self._rows) if r.id == self._chosen), None)
         if found is not None:
@@ -124,7 +122,7 @@ class Requests(Scroller):
         self.border_title = title.replace("·", "-") if view.ascii_only else title
         if not self._rows:
             self.border_subtitle = ""
-            return _nothing(view, self.filter, width)
+            return _nothing(view, self.filter)
         return super().build_lines(view, width, height)
 
     def _fit(self, width: int) -> None:
@@ -150,7 +148,7 @@ class Requests(Scroller):
             )
         if self._bar_width:
             legend = "# bound + held . naive" if view.ascii_only else "█ bound ▓ held ░ naive"
-            text += " " + units.fit(legend if self._bar_width >= len(legend) else "", self._bar_width)
+            text += " " + legend if self._bar_width >= len(legend) else ""
         return [((text, palette.MUTED_STYLE),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
@@ -166,7 +164,7 @@ class Requests(Scroller):
         spans: list[Span] = [(mark + units.fit(r.id, self._id_width), ink)]
         for column in self._columns:
             text = column.text(r)
-            warn = column.head == "blocks" and r.blocks > r.bound_blocks + 1 and not selected
+            warn = column.head == "held" and r.blocks > r.bound_blocks + 1 and not selected
             left = column.head in ("state", "policy")
             cell = units.fit(text, column.width) if left else text.rjust(column.width)
             spans.append((" " + cell, palette.WARN_STYLE if warn else ink))
@@ -184,7 +182,7 @@ class Requests(Scroller):
         return [((text, palette.BOLD_STYLE),)]
 
 
-def _nothing(view: View, wanted: str, width: int) -> list[Line]:
+def _nothing(view: View, wanted: str) -> list[Line]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     if wanted:
         return [EMPTY, ((f" No request matches “{wanted}”.  / then escape clears it.", muted),)]
@@ -195,7 +193,7 @@ def _nothing(view: View, wanted: str, width: int) -> list[Line]:
         "-H 'Content-Type: application/json'",
         f'-d \'{{"model": "{model}",',
         '     "prompt": "Once upon a time",',
-        "     \"max_tokens\": 512}'",
+        '     "max_tokens": 512}\'',
     )
     last = len(command) - 1
     for n, part in enumerate(command):

@@ -26,12 +26,16 @@ class Sentence(LinesWidget):
             if not connection.ever_live:
                 return [(((" " + "no data yet"), palette.MUTED_STYLE),)]
             spans: list[Span] = [
-                (f" Not connected for {units.duration(view.now - connection.since)}: ",
-                 palette.BAD_STYLE),
+                (
+                    f" Not connected for {units.duration(view.now - connection.since)}: ",
+                    palette.BAD_STYLE,
+                ),
                 (connection.error, palette.TEXT_STYLE),
                 (f"; {waiting_text(connection, view.now)}.", palette.TEXT_STYLE),
-                (f" What you see is the state at {units.clock(connection.since)}.",
-                 palette.MUTED_STYLE),
+                (
+                    f" What you see is the state at {units.clock(connection.since)}.",
+                    palette.MUTED_STYLE,
+                ),
             ]
             return [merge(cut(spans, width))]
         status = view.model.status if view.model else None

@@ -69,12 +69,13 @@ class TokenStrip(LinesWidget, can_focus=True):
         lines: list[Line] = []
         for row in range(min(grid.rows, height - 1)):
             spans: list[Span] = []
-            for cell in range(
-                row * grid.columns, min((row + 1) * grid.columns, grid.num_cells)
-            ):
+            for cell in range(row * grid.columns, min((row + 1) * grid.columns, grid.num_cells)):
                 mark = "S" if cell <= last_sink else "|" if cell == first_output else ""
-                spans.append(self._cell(view, levels[cell], inks[cell], mark, grid.cell_width,
-                                        cursor=cell == at))
+                spans.append(
+                    self._cell(
+                        view, levels[cell], inks[cell], mark, grid.cell_width, cursor=cell == at
+                    )
+                )
             lines.append(merge(spans))
         lines += [EMPTY] * (height - 1 - len(lines))
         per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"

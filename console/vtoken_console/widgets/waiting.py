@@ -1,4 +1,4 @@
-"""Fills the middle of the screen while there is no data: connecting to where, since when, why not."""
+"""Fills the screen while there is no data: connecting to where, since when, why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Waiting(LinesWidget):
         body: list[Line] = [(("Connecting to ", muted), (view.url, palette.BOLD_STYLE)), EMPTY]
         if connection.since:
             ago = units.duration(view.now - connection.since)
-            body.append((("since     ", muted), (f"{units.clock(connection.since)}, {ago} ago", text)))
+            when = f"{units.clock(connection.since)}, {ago} ago"
+            body.append((("since     ", muted), (when, text)))
         if connection.failures:
             body.append((("tried     ", muted), (f"{connection.failures} times", text)))
         if connection.error:
@@ -38,9 +39,24 @@ def _advice(view: View) -> list[Line]:
     if view.connection.state is State.REFUSED or "401" in view.connection.error:
         lines.append((("token     ", muted), ("export VTOKEN_TOKEN=…", text)))
     else:
-        lines.append((("start one ", muted), ("vtoken serve MODEL", text),
-                      ("   or   ", muted), ("make demo", text)))
+        lines.append(
+            (
+                ("start one ", muted),
+                ("vtoken serve MODEL", text),
+                ("   or   ", muted),
+                ("make demo", text),
+            )
+        )
         lines.append((("elsewhere ", muted), ("vtoken console --url http://HOST:PORT", text)))
-    lines += [EMPTY, (("r", key), (" try now   ", muted), ("?", key), (" help   ", muted),
-                      ("q", key), (" quit", muted))]
+    lines += [
+        EMPTY,
+        (
+            ("r", key),
+            (" try now   ", muted),
+            ("?", key),
+            (" help   ", muted),
+            ("q", key),
+            (" quit", muted),
+        ),
+    ]
     return lines
