@@ -94,8 +94,11 @@ class RelocationPlan:
 
 
 def num_excess_blocks(num_blocks: int, num_live: int, block_size: int) -> int:
-    """Blocks held beyond the packed bound ceil(live / S)."""
-    return num_blocks - -(-num_live // block_size)
+    """Blocks held beyond ceil((live + 1) / S): what the live tokens and the next one need.
+
+    Without the next token's place, a round would free a block that the same step takes again.
+    """
+    return num_blocks - (num_live // block_size + 1)
 
 
 def plan_relocation(

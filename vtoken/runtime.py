@@ -277,6 +277,7 @@ class Runtime:
             num_blocks += self._drop_dead_blocks(table, pending, freed)
         if num_tokens == 0:
             return
+        self._last_round_empty = False  # there are new holes to look at
         self.counters.evicted_tokens += num_tokens
         self.counters.reclaimed_blocks += num_blocks
         self.events.add(

@@ -59,6 +59,7 @@ class CoreEngine:
         config: VTokenConfig | dict[str, Any] | None = None,
         prefill_chunk_tokens: int = 1 << 20,
         worker_lag_steps: int = 0,
+        prefix_caching: bool = True,
         verify_ratio: float = 1.0,
         strict: bool = True,
         check_every_step: bool = True,
@@ -70,6 +71,7 @@ class CoreEngine:
         self.worker = worker or SimulatedWorker(num_blocks, block_size)
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.worker_lag_steps = worker_lag_steps
+        self.prefix_caching = prefix_caching
         self.caches_after_eviction = False  # against rule 4, for a control
         geometry = Geometry(
             num_blocks=num_blocks,
@@ -237,7 +239,7 @@ class CoreEngine:
                 request.id, blocks, request.num_computed, request.num_prompt_tokens, request.seed
             )
         )
-        if not truncated or self.caches_after_eviction:
+        if self.prefix_caching and (not truncated or self.caches_after_eviction):
             for index in range(min(request.num_computed // self.block_size, len(blocks))):
                 self.store.cache(blocks[index], request.block_hash(index, self.block_size))
 

@@ -156,7 +156,7 @@ def test_plug_on_private_blocks_reaches_the_packed_bound_densely_without_fresh_b
 ) -> None:
     n, s, live = len(layout.blocks), layout.block_size, int(num_live(layout).sum())
     plan = plan_relocation(layout, "plug", batch_size=n, headroom_blocks=n)
-    if num_excess_blocks(n, live, s) == 0:
+    if n == -(-live // s):
         assert plan is None
         return
     assert plan is not None
@@ -278,3 +278,9 @@ def test_full_blocks_are_left_alone() -> None:
     rows = [[0, 1], [2, 3]]
     for planner in PLANNERS:
         assert plan_relocation(layout(rows), planner, batch_size=8, headroom_blocks=8) is None
+
+
+def test_a_block_that_the_next_token_needs_is_no_excess() -> None:
+    assert num_excess_blocks(9, 256, 32) == 0
+    assert num_excess_blocks(9, 255, 32) == 1
+    assert num_excess_blocks(10, 257, 32) == 1

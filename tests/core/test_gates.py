@@ -1,0 +1,217 @@
+"""When reclamation runs: theta_F, the watermark, pause, off, the rate limit; what eager means; and
+recycling, which leaves it nothing to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine
+from vtoken.config import VTokenConfig
+from vtoken.reclaim import EMPTY_ROUND_BACKOFF_STEPS, Pressure, gates_open
+
+OPEN = Pressure(f=0.5, free_blocks=4, steps_since_round=1, last_round_empty=False)
+CONFIG = VTokenConfig(theta_f=0.25, low_watermark_blocks=4)
+
+
+def test_the_gates_are_open_under_pressure() -> None:
+    assert gates_open(CONFIG, OPEN)
+
+
+@pytest.mark.parametrize(
+    ("config", "pressure"),
+    [
+        (CONFIG, replace(OPEN, f=0.25)),
+        (CONFIG, replace(OPEN, free_blocks=5)),
+        (CONFIG, replace(OPEN, steps_since_round=0)),
+        (replace(CONFIG, reclamation="paused"), OPEN),
+        (replace(CONFIG, reclamation="off"), OPEN),
+        (
+            CONFIG,
+            replace(OPEN, last_round_empty=True, steps_since_round=EMPTY_ROUND_BACKOFF_STEPS - 1),
+        ),
+    ],
+    ids=["theta_f", "watermark", "rate limit", "paused", "off", "back-off after an empty round"],
+)
+def test_one_closed_gate_is_enough(config: VTokenConfig, pressure: Pressure) -> None:
+    assert not gates_open(config, pressure)
+
+
+def test_an_empty_round_is_tried_again_after_the_back_off() -> None:
+    steps = EMPTY_ROUND_BACKOFF_STEPS
+    assert gates_open(CONFIG, replace(OPEN, last_round_empty=True, steps_since_round=steps))
+
+
+# ---------------------------------------------------------------- in the engine
+
+
+def holed(num_requests: int = 3, **config: Any) -> CoreEngine:
+    """Requests with random holes."""
+    values: dict[str, Any] = {
+        "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
+        "budget_tokens": 16,
+        "interval_tokens": 3,
+        "theta_f": 0.0,
+        "low_watermark_blocks": 64,
+        "recycle": False,
+    }
+    engine = CoreEngine(num_blocks=64, block_size=4, config=values | config)
+    for i in range(num_requests):
+        engine.add(f"r{i}", 40, seed=i)
+    return engine
+
+
+def run(engine: CoreEngine, num_steps: int = 60) -> CoreEngine:
+    for _ in range(num_steps):
+        engine.step()
+        engine.check()
+    return engine
+
+
+def test_reclamation_relocates_when_every_gate_is_open() -> None:
+    assert run(holed()).runtime.counters.relocations > 0
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        {"theta_f": 1.0},
+        {"low_watermark_blocks": 0},
+        {"reclamation": "paused"},
+        {"reclamation": "off"},
+    ],
+    ids=["theta_f", "watermark", "paused", "off"],
+)
+def test_a_closed_gate_stops_relocation_but_all_dead_blocks_still_return(
+    closed: dict[str, Any],
+) -> None:
+    engine = run(holed(**closed, policy={"name": "streaming_llm", "params": {"sinks": 2}}))
+    assert engine.runtime.counters.relocations == 0
+    assert engine.runtime.counters.reclaimed_blocks > 0
+    table = engine.runtime.tables["r0"]
+    assert all(table.block_live() > 0)
+
+
+def test_a_manual_compaction_passes_the_gates_while_paused() -> None:
+    engine = run(holed(reclamation="paused"), 5)
+    operation = engine.runtime.operations.add("me", None, 64, False)
+    run(engine, 1)
+    assert operation.state == "done"
+    assert operation.result is not None
+    assert operation.result.freed_blocks > 0
+    assert operation.result.moved_tokens == engine.runtime.counters.moved_tokens > 0
+
+
+def test_pausing_lets_the_relocation_in_flight_finish() -> None:
+    engine = holed()
+    engine.worker_lag_steps = 1
+    while engine.runtime.num_in_flight_tokens == 0:
+        engine.step()
+    engine.runtime.config = replace(engine.runtime.config, reclamation="paused")
+    relocations = engine.runtime.counters.relocations
+    engine.step()
+    assert engine.runtime.counters.relocations > relocations
+    assert engine.runtime.num_in_flight_tokens == 0
+
+
+def packed_excess(engine: CoreEngine) -> int:
+    """Blocks held beyond the packed bound."""
+    return sum(len(t.blocks) - -(-t.num_live // engine.block_size) for t in engine.runtime.tables)
+
+
+@pytest.mark.parametrize("recycle", [True, False])
+def test_theta_f_zero_with_the_watermark_at_the_pool_is_eager(recycle: bool) -> None:
+    """Blocks held equal the packed bound whenever a round has run, within one tail a request."""
+    engine = holed(num_requests=1, recycle=recycle, batch_size=63)
+    run(engine, 2)
+    for _ in range(60):
+        engine.step()
+        assert packed_excess(engine) <= 1
+    assert engine.runtime.counters.evicted_tokens > 0
+
+
+def test_many_requests_are_eager_together() -> None:
+    engine = holed(num_requests=4, batch_size=63, headroom_blocks=16)
+    run(engine, 2)
+    worst = 0
+    for _ in range(60):
+        engine.step()
+        worst = max(worst, packed_excess(engine))
+    assert worst <= 4
+
+
+@pytest.mark.parametrize("planner", ["pack", "plug"])
+def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: str) -> None:
+    engine = run(holed(num_requests=4, batch_size=3, headroom_blocks=1, planner=planner))
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for event in engine.runtime.events.page(0, 10_000).events:
+        if event.kind == "relocation":
+            rounds.setdefault(event.step, []).append(event.data)
+    assert rounds
+    for moved in rounds.values():
+        num_sources = sum(len(m["source_blocks"]) for m in moved)
+        assert num_sources <= 3
+        assert num_sources - sum(m["freed_blocks"] for m in moved) <= 1
+
+
+def test_deferral_says_how_many_blocks_are_missing() -> None:
+    engine = run(holed(planner="pack", headroom_blocks=0), 10)
+    events = [e for e in engine.runtime.events.page(0, 1000).events if e.kind == "deferred"]
+    assert engine.runtime.counters.deferred_rounds > 0
+    assert len(events) == 1  # told once a while, not at every round
+    assert events[0].data["needed_blocks"] > events[0].data["available_blocks"] == 0
+
+
+# ---------------------------------------------------------------- recycling
+
+
+def blocks_of_a_long_prompt(*, prefix_caching: bool) -> tuple[CoreEngine, list[int]]:
+    """Blocks held after each decode step: 700 prompt tokens, budget 256, block size 32."""
+    engine = CoreEngine(
+        num_blocks=64,
+        block_size=32,
+        prefix_caching=prefix_caching,
+        config={
+            "policy": {"name": "streaming_llm"},
+            "budget_tokens": 256,
+            "interval_tokens": 0,
+            "theta_f": 0.0,
+            "low_watermark_blocks": 64,
+        },
+    )
+    engine.add("a", 700)
+    engine.step()
+    assert len(engine.store.tables["a"]) == 22
+    held = []
+    for _ in range(301):
+        engine.step()
+        held.append(len(engine.store.tables["a"]))
+    assert engine.runtime.tables["a"].num_live == 257
+    return engine, held
+
+
+def test_streaming_llm_holds_nine_blocks_for_300_steps_and_moves_nothing() -> None:
+    """4 sinks in the first block and 252 recent tokens in eight: recycling keeps it at that."""
+    engine, held = blocks_of_a_long_prompt(prefix_caching=False)
+    assert held == [9] * 301
+    assert engine.runtime.counters.moved_tokens == 0
+
+
+def test_hashed_blocks_are_not_recycled_and_cost_one_block_more() -> None:
+    """The prompt's blocks stay in the prefix cache; their holes wait until the block is dead."""
+    _, held = blocks_of_a_long_prompt(prefix_caching=True)
+    assert held[0] == 9
+    assert max(held) == 10
+
+
+def test_recycled_tokens_keep_their_positions() -> None:
+    engine = holed(num_requests=1, recycle=True, reclamation="paused")
+    run(engine, 30)
+    table = engine.runtime.tables["r0"]
+    assert engine.runtime.counters.recycled_slots > 0
+    newest = table.num_tokens - 1
+    assert np.array_equal(table.live_ids()[-1:], [newest])
