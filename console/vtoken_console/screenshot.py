@@ -31,7 +31,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "policy": ("P",),
     "events": ("e",),
     "help": ("question_mark",),
-    "palette": ("ctrl+p",),
+    "palette": ("colon",),
 }
 DEFAULT_VIEWS = "pool,blocks,slots,request,control,help"
 FOCUS = {"request": Requests, "events": Events}

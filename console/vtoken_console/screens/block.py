@@ -72,9 +72,9 @@ class Slots(LinesWidget):
 
     def _slot(self, slot: wire.BlockSlot, view: View) -> list[Span]:
         looks: dict[str, tuple[str, Style]] = {
-            "live": ("█" if not view.ascii_only else "#", palette.style(palette.BAR)),
-            "dead": ("░" if not view.ascii_only else "x", palette.WARN_STYLE),
-            "free": ("·" if not view.ascii_only else ".", palette.FAINT_STYLE),
+            "live": ("█", palette.style(palette.BAR)),
+            "dead": ("x" if view.ascii_only else "░", palette.WARN_STYLE),
+            "free": ("·", palette.FAINT_STYLE),
         }
         glyph, look = looks[slot.state]
         token = f"{slot.token_id:>6}" if slot.token_id is not None else " " * 6
@@ -111,8 +111,8 @@ class BlockScreen(ModalScreen[None]):
         self._slots.show(view)
 
     def _ask(self) -> None:
-        self._slots.border_title = f"block {self._block_id:,}"
-        self._slots.border_subtitle = "left/right next block   enter open owner   esc close"
+        keys = "left/right next block   enter open owner   esc close"
+        self._slots.entitle(f"block {self._block_id:,}", keys)
         self.run_worker(self._load(self._block_id), exclusive=True)
 
     async def _load(self, block_id: int) -> None:

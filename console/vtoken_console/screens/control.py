@@ -11,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken_console import palette, units
+from vtoken_console.asciify import asciify
 from vtoken_console.controls import applied_text, change_text
 from vtoken_console.fields import POLICY, make_fields, make_patch, show_value
 from vtoken_console.rest import ProblemError
@@ -49,11 +50,15 @@ class ControlScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         page = self.query_one("#control")
-        page.border_subtitle = KEYS
+        page.border_subtitle = asciify(KEYS) if self._plain else KEYS
         self._outcome.border_title = "what would happen"
         self._refill()
         self._form.focus()
         self._idle()
+
+    @property
+    def _plain(self) -> bool:
+        return self.app.has_class("-ascii")
 
     def show(self, view: View) -> None:
         """New desired and effective values, while the draft stays."""
@@ -70,7 +75,7 @@ class ControlScreen(ModalScreen[None]):
         room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2
         self._form.styles.height = max(4, min(len(self._form.fields) + 1, room))
         title = f"settings · revision {model.config.revision}"
-        self.query_one("#control").border_title = title
+        self.query_one("#control").border_title = asciify(title) if self._plain else title
 
     @property
     def patch(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         lines = HelpLines()
-        lines.border_title = "help · esc closes"
+        lines.border_title = "help: esc closes"
         lines.add_class("page")
         yield lines
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -104,6 +106,7 @@ class RequestScreen(Screen[None]):
         self._client = client
         self._request_id = request_id
         self._loading = False
+        self._next_load = 0.0
         self.token = 0
 
     def compose(self) -> ComposeResult:
@@ -126,14 +129,15 @@ class RequestScreen(Screen[None]):
             widget.show(view)
 
     def _ask(self) -> None:
-        if not self._loading:
+        # A long request is asked for less often: loading takes at most a fifth of the time.
+        if not self._loading and time.monotonic() >= self._next_load:
             self._loading = True
             self.run_worker(self._load())
 
     async def _load(self) -> None:
         from vtoken_console import tokens
 
-        summary, rest = self.query_one(Summary), self._client.rest
+        summary, rest, began = self.query_one(Summary), self._client.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
             pages: list[wire.TokenPage] = []
@@ -151,7 +155,8 @@ class RequestScreen(Screen[None]):
             return
         finally:
             self._loading = False
-        table = tokens.from_pages(pages)
+            self._next_load = time.monotonic() + 4 * (time.monotonic() - began)
+        table = await asyncio.to_thread(tokens.from_pages, pages)
         summary.detail, summary.problem, summary.step = detail, "", table.step
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail

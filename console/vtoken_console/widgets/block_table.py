@@ -77,11 +77,9 @@ class BlockTable(LinesWidget, can_focus=True):
             lines.append(merge(spans))
         lines += [EMPTY] * (room - len(lines))
         title = f"block table · {len(blocks):,} blocks of {self.block_size} slots"
-        self.border_title = title.replace("·", "-") if view.ascii_only else title
         shown = min(rows, self._top + room) - self._top
-        self.border_subtitle = (
-            f"rows {self._top + 1:,}–{self._top + shown:,} of {rows:,}" if rows > room else ""
-        )
+        place = f"rows {self._top + 1:,}–{self._top + shown:,} of {rows:,}" if rows > room else ""
+        self.entitle(title, place)
         return [*lines, self._foot(index, width)]
 
     def _block(self, view: View, block: int, states: list[int], *, chosen: bool) -> list[Span]:
@@ -141,7 +139,7 @@ def _slot(view: View, least: int, most: int, *, cursor: bool) -> Span:
     if cursor:
         return glyph if view.ascii_only else " ", palette.style("#000000", "#ffffff")
     if not ramp.colors:
-        return glyph.replace("·", ".") if view.ascii_only else glyph, palette.TEXT_STYLE
+        return glyph, palette.TEXT_STYLE
     if state == 0:
         return "·", palette.FAINT_STYLE
     return " ", palette.style(None, ramp.colors[0 if state == 1 else -1])

@@ -41,7 +41,6 @@ def bars(
     What stands above theta is drawn in the warning colour.
     """
     below, above = palette.style(palette.BAR), palette.style(palette.WARN)
-    rule = "-" if ascii_only else "─"
     eighths = [0 if math.isnan(v) else min(height * 8, round(v / top * height * 8)) for v in values]
     marks = [-1] * len(values)
     if theta is not None:
@@ -56,7 +55,7 @@ def bars(
             if marks[x] == y:
                 back = (palette.WARN if over else palette.BAR) if part >= 5 else None
                 ink = "#000000" if back and over else palette.THETA
-                spans.append((rule, palette.style(ink, back)))
+                spans.append(("─", palette.style(ink, back)))
             elif ascii_only:
                 spans.append(("#" if part >= 4 else " ", look))
             elif part == 8:  # a background, so that no seam shows between two lines
@@ -74,11 +73,7 @@ class Charts(LinesWidget):
         status = view.model.status
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
-        self.border_title = (
-            f"{name} - ^ configuration changed"
-            if view.ascii_only
-            else (f"{name} · ▲ configuration changed")
-        )
+        self.entitle(f"{name} · ▲ configuration changed")
         num = 3 if width >= 66 else (2 if width >= 44 else 1)
         each = (width - GAP * (num - 1)) // num
         window = view.series.window(span, each - AXIS)
@@ -160,9 +155,8 @@ class Charts(LinesWidget):
         faint = palette.FAINT_STYLE
         room = max(1, height - 2)
         body = bars(values, room, top, theta=theta, ascii_only=view.ascii_only)
-        rule, mark = ("-", "^") if view.ascii_only else ("─", "▲")
         axis = merge(
-            (mark, palette.THETA_STYLE) if x in window.markers else (rule, faint)
+            ("▲", palette.THETA_STYLE) if x in window.markers else ("─", faint)
             for x in range(len(values))
         )
         lines: list[Line] = [merge([(" " * AXIS, faint), *title])]

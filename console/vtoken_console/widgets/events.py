@@ -57,14 +57,12 @@ class Events(Scroller):
         kinds = "all events" if self.all_kinds else "moves and changes"
         missed = view.model.missed_events
         title = kinds + (f" · {missed:,} missed" if missed else "")
-        self.border_title = title.replace("·", "-") if view.ascii_only else title
+        self.entitle(title, self.place)
         return super().build_lines(view, width, height)
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         event = self._rows[row]
         glyph, look = palette.EVENT_LOOK.get(event.kind, ("·", palette.MUTED_STYLE))
-        if view.ascii_only:
-            glyph = {"»": ">", "▲": "^", "·": "."}.get(glyph, glyph)
         if selected and self.has_focus:
             line = f" {units.clock(event.ts)} {glyph} {event.summary}"
             return ((units.fit(line, width), palette.CURSOR_STYLE),)

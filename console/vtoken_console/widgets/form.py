@@ -87,8 +87,6 @@ class Form(Scroller):
         text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
         look = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else text)
         mark = "›" if selected else " "
-        if view.ascii_only and selected:
-            mark = ">"
         waiting = field.desired != field.effective
         spans: list[Span] = [
             (f" {mark} {units.fit(field.label, LABEL)}", palette.BOLD_STYLE if selected else text),

@@ -6,16 +6,14 @@ from vtoken_console import palette, units
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
 
-BAR = 20
 
-
-def bar(f: float, theta: float, *, ascii_only: bool) -> list[Span]:
+def bar(f: float, theta: float, columns: int, *, ascii_only: bool) -> list[Span]:
     """F as a bar over 0..1 with a mark at theta; the part above theta in another colour."""
     full, empty, mark = ("#", "-", "|") if ascii_only else (" ", "░", "│")
-    at = min(BAR - 1, round(theta * BAR))
-    filled = round(f * BAR)
+    at = min(columns - 1, round(theta * columns))
+    filled = round(f * columns)
     spans: list[Span] = []
-    for x in range(BAR):
+    for x in range(columns):
         if x == at:
             spans.append((mark, palette.THETA_STYLE))
         elif x < filled:
@@ -39,7 +37,12 @@ class Gauge(LinesWidget):
         spans: list[Span] = [
             (" F ", muted),
             (f"{fragmentation.f:.2f} ", palette.WARN_STYLE if over else text),
-            *bar(fragmentation.f, fragmentation.theta_f, ascii_only=view.ascii_only),
+            *bar(
+                fragmentation.f,
+                fragmentation.theta_f,
+                20 if width >= 100 else 10,
+                ascii_only=view.ascii_only,
+            ),
             (" θ " if not view.ascii_only else " theta ", muted),
             (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
         ]

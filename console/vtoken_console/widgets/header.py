@@ -39,8 +39,6 @@ class Header(LinesWidget):
         reconnecting = view.connection.state is State.CONNECTING and view.connection.ever_live
         if reconnecting:
             word = "reconnecting"
-        if view.ascii_only:
-            glyph = "*" if view.connection.is_live else "x"
         right: list[Span] = []
         if view.read_only_reason:
             right.append((" read-only ", palette.style("#000000", palette.WARN)))

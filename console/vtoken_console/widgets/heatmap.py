@@ -154,9 +154,7 @@ class Heatmap(LinesWidget, can_focus=True):
         else:
             per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
             title, place = f"pool · {total} · {per}", ""
-        if self.view is not None and self.view.ascii_only:
-            title = title.replace("·", "-")
-        self.border_title, self.border_subtitle = title, place
+        self.entitle(title, place)
 
     def _under_cursor(self, view: View, width: int) -> Line:
         model, grid, found = view.model, self._grid, self._cells

@@ -18,6 +18,8 @@ def _label(key: Key, view: View) -> str:
 class KeyBar(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         usable = [k for k in KEYS if not (k.control and view.read_only_reason) and k.rank < 9]
+        if view.model is None:
+            usable = [k for k in KEYS if k.group == "Console"]
         shown: list[tuple[Key, str]] = [(key, _label(key, view)) for key in usable]
         while shown and sum(len(k.shown) + len(label) + 3 for k, label in shown) > width:
             shown.remove(max(shown, key=lambda pair: pair[0].rank))

@@ -14,6 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from vtoken_console.asciify import asciify
 from vtoken_console.view import View
 
 Span = tuple[str, Style]
@@ -89,12 +90,20 @@ class LinesWidget(Widget):
         if self.view is None or width <= 0 or height <= 0:
             return
         lines = self.build_lines(self.view, width, height)[:height]
+        if self.view.ascii_only:
+            lines = [tuple((asciify(text), style) for text, style in line) for line in lines]
         old = self._lines
         self._lines = lines
         for y in range(max(len(lines), len(old))):
             if y >= len(lines) or y >= len(old) or lines[y] != old[y]:
                 self._strips.pop(y, None)
                 self.refresh(Region(0, y, width, 1))
+
+    def entitle(self, title: str, subtitle: str = "") -> None:
+        """Sets the titles in the border."""
+        if self.view is not None and self.view.ascii_only:
+            title, subtitle = asciify(title), asciify(subtitle)
+        self.border_title, self.border_subtitle = title, subtitle
 
     def on_resize(self) -> None:
         self._strips.clear()

@@ -63,8 +63,6 @@ class Notice(LinesWidget):
             return []
         look = palette.BAD_STYLE if self.note.is_error else palette.GOOD_STYLE
         glyph = "×" if self.note.is_error else "✓"
-        if view.ascii_only:
-            glyph = "x" if self.note.is_error else "-"
         lines = textwrap.wrap(self.note.text, max(20, width - 4))[:MAX_LINES]
         return [
             ((f" {glyph if n == 0 else ' '} ", look), (line, palette.TEXT_STYLE))

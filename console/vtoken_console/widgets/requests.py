@@ -38,6 +38,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("policy", 14, 3, lambda r: r.policy),
     Column("budget", 7, 7, lambda r: units.count(r.budget_tokens)),
 )
+NEEDED = 1  # ranks up to this are worth a cut id
 ID_WIDTH = (8, 24)
 BAR_WIDTH = 12
 
@@ -119,9 +120,9 @@ class Requests(Scroller):
             title += f" of {len(everything)} match “{self.filter}”"
         if self.sort != "arrival":
             title += f" · by {self.sort}"
-        self.border_title = title.replace("·", "-") if view.ascii_only else title
+        self.entitle(title, self.place)
         if not self._rows:
-            self.border_subtitle = ""
+            self.entitle(title)
             return _nothing(view, self.filter)
         return super().build_lines(view, width, height)
 
@@ -129,7 +130,11 @@ class Requests(Scroller):
         longest = max((len(r.id) for r in self._rows), default=ID_WIDTH[0])
         self._id_width = min(max(longest, ID_WIDTH[0]), ID_WIDTH[1])
         columns = sorted(COLUMNS, key=lambda c: c.rank)
-        while columns and 1 + ID_WIDTH[0] + sum(c.width + 1 for c in columns) > width:
+        while columns:
+            # The figures come before a whole id, everything else after it.
+            least = ID_WIDTH[0] if columns[-1].rank <= NEEDED else self._id_width
+            if 1 + least + sum(c.width + 1 for c in columns) <= width:
+                break
             columns.pop()
         self._columns = [c for c in COLUMNS if c in columns]
         used = 1 + sum(c.width + 1 for c in self._columns)
@@ -159,8 +164,6 @@ class Requests(Scroller):
         waiting = r.state != "running"
         ink = look if selected else (palette.MUTED_STYLE if waiting else look)
         mark = "›" if selected else ("~" if waiting else " ")
-        if view.ascii_only and selected:
-            mark = ">"
         spans: list[Span] = [(mark + units.fit(r.id, self._id_width), ink)]
         for column in self._columns:
             text = column.text(r)

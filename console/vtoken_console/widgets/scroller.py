@@ -30,6 +30,7 @@ class Scroller(LinesWidget, can_focus=True):
         super().__init__(id=id)
         self.cursor = 0
         self.top = 0
+        self.place = ""  # which rows are in sight, when not all are
 
     def num_rows(self, view: View) -> int:
         raise NotImplementedError
@@ -64,9 +65,9 @@ class Scroller(LinesWidget, can_focus=True):
         shown = range(self.top, min(total, self.top + room))
         rows = [self.build_row(view, r, width, selected=r == self.cursor) for r in shown]
         rows += [EMPTY] * (room - len(rows))
-        self.border_subtitle = (
-            f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}" if total > room else ""
-        )
+        place = f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}"
+        self.place = place if total > room else ""
+        self.entitle(str(self.border_title or ""), self.place)
         return [*self.build_head(view, width), *rows, *self.build_foot(view, width)]
 
     def action_step(self, by: int) -> None:

@@ -41,7 +41,7 @@ class TokenRows(Scroller):
         self.redraw()
 
     def build_head(self, view: View, width: int) -> list[Line]:
-        text = f" {'token':>7} {'block':>7} {'slot':>4}  state {'score':>9}"
+        text = f" {'token':>7} {'block':>6} {'slot':>4}  state {'score':>7}"
         return [((text, palette.MUTED_STYLE),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
@@ -49,11 +49,9 @@ class TokenRows(Scroller):
         assert table is not None
         block, offset, score = int(table.block[row]), int(table.offset[row]), table.score[row]
         live = bool(table.live[row])
-        where = f"{block:>7,} {offset:>4}" if block >= 0 else f"{'–':>7} {'–':>4}"
-        value = f"{score:>9.4g}" if score == score else " " * 9  # NaN: no score
+        where = f"{block:>6,} {offset:>4}" if block >= 0 else f"{'–':>6} {'–':>4}"
+        value = f"{score:>7.3g}" if score == score else " " * 7  # NaN: no score
         line = f" {row:>7,} {where}  {'live ' if live else 'dead '} {value}"
-        if view.ascii_only:
-            line = line.replace("–", "-")
         if selected:
             look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
             return ((line.ljust(width), look),)

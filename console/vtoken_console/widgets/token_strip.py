@@ -80,7 +80,7 @@ class TokenStrip(LinesWidget, can_focus=True):
         lines += [EMPTY] * (height - 1 - len(lines))
         per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"
         title = f"in logical order · {len(table):,} tokens · {per}"
-        self.border_title = title.replace("·", "-") if view.ascii_only else title
+        self.entitle(title)
         return [*lines, self._legend(view, width)]
 
     def _cell(
