@@ -1,0 +1,63 @@
+"""What a test sees of an engine in this process: victims, blocks, owners, step by step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+
+def runtime_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.scheduler.vtoken
+
+
+class Observer:
+    """Wraps one runtime's `pick_victims` and `commit_step`; keeps what passes through.
+
+    `victims[request][num_tokens]`: the ids that died when the table had that many tokens.
+    `held[request]`: blocks held, a step. `owners[block]`: requests that ever held it, in order.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self.runtime = runtime_of(llm)
+        self.victims: dict[str, dict[int, set[int]]] = defaultdict(dict)
+        self.held: dict[str, list[int]] = defaultdict(list)
+        self.owners: dict[int, list[str]] = defaultdict(list)
+        self.holey_steps = 0
+        self.prompt_tokens: dict[str, int] = {}
+        self._pick, self._commit = self.runtime.pick_victims, self.runtime.commit_step
+        self.runtime.pick_victims = self._pick_victims
+        self.runtime.commit_step = self._commit_step
+
+    def _pick_victims(self, table: Any, config: Any) -> Any:
+        victims = self._pick(table, config)
+        if victims is not None:
+            self.victims[table.request_id][table.num_tokens] = set(victims.tolist())
+        return victims
+
+    def _commit_step(self, grown: Any) -> Any:
+        plan = self._commit(grown)
+        private: dict[int, str] = {}
+        for table in self.runtime.tables:
+            request = table.request_id
+            self.prompt_tokens[request] = self.runtime.states[request].num_prompt_tokens
+            self.held[request].append(len(table.blocks))
+            self.holey_steps += not table.dense
+            for block in table.blocks:
+                if not self.runtime.store.is_shared(block):
+                    assert private.setdefault(block, request) == request, "owned twice"
+                if request not in self.owners[block]:
+                    self.owners[block].append(request)
+        return plan
+
+    def log_of(self, request: str) -> dict[int, set[int]]:
+        """Decode step -> victims, as `reference.replay` takes it."""
+        first = self.prompt_tokens[request]
+        return {tokens - first: victims for tokens, victims in self.victims[request].items()}
+
+    def logs(self) -> list[dict[int, set[int]]]:
+        """The logs of all requests, in the order of submission."""
+        return [self.log_of(request) for request in sorted(self.prompt_tokens, key=_number)]
+
+
+def _number(request_id: str) -> int:
+    return int(request_id.split("-")[0])

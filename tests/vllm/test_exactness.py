@@ -1,0 +1,189 @@
+"""Greedy tokens of the real engine under eviction, against the independent reference, float32.
+
+Every variant of physical handling must give the same tokens: what a policy evicts is all that may
+change the output, where the survivors lie never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+from observe import Observer, runtime_of
+
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+NUM_NEW = 320
+BUDGET = 128
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((400, 90, 233, 310))]
+
+Tokens = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def expected(hf_model: Any) -> Callable[..., Tokens]:
+    """Reference tokens under streaming_llm; computed once for each interval and set of prompts."""
+    cache: dict[Any, Tokens] = {}
+
+    def tokens(interval: int, prompts: Tokens = PROMPTS, budget: int = BUDGET) -> Tokens:
+        key = (interval, budget, tuple(map(tuple, prompts)))
+        if key not in cache:
+            evict = reference.streaming_llm(4, budget, interval)
+            cache[key] = [reference.generate(hf_model, p, NUM_NEW, evict) for p in prompts]
+        return cache[key]
+
+    return tokens
+
+
+def vtoken_args(interval: int, policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
+    return engine_args(
+        {
+            "policy": {"name": policy},
+            "budget_tokens": BUDGET,
+            "interval_tokens": interval,
+            **config,
+        },
+        verify_ratio=1.0,
+        check_every_step=True,
+    )
+
+
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "recycling": (0, {}),
+    "recycling into many holes": (48, {}),
+    "plug without recycling": (48, {"recycle": False, "planner": "plug", **EAGER}),
+    "pack without recycling": (48, {"recycle": False, "planner": "pack", **EAGER}),
+    "plug, one source block a round": (40, {"recycle": False, **EAGER, "batch_size": 1}),
+    "paused with holes": (48, {"recycle": False, "reclamation": "paused"}),
+    "off (naive-evict)": (48, {"reclamation": "off"}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tokens_equal_the_reference(
+    name: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    interval, config = VARIANTS[name]
+    with engine(enable_prefix_caching=False, **vtoken_args(interval, **config)) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        counters = observer.runtime.counters
+        assert counters.violations == 0
+        assert counters.evicted_tokens > 900
+        assert (counters.recycled_slots > 0) == name.startswith("recycling")
+        assert (counters.relocations > 0) == name.startswith(("plug", "pack"))
+        if not name.startswith(("plug", "pack")):
+            assert observer.holey_steps > 100
+    assert tokens == expected(interval)
+
+
+def test_eviction_bites(expected: Callable[..., Tokens], hf_model: Any) -> None:
+    full = [reference.generate(hf_model, p, NUM_NEW, reference.full) for p in PROMPTS]
+    for evicted, kept in zip(expected(0), full, strict=True):
+        assert evicted != kept
+    for early, late in zip(expected(0), expected(48), strict=True):
+        assert early != late  # the moment of eviction matters too
+
+
+@pytest.mark.parametrize("planner", ["plug", "pack"])
+def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
+    planner: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    prefix = PROMPTS[0][:256]
+    prompts = [prefix + PROMPTS[i][: 40 + 30 * i] for i in range(4)]
+    config = vtoken_args(16, planner=planner, **EAGER)
+    with engine(enable_prefix_caching=True, **config) as llm:
+        greedy(llm, prompts[:1], 1)  # fills the prefix cache
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, NUM_NEW)
+        assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 8
+        assert observer.runtime.counters.relocations > 0
+        assert observer.runtime.counters.violations == 0
+        # The cached prefix is untouched: whoever hits it next continues as the first one did.
+        again = greedy(llm, prompts[1:2], NUM_NEW)
+    assert tokens == expected(16, prompts)
+    assert again == tokens[1:2]
+
+
+def test_blocks_of_a_running_request_are_reused_by_another(
+    engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    prompts = [reference.random_prompt(200 + 30 * i, 10 + i) for i in range(8)]
+    full_blocks = sum(-(-(len(p) + NUM_NEW) // 32) for p in prompts)
+    pool_blocks = 60
+    assert pool_blocks < full_blocks / 2
+    config = vtoken_args(0, **EAGER | {"low_watermark_blocks": 60, "headroom_blocks": 8})
+    with engine(
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=pool_blocks,
+        max_model_len=1024,
+        max_num_batched_tokens=512,
+        **config,
+    ) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, NUM_NEW)
+        counters = observer.runtime.counters
+        assert counters.preemptions == 0
+        assert counters.violations == 0
+        reused = [owners for owners in observer.owners.values() if len(owners) > 1]
+    assert len(reused) > 10
+    assert tokens == expected(0, prompts)
+
+
+@pytest.mark.parametrize("policy", ["random", "h2o"])
+def test_naive_evict_and_vtoken_agree_and_the_victims_replay(
+    policy: str, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    runs = {}
+    variants = {
+        "naive-evict": {"reclamation": "off"},
+        "recycling": {},
+        "plug": {"recycle": False, **EAGER},
+    }
+    for name, config in variants.items():
+        with engine(enable_prefix_caching=False, **vtoken_args(32, policy, **config)) as llm:
+            observer = Observer(llm)
+            tokens = greedy(llm, PROMPTS[:3], NUM_NEW)
+            runs[name] = tokens, observer.logs()
+            assert observer.runtime.counters.violations == 0
+    tokens, logs = runs["naive-evict"]
+    assert all(len(log) > 5 for log in logs)
+    replayed = [
+        reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+        for prompt, log in zip(PROMPTS[:3], logs, strict=True)
+    ]
+    assert tokens == replayed
+    for other in ("recycling", "plug"):
+        assert runs[other] == runs["naive-evict"]
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_other_block_sizes_are_exact_too(
+    block_size: int, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    pool_blocks = 512 * 32 // block_size
+    config = vtoken_args(48, recycle=False, **EAGER | {"low_watermark_blocks": pool_blocks})
+    with engine(enable_prefix_caching=False, block_size=block_size, **config) as llm:
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        assert runtime_of(llm).geometry.block_size == block_size
+        assert runtime_of(llm).counters.relocations > 0
+    assert tokens == expected(48)
+
+
+def test_a_long_prompt_holds_nine_blocks_for_hundreds_of_steps(engine: Any, greedy: Any) -> None:
+    config = engine_args(
+        {"policy": {"name": "streaming_llm"}, "budget_tokens": 256, "interval_tokens": 0}
+    )
+    with engine(enable_prefix_caching=False, **config) as llm:
+        observer = Observer(llm)
+        greedy(llm, [reference.random_prompt(700, 5)], 400)
+        (held,) = observer.held.values()
+        assert observer.runtime.counters.relocations == 0
+    assert held[0] == 22
+    assert set(held[1:]) == {9}
+    assert len(held) == 400
