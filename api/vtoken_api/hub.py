@@ -22,6 +22,7 @@ from vtoken_api.problems import ProblemError
 from vtoken_api.telemetry import TelemetryReader
 
 FRESH_S = 1.0  # a frame older than this is asked for again
+MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
 
@@ -98,7 +99,7 @@ class Hub:
         """A frame no older than FRESH_S, asked of the engine if need be; raises ProblemError."""
         async with self._refresh:
             before = self._view
-            if before is None or self._age() > FRESH_S:
+            if before is None or self._age() >= FRESH_S:
                 view = FrameView.of(await self._bus.ask("frame", wire.Frame))
                 if self._view is before:  # else the engine has published a newer one meanwhile
                     self._take(view)
@@ -154,8 +155,8 @@ class Hub:
     async def _keep_fresh(self) -> None:
         """An idle engine takes no steps and publishes nothing: ask it, while anybody looks."""
         while True:
-            await asyncio.sleep(FRESH_S)
-            if self._wants_state() and self._age() > FRESH_S and self.alive:
+            await asyncio.sleep(max(MIN_REFRESH_S, FRESH_S - self._age()))
+            if self._wants_state() and self._age() >= FRESH_S and self.alive:
                 with contextlib.suppress(ProblemError):
                     await self.current()
 

@@ -1,0 +1,80 @@
+"""Deltas rebuild the newest frame, whatever happened between two of them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import ScriptedEngine
+from vtoken_api.frame import TOPICS, FrameView, StateCursor
+
+from vtoken import wire
+
+ENGINE = ScriptedEngine(num_blocks=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_engine() -> object:
+    yield
+    ENGINE.close()
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> FrameView:
+    """Eight blocks and a few requests, all of them free to change."""
+    live = draw(st.lists(st.integers(0, 3), min_size=8, max_size=8))
+    flags = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
+    rows = draw(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2), max_size=4))
+    template = ENGINE.rows["r0"]
+    frame = ENGINE.frame()
+    frame.live = np.array(live, dtype="<u2").tobytes()
+    frame.flags = np.array(flags, dtype="u1").tobytes()
+    frame.requests = [
+        msgspec.structs.replace(template, id=name, live=count) for name, count in rows.items()
+    ]
+    return FrameView.decode(msgspec.msgpack.encode(frame))
+
+
+@given(st.lists(frames(), min_size=2, max_size=5), st.booleans())
+def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed: bool) -> None:
+    cursor = StateCursor(frozenset(TOPICS), packed=packed)
+    snapshot = cursor.snapshot(views[0])
+    live = wire.unpack_array(snapshot["live"], "<u2").copy()
+    flags = wire.unpack_array(snapshot["flags"], "u1").copy()
+    rows = {row.id: row for row in snapshot["requests"]}
+    for view in views[1:]:
+        fields = cursor.delta(view)
+        if "block_ids" in fields:
+            ids = wire.unpack_array(fields["block_ids"], "<u4")
+            live[ids] = wire.unpack_array(fields["block_live"], "<u2")
+            flags[ids] = wire.unpack_array(fields["block_flags"], "u1")
+        rows |= {row.id: row for row in fields.get("requests_changed", [])}
+        for name in fields.get("requests_removed", []):
+            del rows[name]
+        np.testing.assert_array_equal(live, view.live)
+        np.testing.assert_array_equal(flags, view.flags)
+        assert rows == view.requests
+        assert fields["status"] == view.status
+
+
+@given(frames())
+def test_unchanged_state_is_not_sent_again(view: FrameView) -> None:
+    cursor = StateCursor(frozenset(TOPICS), packed=True)
+    cursor.snapshot(view)
+    assert cursor.delta(view) == {}
+
+
+@given(frames(), frames())
+def test_client_is_sent_its_topics_only(before: FrameView, after: FrameView) -> None:
+    cursor = StateCursor(frozenset({"metrics"}), packed=True)
+    snapshot = cursor.snapshot(before)
+    assert (snapshot["live"], snapshot["flags"], snapshot["requests"]) == (None, None, None)
+    assert set(cursor.delta(after)) <= {"status", "config"}
+
+
+def test_delta_before_a_snapshot_is_an_error() -> None:
+    view = FrameView.of(ENGINE.frame())
+    with pytest.raises(RuntimeError, match="snapshot before"):
+        StateCursor(frozenset(TOPICS), packed=True).delta(view)
