@@ -27,11 +27,11 @@ from vtoken.demo.traffic import TrafficReport
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
 DRAIN_S = 60.0  # for requests in flight at the end of a headless run
-EMBEDDED_FLAGS = [  # a pool of 6,400 tokens: about half of what the traffic wants at once
+EMBEDDED_FLAGS = [
     "--dtype=float32",
     "--max-model-len=4096",
     "--block-size=16",
-    "--num-gpu-blocks-override=400",
+    f"--kv-cache-memory-bytes={400 * 16 * 4096}",  # 400 blocks: half of what the traffic wants
     "--max-num-seqs=32",
     "--enforce-eager",
     "--served-model-name=demo",
@@ -97,12 +97,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signum, _leave)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        with make_server(arguments, server_flags) as server:
-            if headless:
-                return run_headless(server, arguments)
-            return run_console(server, arguments)
+        server = make_server(arguments, server_flags)
     except DemoError as error:
         print(f"vtoken demo: {error}", file=sys.stderr)
+        return 1
+    try:
+        with server:
+            return (run_headless if headless else run_console)(server, arguments)
+    except DemoError as error:
+        print(f"vtoken demo: {error}", file=sys.stderr)
+        if cause := server.first_error():
+            print(f"\nfirst error in {server.log}:\n{cause}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("vtoken demo: interrupted", file=sys.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,9 @@ HOST = "127.0.0.1"
 POLL_S = 0.25
 TERMINATE_S = 15.0  # from SIGTERM to SIGKILL
 LOG_TAIL_LINES = 25
-VTOKEN = [sys.executable, "-c", "import sys; from vtoken.cli import main; sys.exit(main())"]
+ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+NOTICE_LINE = re.compile(r"\b(WARNING|INFO|DEBUG)\b")
+VTOKEN = [sys.executable, "-m", "vtoken.cli"]
 
 
 class DemoError(RuntimeError):
@@ -130,6 +133,16 @@ class Server:
     ) -> None:
         if self._group is not None:
             self._group.stop()
+
+    def first_error(self) -> str | None:
+        """The log's first line that names an exception: vLLM's last ones only repeat it."""
+        if not self.log.is_file():
+            return None
+        with self.log.open(errors="replace") as lines:
+            for line in lines:
+                if ERROR_LINE.search(line) and not NOTICE_LINE.search(line):
+                    return line.rstrip()
+        return None
 
     def check_alive(self) -> None:
         """Raises DemoError with the log's tail when the server has ended."""
