@@ -58,7 +58,9 @@ class VTokenConfig:
 def default_config(num_blocks: int) -> VTokenConfig:
     """The defaults that depend on the pool: watermark an eighth of it, headroom a 32nd."""
     return VTokenConfig(
-        low_watermark_blocks=max(1, num_blocks // 8), headroom_blocks=max(2, num_blocks // 32)
+        batch_size=min(32, num_blocks),
+        low_watermark_blocks=max(1, num_blocks // 8),
+        headroom_blocks=min(max(2, num_blocks // 32), num_blocks // 2),
     )
 
 

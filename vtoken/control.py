@@ -192,7 +192,14 @@ class Controller:
         actor: str = "local",
     ) -> PatchResult:
         """Apply a JSON merge patch as a whole, from the next step on; or say what it would do."""
-        if if_match is not None and if_match != self.revision:
+        if not isinstance(validate_only, bool):
+            raise RefusedError(
+                "validate_only must be true or false",
+                field="validate_only",
+                value=validate_only,
+                bound="boolean",
+            )
+        if if_match is not None and _integer("If-Match", if_match) != self.revision:
             raise StaleRevisionError(if_match, self.revision)
         geometry = self.runtime.geometry
         merged = merge_patch(

@@ -295,6 +295,7 @@ class Runtime:
             )
 
     def _drop_dead_blocks(self, table: TokenTable, pending: RequestStep, freed: list[int]) -> int:
+        """Let go of blocks without a live token; how many of them nobody holds any more."""
         live = table.block_live()
         if live.all():
             return 0
@@ -302,7 +303,7 @@ class Runtime:
         dropped = table.apply_moves(pending.evicted[:0], pending.evicted[:0], keep)
         self._rebound(table, pending)
         freed.extend(dropped)
-        return len(dropped)
+        return int(np.count_nonzero(self.tables.pool.holders[dropped] == 0))
 
     # ------------------------------------------------------------ relocation
 

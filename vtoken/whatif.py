@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from vtoken.config import VTokenConfig
@@ -18,17 +20,19 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     with reclamation `off` only all-dead blocks count.
     """
     size = runtime.geometry.block_size
-    evicted = freed = 0
+    evicted = 0
+    dropped: Counter[int] = Counter()
     layouts: list[Layout] = []
     for table in runtime.tables:
-        victims = runtime.pick_victims(table, config)
+        prefilling = table.num_tokens < runtime.states[table.request_id].num_prompt_tokens
+        victims = None if prefilling else runtime.pick_victims(table, config)
         num_victims = 0 if victims is None else len(victims)
         if num_victims == 0 and not table.virtual:
             continue
         evicted += num_victims
         layout = runtime.layout_of(table, victims)
         alive = np.count_nonzero(layout.grid >= 0, axis=1) > 0
-        freed += int(np.count_nonzero(~alive))
+        dropped.update(layout.blocks[i] for i in np.flatnonzero(~alive))
         kept = Layout(
             layout.request_id,
             tuple(b for b, keep in zip(layout.blocks, alive, strict=True) if keep),
@@ -38,13 +42,15 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
         )
         if num_excess_blocks(len(kept.blocks), table.num_live - num_victims, size) > 0:
             layouts.append(kept)
+    holders = runtime.tables.pool.holders
+    freed = sum(int(holders[block]) == n for block, n in dropped.items())
     if config.reclamation == "off":
         return WhatIf(freed_blocks=freed, moved_tokens=0, moved_bytes=0, evicted_tokens=evicted)
     found = plan_round(
         layouts,
         config,
         batch_size=config.batch_size,
-        headroom_blocks=min(config.headroom_blocks, runtime.store.num_free_blocks() + freed),
+        headroom_blocks=runtime.headroom(config),
     )
     return WhatIf(
         freed_blocks=freed + found.num_freed_blocks,

@@ -1,4 +1,4 @@
-"""TokenTable, TokenTables and PoolLiveness against plain dictionaries, in pools of 4 to 8 blocks."""
+"""Token tables and pool liveness against plain dictionaries, in pools of 4 to 8 blocks."""
 
 from __future__ import annotations
 

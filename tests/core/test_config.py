@@ -1,0 +1,324 @@
+"""Configuration: a merge patch is applied as a whole or not at all; revisions, undo, and what-if,
+which predicts exactly what applying then does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.harness import CoreEngine, LiveEngine, make_engine
+from vtoken.config import VTokenConfig, bounds, default_config, diff, merge_patch
+from vtoken.errors import RefusedError
+from vtoken.wire import Command, PatchResult, Reply
+
+N, L = 64, 4
+BASE = merge_patch(
+    default_config(N),
+    {"policy": {"name": "h2o", "params": {"sinks": 2}}, "budget_tokens": 64},
+    num_blocks=N,
+    num_layers=L,
+)
+NAN, INF = float("nan"), float("inf")
+
+
+def merged(patch: Any, config: VTokenConfig = BASE) -> VTokenConfig:
+    return merge_patch(config, patch, num_blocks=N, num_layers=L)
+
+
+# ---------------------------------------------------------------- merge_patch
+
+GOOD: dict[str, list[Any]] = {
+    "policy": [{"name": "none"}, {"params": {"sinks": 3}}, {"name": "h2o", "params": {}}],
+    "theta_f": [0, 1, 0.5, 0.0],
+    "batch_size": [1, N],
+    "low_watermark_blocks": [0, N],
+    "headroom_blocks": [0, N // 2],
+    "planner": ["pack", "plug"],
+    "reclamation": ["auto", "paused", "off"],
+    "recycle": [True, False],
+    "budget_tokens": [3, 1 << 24],
+    "interval_tokens": [0, 1 << 24],
+    "probe": [{"layers": [3, 0]}, {"every_steps": 1024}, {"layers": [], "every_steps": 1}, {}],
+}
+_SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
+_LAYERS: list[Any] = [[L], [-1], [True], [0.0], None, 0]
+JUNK: list[Any] = [None, "x", [], [1], {"a": {"b": None}}, NAN, INF, -INF, -1, 1e300, "1", b"1"]
+BAD: dict[str, list[Any]] = {
+    "policy": ["h2o", ["h2o"], {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": None}]
+    + [{"params": {"sinks": value}} for value in _SINKS]
+    + [{"name": "streaming_llm", "params": {"recent": 1}}, {"params": {"x": 1}}],
+    "theta_f": [-0.01, 1.01, True],
+    "batch_size": [0, N + 1, 1.0, True],
+    "low_watermark_blocks": [N + 1, 1.0, False],
+    "headroom_blocks": [N // 2 + 1, 0.0, False],
+    "planner": ["PACK", "", 0, True],
+    "reclamation": ["on", "", 0, False],
+    "recycle": [0, 1, "true"],
+    "budget_tokens": [0, 2, (1 << 24) + 1, 64.0, True],
+    "interval_tokens": [(1 << 24) + 1, 1.0, True],
+    "probe": [{"layers": value} for value in _LAYERS]
+    + [{"every_steps": value} for value in (0, 1025, True, None)]
+    + [{"steps": 1}],
+}
+BAD_CASES = [
+    (name, value)
+    for name, values in BAD.items()
+    for value in values + [j for j in JUNK if not (name == "probe" and j == {})]
+]
+
+
+def test_the_tables_name_every_field() -> None:
+    assert set(GOOD) == set(BAD) == set(bounds(N, L))
+    assert set(msgspec.to_builtins(BASE.values())) == set(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in GOOD.items() for value in values]
+)
+def test_good_values_are_taken_and_touch_no_other_field(name: str, value: Any) -> None:
+    after = merged({name: value})
+    assert set(diff(BASE.values(), after.values())) <= {name}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_CASES, ids=[f"{n}={v!r}" for n, v in BAD_CASES])
+def test_a_bad_value_is_refused_by_name_whatever_stands_beside_it(name: str, value: Any) -> None:
+    good = {"theta_f": 0.9} if name != "theta_f" else {"recycle": False}
+    before = BASE.values()
+    for patch in ({name: value}, good | {name: value}, {name: value} | good):
+        with pytest.raises(RefusedError) as caught:
+            merged(patch)
+        assert (caught.value.field or "").split(".")[0] == name
+        assert caught.value.bound
+        assert caught.value.status == 422
+    assert BASE.values() == before
+
+
+@pytest.mark.parametrize("patch", [None, [], "theta_f", 1, True])
+def test_a_patch_that_is_no_object_is_refused(patch: Any) -> None:
+    with pytest.raises(RefusedError) as caught:
+        merged(patch)
+    assert caught.value.field == "body"
+
+
+@pytest.mark.parametrize("name", ["theta", "", "policy.name", "THETA_F", "revision"])
+def test_an_unknown_field_is_refused(name: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        merged({name: 1, "theta_f": 0.5})
+    assert caught.value.field == name
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*GOOD, "other"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["name", "params", "layers", "x"]), inner)
+            ),
+            max_leaves=5,
+        ),
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_any_json_is_a_whole_configuration_or_a_refusal(patch: dict[str, Any]) -> None:
+    try:
+        after = merged(patch)
+    except RefusedError:
+        return
+    assert merged(msgspec.to_builtins(after.values())).values() == after.values()
+
+
+def test_a_policy_patch_of_the_same_name_merges_parameters_and_null_resets_one() -> None:
+    kept = merged({"policy": {"params": {"recent_ratio": 0.25}}})
+    assert kept.policy.params.sinks == 2
+    assert kept.policy.params.recent_ratio == 0.25
+    assert merged({"policy": {"params": {"sinks": None}}}, kept).policy.params.sinks == 4
+    assert merged({"policy": {"name": "streaming_llm"}}).policy.params.sinks == 4
+
+
+def test_a_budget_below_what_the_policy_needs_is_refused_from_either_side() -> None:
+    for patch in ({"budget_tokens": 2}, {"policy": {"params": {"sinks": 64}}}):
+        with pytest.raises(RefusedError) as caught:
+            merged(patch)
+        assert caught.value.field == "budget_tokens"
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 8, 64, 4096])
+def test_the_default_configuration_lies_within_its_own_bounds(num_blocks: int) -> None:
+    config = default_config(num_blocks)
+    values = msgspec.to_builtins(config.values())
+    again = merge_patch(config, values, num_blocks=num_blocks, num_layers=L)
+    assert again.values() == config.values()
+
+
+# ---------------------------------------------------------------- through the controller
+
+
+def quiet(**options: Any) -> LiveEngine:
+    """Not stepping by itself; some steps of traffic behind it."""
+    engine = make_engine(**options)
+    engine.steps(30)
+    return engine
+
+
+def problem(reply: Reply) -> Any:
+    assert reply.problem is not None
+    assert reply.value is None
+    return reply.problem
+
+
+def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
+    engine = quiet()
+    try:
+        before = engine.call("config")
+        reply = engine.handle(
+            Command(op="patch_config", args={"patch": {"theta_f": 0.5}, "if_match": 7})
+        )
+        assert problem(reply).status == 412
+        assert engine.call("config") == before
+        done: PatchResult = engine.call("patch_config", patch={"theta_f": 0.5}, if_match=1)
+        assert (done.revision, done.changes) == (2, {"theta_f": [0.25, 0.5]})
+        assert done.applied_at_step == engine.core.runtime.step + 1
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("if_match", ["1", 1.0, True, [], -1])
+def test_an_if_match_that_is_no_revision_is_refused(if_match: Any) -> None:
+    engine = quiet()
+    try:
+        args = {"patch": {"theta_f": 0.5}, "if_match": if_match}
+        assert problem(engine.handle(Command(op="patch_config", args=args))).status == 422
+        assert engine.call("config").revision == 1
+    finally:
+        engine.close()
+
+
+def test_a_patch_that_changes_nothing_makes_no_revision_and_no_event() -> None:
+    engine = quiet()
+    try:
+        seq = engine.core.runtime.events.last_seq
+        done = engine.call("patch_config", patch={"theta_f": 0.25})
+        assert (done.revision, done.changes) == (1, {})
+        assert engine.core.runtime.events.last_seq == seq
+    finally:
+        engine.close()
+
+
+def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
+    engine = quiet()
+    try:
+        first = engine.call("config").effective
+        engine.call("patch_config", patch={"theta_f": 0.5})
+        second = engine.call("config").effective
+        engine.call("patch_config", patch={"planner": "pack", "batch_size": 3})
+        assert engine.call("undo").effective == second
+        undone = engine.call("undo", actor="ann")
+        assert (undone.revision, undone.effective) == (5, first)
+        assert problem(engine.handle(Command(op="undo"))).status == 409
+        assert engine.call("config").revision == 5
+        events = [e for e in engine.call("events", limit=10_000).events if e.kind == "config"]
+        assert [e.data["revision"] for e in events] == [2, 3, 4, 5]
+        assert events[-1].data["actor"] == "ann"
+    finally:
+        engine.close()
+
+
+def state_of(engine: LiveEngine) -> Any:
+    """All that an observer can see, times aside."""
+    frame = engine.call("frame")
+    frame.status.ts = 0.0
+    runtime = engine.core.runtime
+    return (
+        msgspec.to_builtins(frame),
+        runtime.events.last_seq,
+        msgspec.to_builtins(engine.call("events", limit=10_000)),
+    )
+
+
+def test_validate_only_changes_nothing() -> None:
+    engine = quiet()
+    try:
+        before = state_of(engine)
+        for patch in ({"budget_tokens": 16, "interval_tokens": 0}, {"reclamation": "off"}, {}):
+            done = engine.call("patch_config", patch=patch, validate_only=True)
+            assert done.what_if is not None
+            assert (done.revision, done.applied_at_step) == (1, None)
+            assert done.effective == done.previous
+            assert state_of(engine) == before
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("spare_blocks", [1, 64])
+@pytest.mark.parametrize("planner", ["plug", "pack"])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"budget_tokens": 9},
+        {"budget_tokens": 17, "batch_size": 4},
+        {"policy": {"name": "streaming_llm"}, "budget_tokens": 11},
+        {"policy": {"name": "h2o"}, "budget_tokens": 11},
+        {"budget_tokens": 12, "reclamation": "off"},
+        {"headroom_blocks": 0, "budget_tokens": 10},
+    ],
+    ids=["budget", "batch", "streaming", "h2o", "off", "no headroom"],
+)
+def test_what_if_predicts_exactly_what_applying_then_does(
+    planner: str, patch: dict[str, Any], spare_blocks: int
+) -> None:
+    live = make_engine(
+        num_blocks=64,
+        block_size=4,
+        concurrency=4,
+        prompt_tokens=37,
+        prefix_tokens=14,
+        max_tokens=200,
+        config={
+            "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
+            "budget_tokens": 30,
+            "interval_tokens": 0,
+            "planner": planner,
+            "theta_f": 0.0,
+            "low_watermark_blocks": 64,
+            "headroom_blocks": 8,
+            "recycle": False,
+            "reclamation": "paused",
+        },
+    )
+    try:
+        live.steps(9)
+        runtime = live.core.runtime
+        while runtime.store.num_free_blocks() > spare_blocks:
+            runtime.store.take(1)
+        patch = {"reclamation": "auto"} | patch
+        predicted = live.call("patch_config", patch=patch, validate_only=True).what_if
+        evicted = runtime.counters.evicted_tokens
+        live.call("patch_config", patch=patch)
+        free = runtime.store.num_free_blocks()
+        ready = [r.id for r in live.core.running if r.num_computed >= r.num_prompt_tokens]
+        runtime.begin_step(ready)
+        freed = runtime.store.num_free_blocks() - free
+        moved = sum(bound.num_moved_tokens for bound, _ in runtime._planned.values())
+        assert predicted.evicted_tokens == runtime.counters.evicted_tokens - evicted
+        assert predicted.freed_blocks == freed
+        assert predicted.moved_tokens == moved
+        assert predicted.moved_bytes == moved * runtime.geometry.bytes_per_token
+        if spare_blocks > 1 and patch["reclamation"] == "auto" and "headroom_blocks" not in patch:
+            assert moved > 0 or "policy" in patch
+    finally:
+        live.close()
+
+
+def test_what_if_answers_for_an_engine_without_requests() -> None:
+    engine = CoreEngine(num_blocks=8)
+    from vtoken.whatif import what_if
+
+    answer = what_if(engine.runtime, engine.runtime.config)
+    assert (answer.freed_blocks, answer.moved_tokens, answer.evicted_tokens) == (0, 0, 0)

@@ -1,0 +1,252 @@
+"""Eviction policies against hand-worked cases, and what every one of them promises."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.harness import CoreEngine
+from vtoken import policies
+from vtoken.errors import RefusedError
+from vtoken.policies import View, describe_policies, make_policy, policy_names
+
+EVICTING = [name for name in policy_names() if name != "none"]
+
+
+def view(ids: list[int], budget: int, scores: list[float] | None = None, **more: Any) -> View:
+    return View(
+        token_ids=np.array(ids, dtype=np.int64),
+        num_tokens=more.pop("num_tokens", ids[-1] + 1),
+        num_prompt_tokens=1,
+        budget_tokens=budget,
+        scores=None if scores is None else np.array(scores, dtype=np.float32),
+        **more,
+    )
+
+
+def victims(name: str, seen: View, **params: Any) -> list[int]:
+    out: list[int] = make_policy(name, params).select_victims(seen).tolist()
+    return out
+
+
+# ---------------------------------------------------------------- hand-worked
+
+
+def test_streaming_llm_keeps_sinks_and_the_most_recent() -> None:
+    assert victims("streaming_llm", view([*range(10)], 5), sinks=2) == [2, 3, 4, 5, 6]
+
+
+def test_streaming_llm_counts_positions_not_ranks_as_sinks() -> None:
+    """Positions 0 and 1 died under another policy: 2 and 3 are not promoted to sinks."""
+    assert victims("streaming_llm", view([2, 3, 7, 8, 9], 3), sinks=2) == [2, 3]
+
+
+def test_sliding_window_keeps_the_most_recent_only() -> None:
+    assert victims("sliding_window", view([*range(6)], 4)) == [0, 1]
+
+
+def test_h2o_keeps_heavy_hitters_sinks_and_the_recent_half() -> None:
+    scores = [0.1, 5.0, 0.3, 4.0, 0.2, 9.0, 0.0, 0.0]
+    assert victims("h2o", view([*range(8)], 4, scores), sinks=0) == [0, 2, 3, 4]
+    assert victims("h2o", view([*range(8)], 4, scores), sinks=1) == [1, 2, 3, 4]
+
+
+def test_h2o_divides_by_the_queries_that_saw_the_token_when_asked() -> None:
+    """Of 4 tokens, id 0 was seen by 4 queries and id 2 by 2."""
+    scores = [4.0, 9.0, 2.1, 0.0]
+    assert victims("h2o", view([*range(4)], 3, scores), sinks=0, recent_ratio=0.3) == [2]
+    normalized = {"sinks": 0, "recent_ratio": 0.3, "normalize": True}
+    assert victims("h2o", view([*range(4)], 3, scores), **normalized) == [0]
+
+
+def test_ties_fall_on_the_older_token() -> None:
+    assert victims("h2o", view([*range(6)], 3, [1.0] * 6), sinks=0) == [0, 1, 2]
+
+
+def test_random_depends_on_seed_prompt_and_length_alone() -> None:
+    seen = view([*range(60)], 30, seed=5)
+    first = victims("random", seen)
+    assert victims("random", seen) == first
+    assert victims("random", seen, seed=1) != first
+    assert victims("random", view([*range(60)], 30, seed=6)) != first
+
+
+def test_random_is_uniform_over_the_evictable_tokens() -> None:
+    counts = np.zeros(20)
+    for seed in range(2000):
+        dead = victims("random", view([*range(20)], 10, seed=seed), sinks=2, recent=3)
+        counts[dead] += 1
+    assert counts[:2].sum() == counts[17:].sum() == 0
+    expected = 2000 * 10 / 15
+    assert np.abs(counts[2:17] - expected).max() < 5 * np.sqrt(expected / 3)
+
+
+def test_none_evicts_nothing() -> None:
+    assert victims("none", view([0, 1, 2], 1)) == []
+
+
+# ---------------------------------------------------------------- what all of them promise
+
+PARAMS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "streaming_llm": st.fixed_dictionaries({"sinks": st.integers(0, 8)}),
+    "sliding_window": st.just({}),
+    "random": st.fixed_dictionaries({"sinks": st.integers(0, 8), "recent": st.integers(1, 8)}),
+    "h2o": st.fixed_dictionaries(
+        {
+            "sinks": st.integers(0, 8),
+            "recent_ratio": st.floats(0, 1),
+            "normalize": st.booleans(),
+        }
+    ),
+}
+SCORES = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def test_every_evicting_policy_is_in_the_matrix() -> None:
+    assert sorted(PARAMS) == sorted(EVICTING)
+
+
+@pytest.mark.parametrize("name", EVICTING)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataObject) -> None:
+    """For any scores, NaN and infinities too."""
+    params = data.draw(PARAMS[name])
+    policy = make_policy(name, params)
+    budget = data.draw(st.integers(policy.min_budget_tokens(), 40))
+    length = data.draw(st.integers(budget + 1, budget + 30))
+    drawn = data.draw(st.lists(st.integers(0, 200), unique=True, min_size=length, max_size=length))
+    ids = sorted(drawn)
+    scores = data.draw(st.lists(SCORES, min_size=length, max_size=length))
+    seen = view(ids, budget, scores)
+    dead = policy.select_victims(seen)
+    assert dead.dtype == np.int64
+    assert len(dead) == seen.num_victims == length - budget
+    assert len(set(dead.tolist())) == len(dead)
+    assert set(dead.tolist()) <= set(ids)
+    assert ids[-1] not in dead
+    assert all(victim >= params.get("sinks", 0) for victim in dead.tolist())
+    recent = params.get("recent", 1)
+    assert not set(ids[-recent:]) & set(dead.tolist())
+
+
+@given(length=st.integers(2, 60), sinks=st.integers(0, 6), extra=st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_streaming_llm_keeps_exactly_sinks_and_window(length: int, sinks: int, extra: int) -> None:
+    budget = sinks + extra
+    if length <= budget:
+        return
+    dead = set(victims("streaming_llm", view([*range(length)], budget), sinks=sinks))
+    kept = [t for t in range(length) if t not in dead]
+    assert kept == [*range(sinks), *range(length - extra, length)]
+
+
+def test_nan_scores_count_as_heavy_and_minus_infinity_as_lightest() -> None:
+    scores = [1.0, float("nan"), float("-inf"), 2.0, float("inf"), 0.0]
+    assert victims("h2o", view([*range(6)], 3, scores), sinks=0, recent_ratio=0.0) == [0, 2, 3]
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "field"),
+    [
+        ("streaming_llm", {"sinks": -1}, "policy.params.sinks"),
+        ("streaming_llm", {"sinks": 1025}, "policy.params.sinks"),
+        ("streaming_llm", {"sinks": 1.5}, "policy.params.sinks"),
+        ("streaming_llm", {"sinks": True}, "policy.params.sinks"),
+        ("streaming_llm", {"sinks": "4"}, "policy.params.sinks"),
+        ("streaming_llm", {"sink": 4}, "policy.params.sink"),
+        ("random", {"recent": 0}, "policy.params.recent"),
+        ("random", {"seed": 2**31}, "policy.params.seed"),
+        ("h2o", {"recent_ratio": 1.01}, "policy.params.recent_ratio"),
+        ("h2o", {"recent_ratio": float("nan")}, "policy.params.recent_ratio"),
+        ("h2o", {"recent_ratio": float("inf")}, "policy.params.recent_ratio"),
+        ("h2o", {"normalize": 1}, "policy.params.normalize"),
+        ("sliding_window", {"sinks": 4}, "policy.params.sinks"),
+        ("none", {"x": 1}, "policy.params.x"),
+        ("streaming_llm", [], "policy.params"),
+        ("streaming_llm", None, "policy.params"),
+        ("lru", {}, "policy.name"),
+        (None, {}, "policy.name"),
+        (["h2o"], {}, "policy.name"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(name: Any, params: Any, field: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        make_policy(name, params)
+    assert caught.value.field == field
+    assert caught.value.bound
+
+
+def test_every_policy_describes_itself_and_stays_under_fifty_lines() -> None:
+    infos = {info.name: info for info in describe_policies()}
+    assert list(infos) == policy_names()
+    for name, info in infos.items():
+        assert info.summary
+        assert info.source
+        assert info.params_schema["type"] == "object"
+        assert "properties" in info.params_schema
+        module = inspect.getmodule(type(make_policy(name, {})))
+        assert module is not None
+        assert len(inspect.getsource(module).splitlines()) < 50
+
+
+def test_two_policies_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="h2o"):
+        policies.register(type(make_policy("h2o", {})))
+
+
+# ---------------------------------------------------------------- the same in all variants
+
+
+def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[list[int]]]:
+    """Victims of every request, in order, under one variant."""
+    engine = CoreEngine(
+        num_blocks=128,
+        block_size=4,
+        config={
+            "policy": policy,
+            "budget_tokens": 12,
+            "interval_tokens": 2,
+            "reclamation": reclamation,
+            "recycle": reclamation != "off",
+            "theta_f": 0.0,
+            "low_watermark_blocks": 128,
+        },
+    )
+    for i in range(4):
+        engine.add(f"r{i}", 15 + 3 * i, prefix="p", prefix_tokens=9, max_tokens=60, seed=i)
+    log: dict[str, list[list[int]]] = {}
+    for _ in range(60):
+        plan = engine.step()
+        for name, part in plan.requests.items():
+            if len(part.evicted):
+                log.setdefault(name, []).append(part.evicted.tolist())
+    assert engine.num_preemptions == 0
+    counters = engine.runtime.counters
+    assert (counters.moved_tokens + counters.recycled_slots > 0) == (reclamation == "auto")
+    return log
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"name": "streaming_llm"},
+        {"name": "sliding_window"},
+        {"name": "random", "params": {"recent": 2, "sinks": 1}},
+        {"name": "h2o"},
+        {"name": "h2o", "params": {"normalize": True, "recent_ratio": 0.2, "sinks": 1}},
+    ],
+    ids=["streaming_llm", "sliding_window", "random", "h2o", "h2o normalized"],
+)
+def test_naive_evict_and_vtoken_choose_the_same_victims(policy: dict[str, Any]) -> None:
+    naive = eviction_log("off", policy)
+    assert naive == eviction_log("auto", policy)
+    assert len(naive) == 4
