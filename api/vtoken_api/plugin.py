@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken_api import changes, openapi, routes
+from vtoken_api import asyncapi, changes, openapi, routes
 from vtoken_api.access import Access
 from vtoken_api.bus import EngineBus
 from vtoken_api.guard import Guard
@@ -72,6 +72,7 @@ def build_app() -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(routes.router)
     app.include_router(changes.router)
+    app.include_router(asyncapi.router)
     app.add_api_websocket_route("/stream", stream, name="vtoken_stream")
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)

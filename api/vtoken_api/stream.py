@@ -23,6 +23,7 @@ from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
 from vtoken_api.session import Session, StreamQuery
 
+QUERY_PARAMETERS = ("topics", "fps", "format", "resume")
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
 MAX_CLIENTS = 64
 AUTH_TIMEOUT_S = 5.0
@@ -92,12 +93,12 @@ def parse_query(connection: HTTPConnection) -> StreamQuery:
     """The stream's query; raises 422."""
     params = connection.query_params
     for name in params:
-        if name not in ("topics", "fps", "format", "resume") or len(params.getlist(name)) > 1:
+        if name not in QUERY_PARAMETERS or len(params.getlist(name)) > 1:
             raise refuse(
                 422,
                 "unknown or repeated query parameter",
                 field=name,
-                bound="topics, fps, format, resume: once each",
+                bound=f"{', '.join(QUERY_PARAMETERS)}: once each",
             )
     topics = frozenset(params.get("topics", ",".join(TOPICS)).split(","))
     if not topics <= set(TOPICS):

@@ -42,7 +42,7 @@ def test_plugin_fulfils_the_contract_and_is_described_on_the_real_app(
     app = build_app(args, supported_tasks=("generate",))
     document = app.openapi()
     ours = [path for path in document["paths"] if path.startswith(MOUNT_PATH)]
-    assert len(ours) == 13
+    assert len(ours) == 14
     assert "/v1/chat/completions" in document["paths"]
     client = TestClient(app, base_url="http://127.0.0.1")
     assert client.get("/openapi.json").json()["paths"].keys() == document["paths"].keys()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from fastapi import FastAPI
+from vtoken_api.asyncapi import description
+from vtoken_api.asyncapi import router as stream_router
 from vtoken_api.changes import router as changes_router
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.routes import router as routes_router
+from vtoken_api.stream import QUERY_PARAMETERS
 
 from vtoken import wire
 
@@ -44,11 +47,11 @@ def test_every_route_is_described_with_its_answer_and_its_problems(
     }
     served = {
         (route.path, method.lower())  # type: ignore[attr-defined]
-        for route in [*routes_router.routes, *changes_router.routes]
+        for route in [*routes_router.routes, *changes_router.routes, *stream_router.routes]
         for method in route.methods  # type: ignore[attr-defined]
     }
     assert described == served
-    assert len(served) == 14
+    assert len(served) == 15
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]
@@ -86,3 +89,16 @@ def test_description_of_the_host_server_is_kept() -> None:
     assert both["info"] == alone["info"]
     assert both["paths"]["/v1/models"] == alone["paths"]["/v1/models"]
     assert app.openapi() is both
+
+
+def test_stream_is_described_message_by_message() -> None:
+    stream = description()
+    tags = {kind.__struct_config__.tag for kind in get_args(wire.StreamMessage)}
+    assert set(stream["components"]["messages"]) == tags | {"auth"}
+    assert set(stream["channels"]["stream"]["messages"]) == tags | {"auth"}
+    for reference in references(stream):
+        node = stream
+        for name in reference.removeprefix("#/").split("/"):
+            node = node[name]
+    query = stream["channels"]["stream"]["bindings"]["ws"]["query"]["properties"]
+    assert set(query) == set(QUERY_PARAMETERS)

@@ -1,0 +1,109 @@
+"""The AsyncAPI description of the stream, from the wire's structs.
+
+Knows the messages and the query of `/vtoken/v1/stream`, serves them as `GET /asyncapi.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vtoken import __version__, wire
+from vtoken_api.frame import TOPICS
+from vtoken_api.inputs import check_query
+from vtoken_api.openapi import answers
+from vtoken_api.routes import document
+from vtoken_api.session import HEARTBEAT_S, MAX_QUEUED
+from vtoken_api.stream import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
+
+DESCRIPTION = f"""\
+hello, snapshot, then deltas and events, a heartbeat after {HEARTBEAT_S:g} s of silence. `seq` rises
+by one a message. State is coalesced to the client's rate, newest wins; a snapshot with every later
+delta applied is the newest state. Up to {MAX_QUEUED:,} events wait for a slow client; beyond that
+they are dropped, `dropped` says how many, and a fresh snapshot follows. A refused client gets an
+HTTP problem document before the handshake, or close code 4000 + HTTP status after it; 1008: the
+client reads too slowly; 1011: a fault in the server. Packed arrays are little-endian bytes in
+msgpack and lists of integers in JSON."""
+
+QUERY: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "topics": {
+            "type": "string",
+            "description": f"comma-separated, of {', '.join(TOPICS)}; default: all",
+        },
+        "fps": {
+            "type": "number",
+            "minimum": MIN_FPS,
+            "maximum": MAX_FPS,
+            "default": DEFAULT_FPS,
+        },
+        "format": {"type": "string", "enum": ["json", "msgpack"], "default": "json"},
+        "resume": {
+            "type": "string",
+            "description": "EPOCH:SEQ, with SEQ of the last event seen; hello says `resumed`",
+        },
+    },
+}
+
+router = APIRouter(tags=["vToken"])
+
+
+def description() -> dict[str, Any]:
+    """The AsyncAPI 3.0 document."""
+    sent = get_args(wire.StreamMessage)
+    _, schemas = msgspec.json.schema_components(
+        (*sent, AuthMessage), ref_template="#/components/schemas/{name}"
+    )
+    messages = {
+        kind.__struct_config__.tag: {
+            "title": kind.__name__,
+            "summary": (kind.__doc__ or "").partition("\n")[0],
+            "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+        }
+        for kind in (*sent, AuthMessage)
+    }
+    channel = "#/channels/stream"
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "vToken stream", "version": __version__, "description": DESCRIPTION},
+        "channels": {
+            "stream": {
+                "address": "/vtoken/v1/stream",
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+                "bindings": {"ws": {"query": QUERY}},
+            }
+        },
+        "operations": {
+            "stream": {
+                "action": "send",
+                "channel": {"$ref": channel},
+                "messages": [
+                    {"$ref": f"{channel}/messages/{name}"} for name in messages if name != "auth"
+                ],
+            },
+            "authenticate": {
+                "action": "receive",
+                "summary": "first message of a client that cannot set the Authorization header",
+                "channel": {"$ref": channel},
+                "messages": [{"$ref": f"{channel}/messages/auth"}],
+            },
+        },
+        "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+@router.get(
+    "/asyncapi.json",
+    summary="The stream `/vtoken/v1/stream`, described in AsyncAPI 3.0",
+    operation_id="vtoken_asyncapi",
+    responses=answers({"type": "object"}, "The AsyncAPI document"),
+)
+async def get_asyncapi(request: Request) -> Response:
+    check_query(request)
+    return document(description())
