@@ -117,7 +117,9 @@ def test_blocks_of_a_running_request_are_reused_by_another(
     full_blocks = sum(-(-(len(p) + NUM_NEW) // 32) for p in prompts)
     pool_blocks = 60
     assert pool_blocks < full_blocks / 2
-    config = vtoken_args(0, **EAGER | {"low_watermark_blocks": 60, "headroom_blocks": 8})
+    config = vtoken_args(
+        0, **EAGER | {"low_watermark_blocks": 60, "headroom_blocks": 8, "batch_size": 32}
+    )
     with engine(
         enable_prefix_caching=False,
         num_gpu_blocks_override=pool_blocks,

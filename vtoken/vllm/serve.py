@@ -1,7 +1,7 @@
 """`vtoken serve MODEL`: vLLM's own OpenAI server with the plugin on.
 
-Every vLLM flag passes through. Only `--vtoken-*` flags are read here. The process is replaced by vLLM's server, so signals, exit
-codes and logs are its own.
+Every vLLM flag passes through; only `--vtoken-*` flags are read here. The process is replaced by
+vLLM's server, so signals, exit codes and logs are its own.
 """
 
 from __future__ import annotations
