@@ -339,6 +339,30 @@ async def test_token_comes_from_the_environment_or_a_file(core: CoreEngine, tmp_
         assert (await run(*watch, VTOKEN_TOKEN="wrong")).code == 1
 
 
+# ---------------------------------------------------------------- doctor
+
+
+async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
+    served: Served, core: CoreEngine
+) -> None:
+    ran = await run("doctor", "--url", served.url)
+    assert ran.code == 0
+    assert "tokens evicted" in ran.out
+    assert "paused: 0 blocks reclaimed" in ran.out
+    assert "changes allowed" in ran.out
+    core.runtime.counters.violations = 1
+    ran = await run("doctor", "--json", "--url", served.url)
+    findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
+    assert [f["check"] for f in findings if f["verdict"] == "FAIL"] == ["invariants"]
+    assert ran.code == 1
+
+
+async def test_doctor_without_a_server_fails_and_says_what_to_do() -> None:
+    ran = await run("doctor", "--url", "http://127.0.0.1:9")
+    assert ran.code == 1
+    assert "vtoken serve" in ran.out
+
+
 # ---------------------------------------------------------------- start-up
 
 

