@@ -1,0 +1,223 @@
+"""`check()` can fail: each equation of pool, table and tables, broken on purpose, is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine
+from vtoken.errors import InvariantViolation
+from vtoken.pool import PoolLiveness
+from vtoken.table import TokenTable
+from vtoken.tables import TokenTables
+
+
+def healthy() -> TokenTables:
+    """`v` has holes and a recycled token, `i` still has the identity layout; one block shared."""
+    tables = TokenTables(10, 4)
+    tables.sync_new_tokens("i", [1, 2], 6)
+    tables.sync_new_tokens("v", [1, 3, 4], 11)
+    tables.evict_tokens("v", np.array([5, 6, 8]))
+    tables.sync_new_tokens("v", [1, 3, 4], 12, 5)
+    tables.check()
+    return tables
+
+
+def swap_places(table: TokenTable) -> None:
+    """Two tokens change places without being moved."""
+    table._index[[4, 7]] = table._index[[7, 4]]
+
+
+def double_place(table: TokenTable) -> None:
+    """A live token that maps to another one's place."""
+    table._index[4] = table._index[7]
+
+
+def lose_place(table: TokenTable) -> None:
+    table._index[4] = -1
+
+
+def occupy_hole(table: TokenTable) -> None:
+    table._occupied[6] = True
+
+
+def count_live(table: TokenTable) -> None:
+    table.num_live += 1
+
+
+def stretch_extent(table: TokenTable) -> None:
+    table.extent += 1
+
+
+def shrink_extent(table: TokenTable) -> None:
+    table.extent -= 1
+
+
+def drop_block(table: TokenTable) -> None:
+    """E > S * len(blocks)."""
+    table.blocks = table.blocks[:2]
+
+
+def revive(table: TokenTable) -> None:
+    table._live[8] = True
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        swap_places,
+        double_place,
+        lose_place,
+        occupy_hole,
+        count_live,
+        stretch_extent,
+        shrink_extent,
+        drop_block,
+        revive,
+    ],
+)
+def test_the_check_of_a_virtual_table_notices(damage: Callable[[TokenTable], None]) -> None:
+    table = healthy()["v"]
+    table.check()
+    damage(table)
+    with pytest.raises(InvariantViolation, match="v"):
+        table.check()
+
+
+@pytest.mark.parametrize("damage", [count_live, stretch_extent])
+def test_the_check_of_an_identity_table_notices(damage: Callable[[TokenTable], None]) -> None:
+    table = healthy()["i"]
+    table.check()
+    damage(table)
+    with pytest.raises(InvariantViolation, match="i"):
+        table.check()
+
+
+def test_the_check_of_an_identity_table_notices_missing_blocks() -> None:
+    table = healthy()["i"]
+    table.blocks = table.blocks[:1]
+    with pytest.raises(InvariantViolation):
+        table.check()
+
+
+def miscount_live(pool: PoolLiveness) -> None:
+    """Equation 1."""
+    pool.live[1] -= 1
+
+
+def orphan_readers(pool: PoolLiveness) -> None:
+    """Equation 2."""
+    pool.holders[2] = 0
+
+
+def miscount_used(pool: PoolLiveness) -> None:
+    """Equation 3, first half."""
+    pool.num_used += 1
+
+
+def miscount_total(pool: PoolLiveness) -> None:
+    """Equation 3, second half; F (4) follows from both."""
+    pool.num_live -= 1
+
+
+@pytest.mark.parametrize("damage", [miscount_live, orphan_readers, miscount_used, miscount_total])
+def test_the_check_of_the_pool_notices(damage: Callable[[PoolLiveness], None]) -> None:
+    pool = healthy().pool
+    pool.check()
+    damage(pool)
+    with pytest.raises(InvariantViolation, match="I2"):
+        pool.check()
+
+
+def test_f_follows_the_counts() -> None:
+    pool = healthy().pool
+    assert pool.fragmentation == pytest.approx(1 - (4 + 2 + 3 + 2) / 16)
+    assert PoolLiveness(4, 4).fragmentation == 0.0
+
+
+def test_the_check_of_the_tables_notices_a_reader_without_a_token() -> None:
+    tables = healthy()
+    tables.pool.readers[1 * 4] += 1  # the pool alone stays consistent
+    tables.pool.check()
+    with pytest.raises(InvariantViolation, match="slot 4 has 3 readers"):
+        tables.check()
+
+
+def test_the_check_of_the_tables_notices_two_requests_on_one_private_slot() -> None:
+    tables = healthy()
+    tables["i"].blocks[1] = 3
+    with pytest.raises(InvariantViolation):
+        tables.check()
+
+
+def test_the_check_of_the_runtime_notices_a_table_without_a_state() -> None:
+    engine = CoreEngine(num_blocks=8)
+    engine.add("a", 5)
+    engine.step()
+    engine.runtime.check()
+    del engine.runtime.states["a"]
+    with pytest.raises(InvariantViolation, match="I4"):
+        engine.runtime.check()
+
+
+# ---------------------------------------------------------------- what mutators refuse
+
+
+def test_the_pool_refuses_to_lose_a_reader_or_a_holder_that_it_never_had() -> None:
+    pool = healthy().pool
+    with pytest.raises(InvariantViolation):
+        pool.remove(np.array([5 * 4]))
+    with pytest.raises(InvariantViolation):
+        pool.drop([5])
+    pool.check()
+
+
+def test_a_refused_relocation_changes_nothing() -> None:
+    tables = healthy()
+    table = tables["v"]
+    before = (list(table.blocks), table.grid().tolist(), tables.pool.live.tolist())
+    for ids, slots, blocks in (
+        ([9], [4], [1, 3, 4]),  # a live token is there
+        ([9, 10], [13, 13], [1, 3, 4]),  # doubled
+        ([9], [20], [1, 3, 4]),  # outside
+        ([5], [14], [1, 3, 4]),  # dead
+        ([99], [14], [1, 3, 4]),  # unknown
+        ([9], [14], [1, 3]),  # block 4 still holds token 10
+        ([9], [14], [1, 3, 3]),  # doubled block
+    ):
+        with pytest.raises(InvariantViolation):
+            table.apply_moves(np.array(ids), np.array(slots), blocks)
+        tables.check()
+    assert (list(table.blocks), table.grid().tolist(), tables.pool.live.tolist()) == before
+
+
+def test_a_block_table_that_shrank_is_refused() -> None:
+    tables = healthy()
+    with pytest.raises(InvariantViolation, match="I4"):
+        tables.sync_new_tokens("i", [1], 7)
+
+
+def test_tokens_that_do_not_fit_are_refused() -> None:
+    tables = healthy()
+    with pytest.raises(InvariantViolation, match="do not fit"):
+        tables.sync_new_tokens("i", [1, 2], 9)
+
+
+# ---------------------------------------------------------------- strict and lenient
+
+
+def test_strict_mode_stops_and_lenient_mode_counts_and_tells() -> None:
+    for strict in (True, False):
+        engine = CoreEngine(num_blocks=8, strict=strict)
+        violation = InvariantViolation("I1", "contents differ")
+        if strict:
+            with pytest.raises(InvariantViolation):
+                engine.runtime.violated(violation)
+        else:
+            engine.runtime.violated(violation)
+        event = engine.runtime.events.page(0, 10).events[0]
+        assert event.kind == "violation"
+        assert event.data == {"invariant": "I1", "detail": "contents differ"}
+        assert engine.runtime.counters.violations == 1

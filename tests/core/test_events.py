@@ -1,0 +1,86 @@
+"""The event log: numbers without gaps, rings that keep what is rare, pages, and draining once."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.harness import make_engine
+from vtoken.events import FREQUENT, EventLog
+from vtoken.wire import EventKind
+
+
+def filled(*kinds: EventKind, capacity: int = 4) -> EventLog:
+    log = EventLog(capacity)
+    for step, kind in enumerate(kinds):
+        log.add(step, kind, "told", {"n": step})
+    return log
+
+
+def test_events_are_numbered_from_one_without_gaps_whatever_their_kind() -> None:
+    log = filled("config", "eviction", "config", "reclaimed")
+    page = log.page(0, 10)
+    assert [e.seq for e in page.events] == [1, 2, 3, 4]
+    assert (page.first_seq, page.last_seq) == (1, 4)
+
+
+def test_frequent_events_never_push_out_rare_ones() -> None:
+    many: list[EventKind] = ["eviction"] * 50
+    log = filled("config", *many, "violation")
+    kept = log.page(0, 100).events
+    assert [e.seq for e in kept] == [1, 48, 49, 50, 51, 52]
+    assert {"eviction", "reclaimed"} == FREQUENT
+
+
+def test_a_page_starts_after_the_number_asked_for_and_is_bounded() -> None:
+    log = filled("config", "eviction", "config", "config")
+    assert [e.seq for e in log.page(1, 2).events] == [2, 3]
+    assert log.page(4, 10).events == []
+    assert log.page(99, 10).events == []
+
+
+def test_an_empty_log_says_which_event_would_come_first() -> None:
+    page = EventLog().page(0, 10)
+    assert (page.events, page.first_seq, page.last_seq) == ([], 1, 0)
+
+
+def test_draining_hands_each_event_out_once_and_keeps_the_rings() -> None:
+    log = filled("config", "eviction")
+    assert [e.seq for e in log.drain()] == [1, 2]
+    assert log.drain() == []
+    log.add(9, "config", "more", {})
+    assert [e.seq for e in log.drain()] == [3]
+    assert len(log.page(0, 10).events) == 3
+
+
+@given(
+    st.lists(st.sampled_from(["config", "eviction", "reclaimed", "operation"]), max_size=40),
+    st.integers(1, 6),
+)
+@settings(max_examples=100, deadline=None)
+def test_pages_join_without_gap_or_repetition(kinds: list[EventKind], limit: int) -> None:
+    log = filled(*kinds, capacity=5)
+    whole = [e.seq for e in log.page(0, 1000).events]
+    seen: list[int] = []
+    while events := log.page(seen[-1] if seen else 0, limit).events:
+        seen += [e.seq for e in events]
+    assert seen == whole == sorted(set(whole))
+    rare = [i + 1 for i, kind in enumerate(kinds) if kind not in FREQUENT]
+    assert set(rare[-5:]) <= set(whole)
+
+
+def test_an_engine_at_work_tells_every_event_with_its_step() -> None:
+    engine = make_engine(config=None)
+    try:
+        engine.steps(60)
+        events = engine.call("events", limit=10_000).events
+        assert [e.seq for e in events] == [*range(1, len(events) + 1)]
+        assert [e.step for e in events] == sorted(e.step for e in events)
+        assert {"eviction", "reclaimed"} <= {e.kind for e in events}
+        evicted = sum(e.data["tokens"] for e in events if e.kind == "eviction")
+        assert evicted == engine.core.runtime.counters.evicted_tokens
+        reclaimed = sum(e.data["blocks"] for e in events if e.kind == "reclaimed")
+        reclaimed += sum(e.data["freed_blocks"] for e in events if e.kind == "relocation")
+        assert reclaimed == engine.core.runtime.counters.reclaimed_blocks
+    finally:
+        engine.close()

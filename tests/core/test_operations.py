@@ -1,0 +1,210 @@
+"""Manual compactions: the transition table, what they promise, and a request lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from tests.core.harness import LiveEngine, make_engine
+from vtoken.operations import MAX_KEPT, TRANSITIONS, Operations
+from vtoken.reclaim import Round
+from vtoken.wire import Command, Operation, OperationState
+
+STATES: tuple[OperationState, ...] = get_args(OperationState)
+
+
+@pytest.fixture
+def engine() -> Iterator[LiveEngine]:
+    """Holes everywhere, nothing reclaimed."""
+    live = make_engine(
+        block_size=4,
+        num_blocks=96,
+        concurrency=3,
+        prompt_tokens=40,
+        prefix_tokens=0,
+        max_tokens=400,
+        config={
+            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
+            "budget_tokens": 16,
+            "interval_tokens": 4,
+            "reclamation": "paused",
+            "recycle": False,
+            "headroom_blocks": 8,
+        },
+    )
+    live.steps(5)
+    yield live
+    live.close()
+
+
+def compact(engine: LiveEngine, **args: Any) -> Operation:
+    out: Operation = engine.call("compact", **args)
+    return out
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_the_transition_table_names_every_state() -> None:
+    assert set(TRANSITIONS) == set(STATES)
+
+
+@pytest.mark.parametrize(("old", "new"), [*product(STATES, STATES)])
+def test_only_the_moves_of_the_table_are_allowed(old: OperationState, new: OperationState) -> None:
+    operations = Operations()
+    operation = operations.add("me", None, 1, False)
+    operation.state = old
+    if new in TRANSITIONS[old]:
+        operations._move(operation, new)
+        assert operation.state == new
+    else:
+        with pytest.raises(RuntimeError, match=f"is {old}.*found {new}"):
+            operations._move(operation, new)
+        assert operation.state == old
+
+
+def test_finished_operations_are_forgotten_before_unfinished_ones() -> None:
+    operations = Operations()
+    waiting = operations.add("me", None, 1, False)
+    for _ in range(MAX_KEPT + 20):
+        operations.finish(operations.add("me", None, 1, True))
+    assert operations.get(waiting.id) is waiting
+    assert len(operations._all) <= MAX_KEPT + 1
+
+
+def test_a_round_without_plans_finishes_with_zeroes() -> None:
+    operations = Operations()
+    operation = operations.add("me", None, 1, False)
+    operations.start_pending()
+    operations.planned(operation, Round((), 0), 1)
+    operations.finish(operation)
+    assert operation.state == "done"
+    assert operation.result is not None
+    assert operation.result.moved_tokens == operation.result.freed_blocks == 0
+
+
+# ---------------------------------------------------------------- in the engine
+
+
+def test_a_compaction_runs_at_the_next_step_and_reports_what_was_freed(engine: LiveEngine) -> None:
+    held = engine.call("status").blocks.used
+    operation = compact(engine)
+    assert operation.state == "pending"
+    engine.steps()
+    done = engine.call("operation", id=operation.id)
+    assert done.state == "done"
+    assert done.plan.requests == 3
+    assert done.result.freed_blocks == done.plan.freed_blocks > 0
+    assert done.result.moved_tokens == done.plan.moved_tokens > 0
+    assert done.result.moved_bytes == done.plan.moved_bytes
+    # each request appends one token in the same step
+    used = engine.call("status").blocks.used
+    assert held - done.result.freed_blocks <= used <= held - done.result.freed_blocks + 3
+    assert engine.call("status").reclamation.moved_tokens == done.result.moved_tokens
+
+
+def test_a_dry_run_plans_the_same_and_moves_nothing(engine: LiveEngine) -> None:
+    before = engine.call("blocks")
+    dry = compact(engine, dry_run=True)
+    assert (dry.state, dry.dry_run) == ("done", True)
+    assert dry.plan is not None
+    assert dry.result is not None
+    assert dry.result.moved_tokens == 0
+    assert engine.call("blocks") == before
+    wet = compact(engine)
+    engine.steps()
+    assert engine.call("operation", id=wet.id).plan == dry.plan
+
+
+def test_a_compaction_of_one_request_leaves_the_others_alone(engine: LiveEngine) -> None:
+    rows = {row.id: row.moved_tokens for row in engine.call("requests")}
+    assert set(rows.values()) == {0}
+    compact(engine, request_id="req-1", batch_size=3)
+    engine.steps()
+    moved = {row.id: row.moved_tokens for row in engine.call("requests")}
+    assert moved["req-1"] > 0
+    assert moved["req-0"] == moved["req-2"] == 0
+
+
+def test_a_request_that_ends_before_the_step_fails_the_operation(engine: LiveEngine) -> None:
+    operation = compact(engine, request_id="req-1")
+    engine.core.remove("req-1")
+    engine.steps()
+    failed = engine.call("operation", id=operation.id)
+    assert failed.state == "failed"
+    assert "req-1" in failed.error
+
+
+def test_a_request_that_ends_while_its_copy_is_in_flight_still_finishes_the_operation(
+    engine: LiveEngine,
+) -> None:
+    engine.core.worker_lag_steps = 1
+    operation = compact(engine)
+    engine.steps()
+    assert engine.call("operation", id=operation.id).state == "running"
+    assert engine.call("status").reclamation.in_flight > 0
+    engine.core.remove("req-1")
+    engine.steps()
+    assert engine.call("operation", id=operation.id).state == "done"
+    assert engine.call("status").reclamation.in_flight == 0
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_requests_preempted_between_plan_and_commit_do_not_hang_the_operation(
+    engine: LiveEngine, lost: int
+) -> None:
+    core = engine.core
+    operation = compact(engine)
+    begin = core.runtime.begin_step
+
+    def begin_then_preempt(ready: Any) -> None:
+        begin(ready)
+        for _ in range(lost):
+            core.preempt_newest()
+
+    core.runtime.begin_step = begin_then_preempt  # type: ignore[method-assign]
+    engine.steps()
+    core.runtime.begin_step = begin  # type: ignore[method-assign]
+    done = engine.call("operation", id=operation.id)
+    assert done.state == "done"
+    assert (done.result.moved_tokens > 0) == (lost < 3)
+    assert done.result.moved_tokens == engine.call("status").reclamation.moved_tokens
+
+
+def test_a_compaction_of_an_idle_engine_is_done_at_once() -> None:
+    idle = make_engine(concurrency=0)
+    try:
+        assert compact(idle).state == "done"
+    finally:
+        idle.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "field"),
+    [
+        ({"request_id": "nobody"}, 404, "request_id"),
+        ({"request_id": ""}, 404, "request_id"),
+        ({"batch_size": 0}, 422, "batch_size"),
+        ({"batch_size": 97}, 422, "batch_size"),
+        ({"batch_size": True}, 422, "batch_size"),
+        ({"batch_size": 2.0}, 422, "batch_size"),
+        ({"dry_run": 1}, 422, "dry_run"),
+        ({"dry_run": None}, 422, "dry_run"),
+    ],
+)
+def test_a_bad_compaction_is_refused_and_queues_nothing(
+    engine: LiveEngine, args: dict[str, Any], status: int, field: str
+) -> None:
+    reply = engine.handle(Command(op="compact", args=args))
+    assert reply.problem is not None
+    assert (reply.problem.status, reply.problem.field) == (status, field)
+    assert not engine.core.runtime.operations.pending
+
+
+def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
+    reply = engine.handle(Command(op="operation", args={"id": "x"}))
+    assert reply.problem is not None
+    assert reply.problem.status == 404

@@ -1,0 +1,161 @@
+"""Telemetry: nothing while nobody listens, the newest state on subscription, and a reader that
+stalls or dies never holds the engine up.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tests.core.harness import LiveEngine, make_engine
+from vtoken.events import EventLog
+from vtoken.telemetry import Publisher
+from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Event, Frame
+
+
+@pytest.fixture
+def engine() -> Iterator[LiveEngine]:
+    live = make_engine(max_hz=1e6)
+    yield live
+    live.close()
+
+
+@pytest.fixture
+def subscribe(engine: LiveEngine) -> Iterator[Callable[..., zmq.Socket[bytes]]]:
+    """Sockets that are connected, and that the publisher has heard of."""
+    sockets: list[zmq.Socket[bytes]] = []
+
+    def connect(*topics: bytes, high_water_mark: int = 1000) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, high_water_mark)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        sockets.append(socket)
+        socket.connect(engine.publisher.endpoint)
+        for topic in topics:
+            socket.subscribe(topic)
+        deadline = time.monotonic() + 5
+        while not all(engine.publisher._subscribers[topic] for topic in topics):
+            assert time.monotonic() < deadline
+            engine.publisher._read_subscriptions()
+        return socket
+
+    yield connect
+    for socket in sockets:
+        socket.close()
+
+
+def state(socket: zmq.Socket[bytes]) -> Frame:
+    topic, payload = socket.recv_multipart()
+    assert topic == TOPIC_STATE
+    return msgspec.msgpack.decode(payload, type=Frame)
+
+
+def must_not_be_called() -> Frame:
+    raise AssertionError("a frame was made although nobody listens")
+
+
+def test_no_frame_is_made_while_nobody_listens(engine: LiveEngine) -> None:
+    engine.publisher.publish(must_not_be_called, force=True)
+
+
+def test_events_wait_for_a_listener_and_come_in_order(
+    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    engine.steps(20)
+    socket = subscribe(TOPIC_EVENTS)
+    engine.publisher.publish(must_not_be_called)
+    topic, payload = socket.recv_multipart()
+    assert topic == TOPIC_EVENTS
+    events = msgspec.msgpack.decode(payload, type=list[Event])
+    assert [e.seq for e in events] == [*range(1, engine.core.runtime.events.last_seq + 1)]
+    engine.publisher.publish(must_not_be_called)
+    assert socket.poll(50) == 0
+
+
+def test_a_new_subscriber_gets_the_newest_state_at_once() -> None:
+    """At a rate of one frame a day too."""
+    live = make_engine(max_hz=1 / 86_400)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    try:
+        live.steps(7)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(live.publisher.endpoint)
+        socket.subscribe(TOPIC_STATE)
+        deadline = time.monotonic() + 5
+        while not socket.poll(10):
+            assert time.monotonic() < deadline
+            live.publisher.publish(live.controller.frame)
+        frame = state(socket)
+        assert frame.status.step == 7
+        assert frame.status.epoch == "test-epoch"
+        assert len(frame.live) == 2 * live.core.store.num_blocks
+        assert len(frame.flags) == live.core.store.num_blocks
+        assert {row.id for row in frame.requests} == {r.id for r in live.core.running}
+        live.steps(5)
+        assert socket.poll(50) == 0  # the rate holds from then on
+    finally:
+        socket.close()
+        live.close()
+
+
+def test_a_stalled_reader_loses_frames_and_never_blocks_the_engine(
+    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    stalled = subscribe(TOPIC_STATE, high_water_mark=1)
+    engine.steps(30)
+    padding = engine.controller.frame()
+    padding.live = bytes(1 << 18)
+    num_frames = 2000  # half a gigabyte would be buffered if nothing were lost
+    made = 0
+    for _ in range(num_frames):
+        engine.publisher.publish(lambda: padding, force=True)
+        made += 1
+    assert made == num_frames
+    received = 0
+    stalled.setsockopt(zmq.RCVTIMEO, 200)
+    try:
+        while True:
+            stalled.recv_multipart()
+            received += 1
+    except zmq.Again:
+        pass
+    assert received < num_frames
+
+
+def test_a_reader_that_dies_is_forgotten(
+    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    socket = subscribe(TOPIC_STATE, TOPIC_EVENTS)
+    socket.close()
+    deadline = time.monotonic() + 5
+    while any(engine.publisher._subscribers.values()):
+        assert time.monotonic() < deadline
+        engine.publisher._read_subscriptions()
+    engine.publisher.publish(must_not_be_called, force=True)
+
+
+def test_one_of_two_readers_that_leaves_does_not_silence_the_other(
+    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    first, second = subscribe(TOPIC_STATE), subscribe(TOPIC_STATE)
+    first.close()
+    time.sleep(0.05)
+    engine.steps(3)
+    engine.publisher.publish(engine.controller.frame, force=True)
+    assert state(second).status.step >= 0
+
+
+def test_the_endpoint_is_a_private_directory_that_goes_with_the_publisher() -> None:
+    publisher = Publisher(EventLog())
+    socket_path = Path(publisher.endpoint.removeprefix("ipc://"))
+    assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+    assert socket_path.exists()
+    publisher.close()
+    assert not socket_path.parent.exists()
