@@ -38,7 +38,7 @@ check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/lint-imports
 
 screenshots: $(SETUP) ## pictures of the console into screenshots/
-	$(BIN)/python -m vtoken_console.screenshots screenshots $(ARGS)
+	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)
 
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken without eviction
 	$(BIN)/vtoken bench overhead $(ARGS)

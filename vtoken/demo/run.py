@@ -26,6 +26,7 @@ from vtoken.demo.traffic import TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
+SCREENSHOTS_S = 180.0
 DRAIN_S = 60.0  # for requests in flight at the end of a headless run
 EMBEDDED_FLAGS = [
     "--dtype=float32",
@@ -35,6 +36,7 @@ EMBEDDED_FLAGS = [
     "--max-num-seqs=32",
     "--enforce-eager",
     "--served-model-name=demo",
+    "--vtoken-low-watermark-blocks=300",  # early, so that reclamation can be watched
 ]
 VTOKEN_FLAGS = [
     "--vtoken-policy=h2o",
@@ -60,6 +62,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument(
         "--out", type=Path, default=Path(".demo"), metavar="DIR", help="(default: .demo)"
+    )
+    parser.add_argument(
+        "--screenshots",
+        type=Path,
+        metavar="DIR",
+        help="pictures of the console, taken in a headless run (default: OUT/screenshots)",
     )
     parser.add_argument(
         "--startup-timeout", type=float, default=300.0, metavar="SECONDS", help="(default: 300)"
@@ -89,25 +97,16 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """0: done; 1: failed; 2: usage; 130: interrupted."""
     arguments, server_flags = parse(sys.argv[1:] if argv is None else argv)
-    headless = arguments.headless
-    if not headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not arguments.headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("vtoken demo: no terminal; use --headless", file=sys.stderr)
         return 2
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _leave)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        server = make_server(arguments, server_flags)
+        return run(arguments, server_flags)
     except DemoError as error:
         print(f"vtoken demo: {error}", file=sys.stderr)
-        return 1
-    try:
-        with server:
-            return (run_headless if headless else run_console)(server, arguments)
-    except DemoError as error:
-        print(f"vtoken demo: {error}", file=sys.stderr)
-        if cause := server.first_error():
-            print(f"\nfirst error in {server.log}:\n{cause}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("vtoken demo: interrupted", file=sys.stderr)
@@ -116,6 +115,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
+
+
+def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
+    """The demo itself. Raises DemoError, with the server's first error if it had one."""
+    server = make_server(arguments, server_flags)
+    try:
+        with server:
+            return (run_headless if arguments.headless else run_console)(server, arguments)
+    except DemoError as error:
+        cause = server.first_error()
+        if cause is None:
+            raise
+        raise DemoError(f"{error}\n\nfirst error in {server.log}:\n{cause}") from error
 
 
 def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> Server:
@@ -194,6 +206,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
             time.sleep(warm_up_s)
             actions = exercise.plan()
             exercise.run(actions, settle_s=(arguments.duration - warm_up_s) / len(actions))
+            take_screenshots(server, arguments.screenshots or arguments.out / "screenshots")
             print("waiting for requests in flight", file=sys.stderr, flush=True)
         server.check_alive()
         recorder.check()
@@ -210,6 +223,17 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     show(report, Console(width=None if sys.stdout.isatty() else 140))
     print(f"report {arguments.out / 'report.json'}, recording {recording}")
     return 1 if report.failures else 0
+
+
+def take_screenshots(server: Server, folder: Path) -> None:
+    """Pictures of the console on `server`; without them the run is as good, so only say so."""
+    print(f"taking screenshots into {folder}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "vtoken_console.screenshot"]
+    command += ["--url", server.url, "--out", str(folder)]
+    try:
+        subprocess.run(command, check=True, timeout=SCREENSHOTS_S, stdout=subprocess.DEVNULL)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"no screenshots: {error}", file=sys.stderr, flush=True)
 
 
 def read_traffic(path: Path, log: Path) -> TrafficReport:

@@ -84,16 +84,15 @@ class ProcessGroup:
             return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
 
     def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
-        """Ask the whole group to end, then make it; the exit status of its first process."""
-        self._signal_group(signum)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(wait_s)
-        self._signal_group(signal.SIGKILL)  # also what outlived its parent
+        """Ask the first process to end, then kill what is left of the group; its exit status."""
+        try:
+            self.process.send_signal(signum)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(wait_s)
+        finally:  # also when a second Ctrl-C ends the wait
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
-
-    def _signal_group(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signum)
 
 
 class Server:

@@ -1,0 +1,83 @@
+"""The exercise on the real core and API: a sound server passes, a lying one is found out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+from core_engine import CoreEngine
+from serving import serve
+
+from vtoken import wire
+from vtoken.demo.exercise import Exercise, Row
+from vtoken.demo.recorder import Recorder
+
+Handle = Callable[[wire.Command], wire.Reply]
+
+
+@asynccontextmanager
+async def stepping(core: CoreEngine) -> AsyncIterator[None]:
+    """Steps of two requests in the background."""
+
+    async def step() -> None:
+        while True:
+            core.step(1)
+            await asyncio.sleep(0.02)
+
+    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
+    core.admit("a", 100)
+    core.admit("b", 80)
+    task = asyncio.create_task(step())
+    try:
+        yield
+    finally:
+        task.cancel()
+        core.close()
+
+
+def work(url: str, recording: Path) -> list[Row]:
+    with httpx.Client(base_url=url, timeout=30.0) as client, Recorder(url, recording) as recorder:
+        exercise = Exercise(client, recorder, on_row=lambda row: None)
+        exercise.run(exercise.plan(), settle_s=0.0)
+        assert recorder.gaps == 0
+        return exercise.rows
+
+
+async def exercised(core: CoreEngine, handle: Handle, recording: Path) -> dict[str, Row]:
+    async with stepping(core), serve(handle) as served:
+        rows = await asyncio.to_thread(work, served.url, recording)
+    return {row.control: row for row in rows}
+
+
+async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
+    core = CoreEngine(num_blocks=1024)
+    rows = await exercised(core, core.handle, tmp_path / "recording.ndjson")
+    assert {name: row.outcome for name, row in rows.items() if not row.ok} == {}
+    assert {"policy h2o", "pause", "resume", "compact", "undo", "refused change"} <= rows.keys()
+    assert all(rows[name].step is not None for name in ("pause", "resume", "undo"))
+    lines = (tmp_path / "recording.ndjson").read_bytes().splitlines()
+    kinds = [type(msgspec.json.decode(line, type=wire.StreamMessage)) for line in lines]
+    assert kinds[:2] == [wire.Hello, wire.Snapshot]
+    assert wire.EventMessage in kinds
+
+
+async def test_a_server_that_answers_without_changing_is_found_out(tmp_path: Path) -> None:
+    core = CoreEngine(num_blocks=1024)
+
+    def lie(command: wire.Command) -> wire.Reply:
+        reply = core.handle(command)
+        patch = command.args.get("patch") or {}
+        if command.op == "patch_config" and "recycle" in patch and reply.problem is None:
+            reply.value = msgspec.structs.replace(
+                msgspec.convert(reply.value, wire.PatchResult), applied_at_step=None
+            )
+        return reply
+
+    rows = await exercised(core, lie, tmp_path / "recording.ndjson")
+    assert not rows["recycle off"].ok
+    assert rows["recycle off"].outcome == "the answer names no step"
+    assert rows["pause"].ok
