@@ -41,10 +41,12 @@ async def stepping(core: CoreEngine) -> AsyncIterator[None]:
 
 def work(url: str, recording: Path) -> list[Row]:
     with httpx.Client(base_url=url, timeout=30.0) as client, Recorder(url, recording) as recorder:
-        exercise = Exercise(client, recorder, on_row=lambda row: None)
+        announced: list[Row] = []
+        exercise = Exercise(client, recorder, on_row=announced.append)
         exercise.run(exercise.plan(), settle_s=0.0)
         assert recorder.gaps == 0
-        return exercise.rows
+        assert announced == exercise.rows
+        return announced
 
 
 async def exercised(core: CoreEngine, handle: Handle, recording: Path) -> dict[str, Row]:

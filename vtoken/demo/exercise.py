@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Row(msgspec.Struct):
-    """One control that was worked. `f_before` and `f_after` are the ends of its settling time."""
+    """One control that was worked; F before it, and after its settling time."""
 
     control: str
     outcome: str = ""
@@ -103,7 +103,8 @@ class Exercise:
             time.sleep(settle_s)
             self._recorder.check()
             row = self.rows[-1]
-            row.f_after = self.get("/status", wire.Status).fragmentation.f
+            if row.f_after is None:
+                row.f_after = self._f()
             self._on_row(row)
 
     # ------------------------------------------------------------ controls
@@ -149,10 +150,15 @@ class Exercise:
             row.outcome = f"422: {problem.detail}"
 
     def compact(self) -> None:
-        """A compaction by hand, while automatic reclamation is paused."""
+        """A compaction of everything by hand, while automatic reclamation is paused.
+
+        Its F is that of the moment when it was done: nothing holds it there.
+        """
         with self._row("compact") as row:
+            bound = self.get("/config", wire.ConfigDocument).bounds["batch_size"].maximum
+            row.f_before = self._f()
             sent = time.monotonic()
-            response = self._send("POST", "/compactions", {})
+            response = self._send("POST", "/compactions", {"batch_size": int(bound or 1)})
             location = response.headers.get("location", "")
             if response.status_code != 202 or "/operations/" not in location:
                 raise MismatchError(f"POST /compactions was answered {response.status_code}")
@@ -163,6 +169,7 @@ class Exercise:
                 time.sleep(POLL_S)
                 operation = self.get(path, wire.Operation)
             row.reply_ms = (time.monotonic() - sent) * 1e3
+            row.f_after = self._f()
             if operation.state != "done" or operation.result is None:
                 raise MismatchError(f"the operation is {operation.state}: {operation.error}")
             result = operation.result
@@ -172,7 +179,7 @@ class Exercise:
 
     @contextmanager
     def _row(self, control: str) -> Iterator[Row]:
-        row = Row(control, f_before=self.get("/status", wire.Status).fragmentation.f)
+        row = Row(control, f_before=self._f())
         self.rows.append(row)
         try:
             yield row
@@ -217,6 +224,9 @@ class Exercise:
             raise MismatchError(f"the configuration changed: revision {after.revision}")
 
     # ------------------------------------------------------------ HTTP
+
+    def _f(self) -> float:
+        return self.get("/status", wire.Status).fragmentation.f
 
     def get(self, path: str, kind: type[T]) -> T:
         return self._call("GET", path, kind)
