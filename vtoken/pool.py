@@ -59,6 +59,13 @@ class PoolLiveness:
 
     def add(self, slots: Slots) -> None:
         """One more reader for each of `slots` [n] (each named once)."""
+        if len(slots) == 1:  # decoding: plain indexing is several times faster than arrays
+            slot = int(slots[0])
+            if self.readers[slot] == 0:
+                self.live[slot // self.block_size] += 1
+                self.num_live += 1
+            self.readers[slot] += 1
+            return
         fresh = slots[self.readers[slots] == 0]
         self.readers[slots] += 1
         np.add.at(self.live, fresh // self.block_size, 1)
@@ -67,6 +74,13 @@ class PoolLiveness:
     def remove(self, slots: Slots) -> None:
         """One reader fewer for each of `slots` [n] (each named once)."""
         if len(slots) == 0:
+            return
+        if len(slots) == 1 and self.readers[slots[0]] > 0:
+            slot = int(slots[0])
+            self.readers[slot] -= 1
+            if self.readers[slot] == 0:
+                self.live[slot // self.block_size] -= 1
+                self.num_live -= 1
             return
         if self.readers[slots].min() == 0:
             raise InvariantViolation("I2", "a slot loses a reader that it never had")

@@ -41,7 +41,7 @@ from vtoken.reclaim import (
 )
 from vtoken.requests import Counters, RequestState
 from vtoken.step import RequestStep, StepPlan, WorkerReport
-from vtoken.table import Ids, Mask, TokenTable
+from vtoken.table import Ids, TokenTable
 from vtoken.tables import TokenTables
 from vtoken.wire import Geometry, Relocation
 
@@ -208,8 +208,10 @@ class Runtime:
                 self.operations.finish(operation)
         self.tables.release(request_id)
         del self.states[request_id]
+        per_request = self.counters.preempted_per_request
         if preempted:
             self.counters.preemptions += 1
+            per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(
                 self.step,
                 "preemption",
@@ -217,6 +219,7 @@ class Runtime:
                 {"request_id": request_id, "dead_tokens_restored": num_dead},
             )
         else:
+            per_request.pop(request_id, None)
             self.counters.finished_requests += 1
 
     # ------------------------------------------------------------ eviction
@@ -296,10 +299,10 @@ class Runtime:
 
     def _drop_dead_blocks(self, table: TokenTable, pending: RequestStep, freed: list[int]) -> int:
         """Let go of blocks without a live token; how many of them nobody holds any more."""
-        live = table.block_live()
-        if live.all():
+        dead = table.dead_blocks(pending.evicted)
+        if not dead:
             return 0
-        keep = [block for block, n in zip(table.blocks, live, strict=True) if n]
+        keep = [block for block in table.blocks if block not in dead]
         dropped = table.apply_moves(pending.evicted[:0], pending.evicted[:0], keep)
         self._rebound(table, pending)
         freed.extend(dropped)
@@ -465,11 +468,6 @@ class Runtime:
 
     # ------------------------------------------------------------ recycling and growth
 
-    def _writable_mask(self, table: TokenTable, readonly: frozenset[int]) -> Mask:
-        if not readonly:
-            return np.ones(len(table.blocks), dtype=np.bool_)
-        return np.array([block not in readonly for block in table.blocks], dtype=np.bool_)
-
     def _pick_holes(self) -> None:
         recycling = self.config.recycle and self.config.reclamation != "off"
         for request_id, state in self.states.items():
@@ -478,8 +476,7 @@ class Runtime:
                 continue
             table = self.tables[request_id]
             if table.virtual and not table.dense:
-                mask = self._writable_mask(table, state.readonly)
-                state.hole = table.first_hole(mask)
+                state.hole = table.first_hole(state.readonly)
 
     def _grow(self, request: GrownRequest) -> TokenTable:
         request_id = request.request_id
@@ -502,7 +499,8 @@ class Runtime:
         pending.new_slots = self.tables.sync_new_tokens(
             request_id, request.block_ids, request.num_tokens, start
         )
-        for block in set((pending.new_slots // self.geometry.block_size).tolist()):
+        size = self.geometry.block_size
+        for block in {slot // size for slot in pending.new_slots.tolist()}:
             if not self.store.is_writable(block):
                 self.violated(InvariantViolation("I4", f"block {block} is written, not private"))
         return table

@@ -49,6 +49,7 @@ class TokenTable:
         self._live = np.empty(0, dtype=np.bool_)  # [T]
         self._tokens = np.empty(0, dtype=np.int64)  # [E..] physical index -> last id, -1: free
         self._occupied = np.empty(0, dtype=np.bool_)  # [E..] holds a live token
+        self._block_array: Ids | None = None  # `blocks` as an array, made when asked for
 
     # ------------------------------------------------------------ asking
 
@@ -69,8 +70,13 @@ class TokenTable:
     def slots_of(self, ids: Ids) -> Slots:
         """Slots [n] of the tokens `ids` [n]; -1 where a dead token's slot is gone."""
         index = self._index[ids] if self.virtual else ids
-        blocks = np.asarray(self.blocks, dtype=np.int64)
-        slots = blocks[index // self.block_size] * self.block_size + index % self.block_size
+        if len(index) == 1 and index[0] >= 0:
+            rank, offset = divmod(int(index[0]), self.block_size)
+            return np.array([self.blocks[rank] * self.block_size + offset], dtype=np.int64)
+        if self._block_array is None:
+            self._block_array = np.asarray(self.blocks, dtype=np.int64)
+        ranks, offsets = np.divmod(index, self.block_size)
+        slots = self._block_array[ranks] * self.block_size + offsets
         return np.where(index >= 0, slots, -1) if self.virtual else slots
 
     def is_live(self, token_id: int) -> bool:
@@ -124,19 +130,32 @@ class TokenTable:
             return len(self.blocks)
         return len(np.unique(np.flatnonzero(self._live[: self.num_tokens]) // self.block_size))
 
-    def first_hole(self, writable: Mask) -> int | None:
-        """Lowest index below E without a live token in a `writable` [len(blocks)] block."""
+    def dead_blocks(self, ids: Ids) -> set[int]:
+        """Those of the blocks in which the dead tokens `ids` [n] lie that hold no live token."""
+        s = self.block_size
+        ranks = set((self._index[ids] // s).tolist())
+        return {self.blocks[r] for r in ranks if not self._occupied[r * s : (r + 1) * s].any()}
+
+    def first_hole(self, readonly: Container[int]) -> int | None:
+        """Lowest index below E without a live token, in a block that is not in `readonly`."""
         if self.extent == self.num_live:
             return None
-        holes = np.flatnonzero(~self._occupied[: self.extent])
-        holes = holes[writable[holes // self.block_size]]
-        return int(holes[0]) if len(holes) else None
+        start, s = 0, self.block_size
+        while start < self.extent:
+            index = start + int(self._occupied[start : self.extent].argmin())
+            if self._occupied[index]:
+                return None
+            if self.blocks[index // s] not in readonly:
+                return index
+            start = (index // s + 1) * s
+        return None
 
     # ------------------------------------------------------------ changing
 
     def extend_blocks(self, blocks: Sequence[int]) -> None:
         """The request now holds `blocks` too, after the ones it had."""
         self.blocks.extend(blocks)
+        self._block_array = None
         self.pool.hold(blocks)
         if self.virtual:
             size = len(self.blocks) * self.block_size
@@ -172,26 +191,39 @@ class TokenTable:
         self.num_live += num_new
         self.extent = max(self.extent, start + num_new)
         if self.virtual:
-            self._index = _grown(self._index, self.num_tokens, -1)
-            if len(self._live) < len(self._index):
-                live = np.zeros(len(self._index), dtype=np.bool_)
-                live[: len(self._live)] = self._live
-                self._live = live
-            if self._occupied[start : start + num_new].any():
-                raise InvariantViolation(
-                    "I2", f"index {start}+{num_new} of request {self.request_id} is occupied"
-                )
-            ghosts = self._tokens[start : start + num_new]
-            self._index[ghosts[ghosts >= 0]] = -1
-            ids = slice(first, self.num_tokens)
-            self._index[ids] = np.arange(start, start + num_new)
-            self._live[ids] = True
-            self._tokens[start : start + num_new] = np.arange(first, self.num_tokens)
-            self._occupied[start : start + num_new] = True
+            self._register(first, start, num_new)
         if num_new == 1:
             slot = self.blocks[start // self.block_size] * self.block_size + start % self.block_size
             return np.array([slot], dtype=np.int64)
         return self.slots_of(np.arange(first, self.num_tokens, dtype=np.int64))
+
+    def _register(self, first: int, start: int, num_new: int) -> None:
+        """Write the tokens `first`.. into the arrays at index `start`.."""
+        if self.num_tokens > len(self._index):
+            self._index = _grown(self._index, self.num_tokens, -1)
+            live = np.zeros(len(self._index), dtype=np.bool_)
+            live[: len(self._live)] = self._live
+            self._live = live
+        end = start + num_new
+        if self._occupied[start] if num_new == 1 else self._occupied[start:end].any():
+            raise InvariantViolation(
+                "I2", f"index {start}+{num_new} of request {self.request_id} is occupied"
+            )
+        if num_new == 1:  # decoding: plain indexing is several times faster than arrays
+            ghost = self._tokens[start]
+            if ghost >= 0:
+                self._index[ghost] = -1
+            self._index[first] = start
+            self._live[first] = True
+            self._tokens[start] = first
+            self._occupied[start] = True
+            return
+        ghosts = self._tokens[start:end]
+        self._index[ghosts[ghosts >= 0]] = -1
+        self._index[first : self.num_tokens] = np.arange(start, end)
+        self._live[first : self.num_tokens] = True
+        self._tokens[start:end] = np.arange(first, self.num_tokens)
+        self._occupied[start:end] = True
 
     def materialize(self) -> None:
         """Leave the identity layout: allocate the arrays. Idempotent."""
@@ -210,7 +242,10 @@ class TokenTable:
         """The tokens `ids` [n] die; InvariantViolation when one is unknown, dead or doubled."""
         if len(ids) == 0:
             return
-        if ids.min() < 0 or ids.max() >= self.num_tokens or len(np.unique(ids)) != len(ids):
+        ascending = len(ids) == 1 or bool((ids[1:] > ids[:-1]).all())
+        low, high = (ids[0], ids[-1]) if ascending else (ids.min(), ids.max())
+        distinct = ascending or len(np.unique(ids)) == len(ids)
+        if low < 0 or high >= self.num_tokens or not distinct:
             raise InvariantViolation("I2", f"victims of {self.request_id} are unknown or doubled")
         self.materialize()
         if not self._live[ids].all():
@@ -289,6 +324,7 @@ class TokenTable:
         self.pool.add(slots)
         self.pool.drop(dropped)
         self.blocks = list(blocks)
+        self._block_array = None
         self._index, self._tokens, self._occupied = index, tokens, occupied
         self.extent = size
         self._shrink_extent()
@@ -301,11 +337,16 @@ class TokenTable:
             self.pool.remove(self.slots_of(live))
         self.pool.drop(self.blocks)
         self.blocks = []
+        self._block_array = None
         self.num_tokens = self.num_live = self.extent = 0
         self.virtual = False
 
     def check(self) -> None:
         """Verify invariants 1 to 4; raises InvariantViolation with both numbers."""
+        if self._block_array is not None and self._block_array.tolist() != self.blocks:
+            raise InvariantViolation(
+                "I2", f"{self.request_id} holds {self.blocks}, cached as {self._block_array}"
+            )
         if not self.virtual:
             capacity = len(self.blocks) * self.block_size
             if not self.num_tokens == self.num_live == self.extent <= capacity:

@@ -115,8 +115,7 @@ class Tables(RuleBasedStateMachine):
             for i in range(self.extent(shadow))
             if self.slot(shadow, i) not in taken and self.slot(shadow, i) // self.size in private
         ]
-        writable = np.array([b in private for b in shadow.blocks], dtype=np.bool_)
-        hole = table.first_hole(writable)
+        hole = table.first_hole(set(shadow.blocks) - set(private))
         assert hole == (holes[0] if holes else None)
         if hole is None:
             return

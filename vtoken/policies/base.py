@@ -79,11 +79,23 @@ def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> Tok
     `scores` [n], higher = keep; ties fall on the older token.
     """
     ids = view.token_ids
-    last = len(ids) - max(recent, 1)
     first = int(np.searchsorted(ids, sinks))
-    candidates = np.arange(first, max(first, last))
-    order = candidates[np.argsort(scores[candidates], kind="stable")]
-    return np.sort(ids[order[: view.num_victims]])
+    last = max(first, len(ids) - max(recent, 1))
+    k = min(view.num_victims, last - first)
+    window = scores[first:last]
+    if k == len(window):
+        return ids[first:last]
+    bar = np.partition(window, k)[k]  # what the lowest-scored survivor has; NaN sorts last
+    chosen = window < bar if bar == bar else window == window
+    tied = np.flatnonzero(window == bar if bar == bar else window != window)
+    chosen[tied[: k - int(np.count_nonzero(chosen))]] = True
+    return ids[first:last][chosen]
+
+
+def oldest(view: View, sinks: int) -> TokenIds:
+    """The `num_victims` oldest ids, sparing the first `sinks`."""
+    first = int(np.searchsorted(view.token_ids, sinks))
+    return view.token_ids[first : first + view.num_victims]
 
 
 _REGISTRY: dict[str, type[Policy]] = {}

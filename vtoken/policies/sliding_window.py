@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.policies.base import Policy, TokenIds, View, lowest, register
+from vtoken.policies.base import Policy, TokenIds, View, oldest, register
 
 
 @register
@@ -11,4 +11,4 @@ class SlidingWindow(Policy):
     summary = "keep the most recent budget tokens; without sinks quality collapses"
 
     def select_victims(self, view: View) -> TokenIds:
-        return lowest(view, view.token_ids, sinks=0, recent=1)
+        return oldest(view, sinks=0)

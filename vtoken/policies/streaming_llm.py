@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+from vtoken.policies.base import Params, Policy, TokenIds, View, oldest, register
 
 
 class StreamingLLMParams(Params, frozen=True):
@@ -21,7 +21,7 @@ class StreamingLLM(Policy):
     Params = StreamingLLMParams
 
     def select_victims(self, view: View) -> TokenIds:
-        return lowest(view, view.token_ids, self.params.sinks, recent=1)
+        return oldest(view, self.params.sinks)
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks) + 1
