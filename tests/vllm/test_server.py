@@ -1,0 +1,201 @@
+"""A real `vtoken serve`, real HTTP clients, a real websocket: live switching and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import reference
+from websockets.asyncio.client import connect
+
+from vtoken import wire
+from vtoken.demo.server import Server
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+NUM_STREAMS = 8
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    arguments = [
+        "--served-model-name=demo",
+        "--dtype=float32",
+        "--enforce-eager",
+        "--max-model-len=2048",
+        "--block-size=32",
+        "--kv-cache-memory-bytes=16777216",
+        "--max-num-batched-tokens=512",
+        "--vtoken-policy=streaming_llm",
+        "--vtoken-budget-tokens=128",
+        "--vtoken-interval-tokens=16",
+        "--vtoken-verify-ratio=1.0",
+    ]
+    with Server(
+        str(demo_model),
+        port=free_port(),
+        arguments=arguments,
+        log=log,
+        environment={"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
+        startup_timeout_s=240,
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+class Traffic:
+    """`NUM_STREAMS` clients, each sending one completion after another until told to stop."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._stop = False
+        self.finished = 0
+        self.wrong: list[str] = []
+
+    async def __aenter__(self) -> Traffic:
+        self._tasks = [asyncio.create_task(self._run(n)) for n in range(NUM_STREAMS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    async def _run(self, number: int) -> None:
+        for turn in itertools.count():
+            if self._stop:
+                return
+            body = {
+                "model": "demo",
+                "prompt": reference.random_prompt(60 + 37 * number, number + 100 * turn),
+                "max_tokens": 160,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            answer = await self._http.post("/v1/completions", json=body)
+            used = answer.json().get("usage", {}).get("completion_tokens")
+            if answer.status_code != 200 or used != 160:
+                self.wrong.append(answer.text)
+            self.finished += 1
+
+
+async def patched(http: httpx.AsyncClient, **changes: Any) -> wire.PatchResult:
+    answer = await http.patch("/vtoken/v1/config", json=changes)
+    assert answer.status_code == 200, answer.text
+    return msgspec.json.decode(answer.content, type=wire.PatchResult)
+
+
+async def test_twenty_switches_under_load_fail_no_request(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    seen: list[wire.Event] = []
+    stream = server.url.replace("http", "ws") + "/vtoken/v1/stream?topics=events&format=msgpack"
+
+    async def listen() -> None:
+        async with connect(stream) as socket:
+            async for message in socket:
+                decoded = msgspec.msgpack.decode(message, type=wire.StreamMessage)
+                if isinstance(decoded, wire.EventMessage):
+                    seen.append(decoded.event)
+
+    listener = asyncio.create_task(listen())
+    policies = itertools.cycle(["h2o", "random", "sliding_window", "none", "streaming_llm"])
+    results = []
+    async with Traffic(http) as traffic:
+        await asyncio.sleep(2)
+        for number in range(20):
+            results.append(await patched(http, policy={"name": next(policies)}))
+            results.append(await patched(http, theta_f=(number % 5) / 10))
+            results.append(await patched(http, batch_size=1 + number))
+            mode = ("paused", "auto", "off", "auto")[number % 4]
+            results.append(await patched(http, reclamation=mode))
+            started = await http.post("/vtoken/v1/compactions", json={})
+            assert started.status_code == 202
+            operation = started.headers["location"]
+            await asyncio.sleep(0.3)
+            state = (await http.get(operation)).json()["state"]
+            assert state in ("pending", "running", "done")
+    status = msgspec.json.decode((await http.get("/vtoken/v1/status")).content, type=wire.Status)
+    await asyncio.sleep(0.5)
+    listener.cancel()
+    assert traffic.wrong == []
+    assert traffic.finished >= NUM_STREAMS
+    assert status.invariants.violations == 0
+    assert status.tokens.evicted > 0
+    assert status.reclamation.relocations > 0
+    # Every change took effect at a stated step, one after the other, and the stream showed it.
+    steps = [result.applied_at_step for result in results]
+    assert None not in steps
+    assert steps == sorted(steps)
+    shown = {event.data["revision"] for event in seen if event.kind == "config"}
+    changed = {result.revision for result in results if result.changes}
+    assert len(changed) > 60
+    assert shown >= changed
+
+
+async def test_commands_are_answered_while_the_engine_is_idle(http: httpx.AsyncClient) -> None:
+    before = await patched(http, theta_f=0.5)
+    after = await patched(http, theta_f=0.25)
+    assert after.revision == before.revision + 1
+    assert after.effective.theta_f == 0.25
+    undone = await http.post("/vtoken/v1/undo")
+    assert undone.json()["effective"]["theta_f"] == 0.5
+
+
+BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"policy": {"name": "h3o"}}, "policy.name"),
+    ({"policy": {"name": "h2o", "params": {"recent_ratio": 2}}}, "policy.params.recent_ratio"),
+    ({"theta_f": 1.5}, "theta_f"),
+    ({"theta_f": "much"}, "theta_f"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"planner": "plugg"}, "planner"),
+    ({"colour": "red"}, "colour"),
+    ({"theta_f": 0.9, "budget_tokens": 1}, "budget_tokens"),
+]
+
+
+@pytest.mark.parametrize(("patch", "field"), BAD_CONFIGS)
+async def test_a_bad_config_names_field_value_and_bound_and_changes_nothing(
+    patch: dict[str, Any], field: str, http: httpx.AsyncClient
+) -> None:
+    before = (await http.get("/vtoken/v1/config")).json()
+    answer = await http.patch("/vtoken/v1/config", json=patch)
+    problem = answer.json()
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["field"] == field
+    assert problem["bound"]
+    assert "value" in problem
+    assert (await http.get("/vtoken/v1/config")).json() == before
+
+
+async def test_malformed_and_oversized_bodies_change_nothing(http: httpx.AsyncClient) -> None:
+    before = (await http.get("/vtoken/v1/config")).json()
+    headers = {"content-type": "application/json"}
+    url = "/vtoken/v1/config"
+    malformed = await http.patch(url, content=b'{"theta_f": 0.', headers=headers)
+    oversized = await http.patch(url, content=b'{"x": "' + b"a" * 200_000 + b'"}', headers=headers)
+    assert malformed.status_code == 400
+    assert oversized.status_code == 413
+    unknown = await http.get("/vtoken/v1/requests/nobody")
+    assert unknown.status_code == 404
+    assert unknown.json()["value"] == "nobody"
+    assert (await http.get(url)).json() == before
