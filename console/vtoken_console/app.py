@@ -120,7 +120,8 @@ class ConsoleApp(App[int]):
         view = self.make_view()
         for screen in self.screen_stack:
             show = getattr(screen, "show", None)
-            if show is not None and (screen.is_active or screen is self.dashboard):
+            drawn = screen.is_mounted and (screen.is_active or screen is self.dashboard)
+            if show is not None and drawn:
                 show(view)
 
     # ------------------------------------------------------------ actions

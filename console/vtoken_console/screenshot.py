@@ -33,6 +33,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "help": ("question_mark",),
     "palette": ("colon",),
 }
+TIMEOUT_S = 30.0  # for the first data
 DEFAULT_VIEWS = "pool,blocks,slots,request,control,help"
 FOCUS = {"request": Requests, "events": Events}
 
@@ -45,7 +46,6 @@ async def take(
     views: Sequence[str],
     token: str | None = None,
     settle_s: float = 3.0,
-    timeout_s: float = 30.0,
     ascii_only: bool = False,
 ) -> list[Path]:
     """Writes `out`/console-VIEW.svg (and .png); raises TimeoutError when no data comes."""
@@ -53,11 +53,11 @@ async def take(
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     async with app.run_test(size=size) as pilot:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while app.client is None or not app.client.connection.is_live:
             if time.monotonic() > deadline:
                 why = app.client.connection.error if app.client else "not started"
-                raise TimeoutError(f"no data from {url} within {timeout_s:g} s: {why}")
+                raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
             await pilot.pause(0.1)
         await pilot.pause(settle_s)
         for view in views:

@@ -15,13 +15,12 @@ from textual.message import Message
 from vtoken_console import palette
 from vtoken_console.ramp import Ramp
 from vtoken_console.view import View
-from vtoken_console.widgets import cell_paint
-from vtoken_console.widgets.cell_paint import Row
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
     from vtoken_console.cells import Cells, Grid
     from vtoken_console.model import Model
+    from vtoken_console.widgets.cell_paint import Row
 
 MOVES_SHOWN_S = 1.5
 FOOT = 2  # legend, what is under the cursor
@@ -61,6 +60,7 @@ class Heatmap(LinesWidget, can_focus=True):
         if model is None or not model.num_blocks or height <= FOOT:
             return []
         from vtoken_console import cells
+        from vtoken_console.widgets import cell_paint
 
         room = height - FOOT
         if self.zoomed:
@@ -93,7 +93,7 @@ class Heatmap(LinesWidget, can_focus=True):
         for number in rows_in_sight:
             first = number * grid.columns
             last = min(first + grid.columns, grid.num_cells)
-            row = Row(
+            row = cell_paint.Row(
                 mean[first:last],
                 worst[first:last],
                 flags[first:last],
@@ -116,6 +116,8 @@ class Heatmap(LinesWidget, can_focus=True):
         return [*lines, legend(view.ramp, width, zoomed=single), self._under_cursor(view, width)]
 
     def _note_moves(self, model: Model, monotonic: float) -> None:
+        from vtoken_console.widgets.cell_paint import DESTINATION, SOURCE
+
         newest = model.newest_relocation
         if newest is None or newest.seq == self._moves_seq:
             return
@@ -129,8 +131,8 @@ class Heatmap(LinesWidget, can_focus=True):
             if event.kind == "relocation" and event.step == newest.step:
                 sources = event.data.get("source_blocks", ())
                 into = event.data.get("destination_blocks", ())
-                self._moves.update(dict.fromkeys(sources, cell_paint.SOURCE))
-                self._moves.update(dict.fromkeys(into, cell_paint.DESTINATION))
+                self._moves.update(dict.fromkeys(sources, SOURCE))
+                self._moves.update(dict.fromkeys(into, DESTINATION))
             elif event.step < newest.step:
                 break
         self._moves = {b: g for b, g in self._moves.items() if 0 <= b < model.num_blocks}

@@ -1,0 +1,41 @@
+"""What the console's tests share: waiting for a condition, a running app, the text on its screen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from textual.css.query import QueryError
+
+from vtoken_console.app import ConsoleApp
+
+
+async def until(condition: Callable[[], Any], what: str, limit_s: float = 20.0) -> None:
+    """Waits for `condition`; fails naming `what` when it does not come."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            with contextlib.suppress(AttributeError, LookupError, QueryError):
+                if condition():
+                    return
+            await asyncio.sleep(0.02)
+    raise AssertionError(what)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    url: str, size: tuple[int, int] = (120, 36), **options: Any
+) -> AsyncIterator[Any]:
+    """The real app, headless; yields (app, pilot) once the first snapshot is drawn."""
+    app = ConsoleApp(url, **options)
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: app.client is not None and app.dashboard.synced, "no first snapshot")
+        await pilot.pause()
+        yield app, pilot
+
+
+def screen_text(app: ConsoleApp) -> str:
+    """What the terminal shows, as lines of text."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join(strip.text for strip in lines)

@@ -1,0 +1,62 @@
+"""What the console may import, when, and that pictures can be taken without a terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer
+
+from vtoken_console import screenshot
+
+FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")
+LATE = ("numpy", "httpx", "websockets", "msgspec")
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_console_knows_the_wire_only() -> None:
+    loaded = modules_after(
+        "import pkgutil, importlib, vtoken_console as c\n"
+        "for m in pkgutil.walk_packages(c.__path__, 'vtoken_console.'):\n"
+        "    importlib.import_module(m.name)"
+    )
+    assert not loaded & set(FORBIDDEN)
+    ours = {m for m in loaded if m.startswith("vtoken.")}
+    assert ours == {"vtoken.wire"}
+
+
+def test_first_frame_waits_for_neither_numpy_nor_the_network_libraries() -> None:
+    assert not modules_after("import vtoken_console.app") & set(LATE)
+
+
+async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
+    fake = FakeServer(num_blocks=100, num_requests=3)
+    await fake.start()
+    written = await screenshot.take(
+        fake.url, tmp_path, size=(100, 30), views=["pool", "request"], settle_s=0.2
+    )
+    await fake.stop()
+    names = {p.name for p in written if p.suffix == ".svg"}
+    assert names == {"console-pool.svg", "console-request.svg"}
+    assert "100" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")
+
+
+def test_screenshot_of_no_server_fails_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screenshot, "TIMEOUT_S", 0.5)
+    assert screenshot.main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 1
+    assert "no data from http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_screenshot_size_must_be_a_size(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as usage:
+        screenshot.main(["--out", str(tmp_path), "--size", "wide"])
+    assert usage.value.code == 2

@@ -1,0 +1,124 @@
+"""Cells and ramps: exact means and worsts, every block shown once, readable without hue."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtoken_console import cells
+from vtoken_console.ramp import LEVELS, RAMPS, level_of, luminance
+
+SIZE = 16
+BLOCKS = st.lists(st.tuples(st.integers(0, SIZE), st.booleans()), min_size=1, max_size=80)
+
+
+@given(BLOCKS, st.integers(1, 9))
+def test_mean_and_worst_agree_with_a_plain_loop(
+    blocks: list[tuple[int, bool]], per_cell: int
+) -> None:
+    live = np.array([n if used else 0 for n, used in blocks], np.uint16)
+    flags = np.array([int(used) for _, used in blocks], np.uint8)
+    found = cells.summarize(live, flags, SIZE, per_cell)
+    groups = [blocks[i : i + per_cell] for i in range(0, len(blocks), per_cell)]
+    assert len(found.mean) == len(groups)
+    for cell, group in enumerate(groups):
+        shares = [n / SIZE for n, used in group if used]
+        assert found.num_used[cell] == len(shares)
+        if shares:
+            assert found.mean[cell] == pytest.approx(sum(shares) / len(shares))
+            assert found.worst[cell] == pytest.approx(min(shares))
+        else:
+            assert math.isnan(found.mean[cell])
+            assert math.isnan(found.worst[cell])
+
+
+def test_one_bad_block_among_full_ones_shows_in_worst_not_in_mean() -> None:
+    live = np.array([16, 16, 16, 1], np.uint16)
+    found = cells.summarize(live, np.ones(4, np.uint8), SIZE, 4)
+    assert found.worst[0] == pytest.approx(1 / 16)
+    assert found.mean[0] > 0.7
+
+
+def test_flags_of_a_cell_are_the_union() -> None:
+    found = cells.summarize(np.zeros(3, np.uint16), np.array([1, 2, 8], np.uint8), SIZE, 2)
+    assert found.flags.tolist() == [3, 8]
+
+
+@given(st.integers(1, 80_000), st.integers(1, 200), st.integers(1, 80))
+def test_pool_grid_fits_the_widget_and_shows_every_block_once(
+    num_blocks: int, width: int, height: int
+) -> None:
+    grid = cells.fit_pool(num_blocks, width, height)
+    assert grid.lines <= height
+    assert grid.columns * grid.cell_width <= width
+    assert grid.num_cells * grid.per_cell >= num_blocks
+    assert sum(len(grid.blocks_of(c)) for c in range(grid.num_cells)) == num_blocks
+    assert grid.cell_of_block(num_blocks - 1) == grid.num_cells - 1
+
+
+@given(st.integers(1, 500), st.integers(4, 120), st.integers(1, 40))
+def test_every_drawn_cell_is_found_under_its_own_place(
+    num_blocks: int, width: int, height: int
+) -> None:
+    grid = cells.fit_pool(num_blocks, width, height)
+    for cell in range(grid.num_cells):
+        row, column = divmod(cell, grid.columns)
+        assert grid.cell_at(column * grid.cell_width, row * grid.cell_height) == cell
+    assert grid.cell_at(grid.columns * grid.cell_width, 0) is None
+
+
+@given(st.floats(0, 1))
+def test_array_levels_agree_with_the_scalar_ones(share: float) -> None:
+    share = float(np.float32(share))
+    level = int(cells.levels(np.array([share], np.float32))[0])
+    assert abs(level - level_of(share)) <= (0 if share * 16 % 1 != 0.5 else 1)
+
+
+def test_only_exact_ends_reach_the_ends_of_the_ramp() -> None:
+    shares = np.array([0, 0.001, 0.999, 1, np.nan], np.float32)
+    assert cells.levels(shares).tolist() == [0, 1, LEVELS - 2, LEVELS - 1, cells.FREE_LEVEL]
+
+
+@pytest.mark.parametrize("name", [n for n, r in RAMPS.items() if r.colors])
+def test_colour_ramps_are_monotonic_in_luminance(name: str) -> None:
+    ramp = RAMPS[name]
+    values = [luminance(c) for c in ramp.colors]
+    assert len(values) == LEVELS
+    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
+    assert all(s > 0 for s in steps) or all(s < 0 for s in steps)
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+DEFICIENCY = {
+    "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritan": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+@pytest.mark.parametrize("kind", DEFICIENCY)
+@pytest.mark.parametrize("name", [n for n, r in RAMPS.items() if r.colors])
+def test_ends_and_middle_stay_apart_for_colour_blind_eyes(name: str, kind: str) -> None:
+    def seen(color: str) -> np.ndarray:
+        srgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+        return np.clip(np.array(DEFICIENCY[kind]) @ linear, 0, 1)
+
+    colors = RAMPS[name].colors
+    low, middle, high = (seen(colors[i]) for i in (0, LEVELS // 2, LEVELS - 1))
+    free = seen(RAMPS[name].free_color)
+    for a, b in ((low, middle), (middle, high), (low, high), (high, free), (low, free)):
+        contrast = (0.05 + max(a @ LUMA, b @ LUMA)) / (0.05 + min(a @ LUMA, b @ LUMA))
+        assert contrast > 1.35
+
+
+LUMA = np.array([0.2126, 0.7152, 0.0722])
+
+
+def test_glyph_ramps_are_ascii_when_they_say_so() -> None:
+    assert RAMPS["ascii"].glyphs.isascii()
+    assert all(len(r.glyphs) == LEVELS for r in RAMPS.values())

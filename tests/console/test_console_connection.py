@@ -1,0 +1,143 @@
+"""The link: legal moves only, waits that grow, and a client that always comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from console_harness import until
+from fake_server import FakeServer
+
+from vtoken_console.client import Client, stream_url
+from vtoken_console.connection import (
+    BACKOFF_S,
+    TRANSITIONS,
+    Connection,
+    IllegalTransition,
+    State,
+    backoff_s,
+)
+
+
+@pytest.mark.parametrize("start", list(State))
+@pytest.mark.parametrize("end", list(State))
+def test_only_moves_of_the_table_are_legal(start: State, end: State) -> None:
+    connection = Connection(state=start)
+    if end in TRANSITIONS[start]:
+        assert connection.to(end, 1.0).state is end
+    else:
+        with pytest.raises(IllegalTransition, match=f"found {end.value}"):
+            connection.to(end, 1.0)
+
+
+def test_since_counts_from_the_loss_across_all_tries() -> None:
+    c = Connection().to(State.CONNECTING, 1).to(State.SYNCING, 2).to(State.LIVE, 3)
+    c = c.to(State.LOST, 10, error="gone", next_try=11).to(State.CONNECTING, 11)
+    c = c.to(State.LOST, 12, error="gone", next_try=13)
+    assert (c.since, c.failures, c.error, c.next_try) == (10, 2, "gone", 13)
+    c = c.to(State.CONNECTING, 13).to(State.SYNCING, 14).to(State.LIVE, 15)
+    assert (c.since, c.failures, c.error) == (15, 0, "")
+
+
+def test_waits_grow_and_stop_growing() -> None:
+    waits = [backoff_s(n) for n in range(1, 12)]
+    assert waits == sorted(waits)
+    assert waits[0] == BACKOFF_S[0]
+    assert waits[-1] == BACKOFF_S[-1]
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("http://h:1", "ws://h:1/vtoken/v1/stream?"),
+        ("https://h/", "wss://h/vtoken/v1/stream?"),
+        ("https://h/base", "wss://h/base/vtoken/v1/stream?"),
+    ],
+)
+def test_stream_url_keeps_host_path_and_security(url: str, start: str) -> None:
+    found = stream_url(url, 5)
+    assert found.startswith(start)
+    assert "format=msgpack" in found
+    assert "fps=5" in found
+
+
+@contextlib.asynccontextmanager
+async def reading(url: str, token: str | None = None) -> AsyncIterator[Client]:
+    client = Client(url, token, 20)
+    task = asyncio.create_task(client.run())
+    try:
+        yield client
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_client_follows_the_server(server: FakeServer) -> None:
+    async with reading(server.url) as client:
+        await until(lambda: client.connection.is_live, "never live")
+        server.frozen = True
+        want = server.pool.live
+        await until(lambda: (client.model.live == want).all(), "blocks differ")
+        assert set(client.model.requests) == set(server.pool.requests)
+        await until(lambda: client.model.events[0].seq == 1, "no history of events")
+        seqs = [e.seq for e in client.model.events]
+        assert seqs == list(range(1, seqs[-1] + 1))
+
+
+async def test_gap_in_seq_leads_to_a_fresh_snapshot(server: FakeServer) -> None:
+    async with reading(server.url) as client:
+        await until(lambda: client.connection.is_live, "never live")
+        before = client.connection.since
+        server.skip_seq = 5
+        await until(lambda: client.connection.since > before and client.connection.is_live, "?")
+        server.frozen = True
+        await until(lambda: (client.model.live == server.pool.live).all(), "blocks differ")
+
+
+async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None:
+    first = FakeServer(num_blocks=100, num_requests=2, epoch="one")
+    await first.start()
+    async with reading(first.url) as client:
+        await until(lambda: client.connection.is_live, "never live")
+        await first.stop()
+        await until(lambda: client.connection.state is State.LOST, "loss not seen")
+        assert client.connection.next_try is not None
+        assert client.model.num_blocks == 100  # the last picture is kept
+        second = FakeServer(num_blocks=120, num_requests=3, epoch="two", port=first.port)
+        await second.start()
+        client.retry_now()
+        await until(lambda: client.connection.is_live, "did not come back")
+        assert client.model.epoch == "two"
+        assert client.model.num_blocks == 120
+        await second.stop()
+
+
+async def test_refused_token_is_said_and_tried_again() -> None:
+    fake = FakeServer(num_blocks=50, num_requests=1, token="secret")
+    await fake.start()
+    async with reading(fake.url, "wrong") as client:
+        await until(lambda: client.connection.state is State.REFUSED, "not refused")
+        assert "VTOKEN_TOKEN" in client.connection.error
+    async with reading(fake.url, "secret") as client:
+        await until(lambda: client.connection.is_live, "right token refused")
+    await fake.stop()
+
+
+async def test_flood_of_messages_leaves_the_event_loop_running(server: FakeServer) -> None:
+    async with reading(server.url) as client:
+        await until(lambda: client.connection.is_live, "never live")
+        server.event_storm = 2000
+        before = client.model.seq
+        turns = 0
+        while client.model.seq < before + 6000:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 6000 / 64
+
+
+async def test_cancelled_client_is_closed(server: FakeServer) -> None:
+    async with reading(server.url) as client:
+        await until(lambda: client.connection.is_live, "never live")
+    assert client.connection.state is State.CLOSED

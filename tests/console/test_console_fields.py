@@ -1,0 +1,116 @@
+"""The settings form's model: rows from bounds and schemas, and patches that say just what changed."""
+
+from __future__ import annotations
+
+import pytest
+from fake_server import POLICIES, FakeServer
+
+from vtoken import wire
+from vtoken_console.controls import change_text, operation_text
+from vtoken_console.fields import (
+    POLICY,
+    Field,
+    make_fields,
+    make_patch,
+    parse_value,
+    show_value,
+    step_value,
+)
+from vtoken_console.widgets.notice import problem_text
+
+
+@pytest.fixture
+def fields() -> list[Field]:
+    return make_fields(FakeServer(num_blocks=100).config_document(), POLICIES, "h2o")
+
+
+def named(fields: list[Field], name: str) -> Field:
+    return next(f for f in fields if f.path[-1] == name)
+
+
+def test_every_bound_and_every_parameter_has_a_row(fields: list[Field]) -> None:
+    document = FakeServer(num_blocks=100).config_document()
+    tops = {f.path[0] for f in fields}
+    assert tops == set(document.bounds)
+    params = {f.path[2] for f in fields if f.path[:2] == ("policy", "params")}
+    assert params == {"recent_ratio", "sinks", "normalize"}
+
+
+def test_parameters_of_another_policy_start_from_its_defaults() -> None:
+    fields = make_fields(FakeServer().config_document(), POLICIES, "streaming_llm")
+    assert named(fields, "sinks").desired == 4
+
+
+def test_patch_holds_only_what_differs(fields: list[Field]) -> None:
+    assert make_patch(fields, {}) == {}
+    assert make_patch(fields, {("theta_f",): 0.25}) == {}
+    draft = {("theta_f",): 0.1, ("policy", "params", "sinks"): 8}
+    assert make_patch(fields, draft) == {
+        "theta_f": 0.1,
+        "policy": {"name": "h2o", "params": {"sinks": 8}},
+    }
+    assert make_patch(fields, {POLICY: "none"}) == {"policy": {"name": "none"}}
+
+
+def test_what_cannot_be_parsed_is_sent_as_typed(fields: list[Field]) -> None:
+    assert parse_value(named(fields, "theta_f"), "0.5x") == "0.5x"
+    assert parse_value(named(fields, "batch_size"), "1,024") == 1024
+    assert parse_value(named(fields, "recycle"), "on") is True
+    assert parse_value(named(fields, "recycle"), "maybe") == "maybe"
+
+
+@pytest.mark.parametrize("name", ["theta_f", "batch_size", "sinks", "headroom_blocks"])
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_steps_stay_inside_the_bounds_and_reach_them(
+    fields: list[Field], name: str, by: int, coarse: bool
+) -> None:
+    field = named(fields, name)
+    value = field.desired
+    for _ in range(2000):
+        value = step_value(field, value, by, coarse=coarse)
+    assert value == (field.minimum if by < 0 else field.maximum)
+
+
+def test_choices_go_round(fields: list[Field]) -> None:
+    field = named(fields, "reclamation")
+    seen, value = [], field.desired
+    for _ in field.choices:
+        seen.append(value)
+        value = step_value(field, value, 1, coarse=False)
+    assert sorted(seen) == sorted(field.choices)
+    assert value == field.desired
+
+
+@pytest.mark.parametrize("value", [0.25, 3, True, False, "pack", [1, 2]])
+def test_shown_values_parse_back(value: object) -> None:
+    kinds = {float: "float", int: "int", bool: "bool", str: "enum", list: "list"}
+    field = Field(("x",), "x", kinds[type(value)], "", value, value)
+    assert parse_value(field, show_value(value)) == value
+
+
+def test_problem_is_shown_with_all_its_parts() -> None:
+    text = problem_text(
+        wire.Problem(status=422, title="T", detail="D", field="theta_f", value=2, bound="0..1")
+    )
+    assert text == "422 T: D  [field theta_f; value 2; bound 0..1]"
+
+
+def test_changes_read_as_old_to_new() -> None:
+    assert change_text({"theta_f": [0.4, 0.25], "recycle": [True, False]}) == (
+        "theta_f 0.4 → 0.25, recycle on → off"
+    )
+
+
+def test_failed_operation_says_why() -> None:
+    operation = wire.Operation(
+        id="op-1",
+        state="failed",
+        actor="a",
+        request_id="r1",
+        batch_size=1,
+        dry_run=False,
+        created_ts=0.0,
+        error="no headroom",
+    )
+    assert operation_text(operation) == "Compaction op-1 over request r1 is failed: no headroom"

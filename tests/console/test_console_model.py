@@ -1,0 +1,196 @@
+"""The pure model: a message is applied whole, in order, or not at all."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from vtoken import wire
+from vtoken_console.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
+
+CONFIG_VALUES = wire.ConfigValues(
+    policy=wire.PolicyChoice(name="none"),
+    theta_f=0.25,
+    batch_size=32,
+    low_watermark_blocks=1,
+    headroom_blocks=1,
+    planner="plug",
+    reclamation="auto",
+    recycle=True,
+    budget_tokens=64,
+    interval_tokens=8,
+    probe=wire.Probe(layers=[], every_steps=1),
+)
+CONFIG = wire.ConfigDocument(revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={})
+
+
+def head(seq: int, epoch: str = "a") -> dict[str, object]:
+    return {"epoch": epoch, "seq": seq, "step": seq, "ts": float(seq)}
+
+
+def hello(seq: int = 0, epoch: str = "a", num_blocks: int = 4) -> wire.Hello:
+    return wire.Hello(
+        **head(seq, epoch),
+        schema=1,
+        vtoken_version="0",
+        vllm_version="0",
+        model="m",
+        device="cpu",
+        geometry=wire.Geometry(
+            num_blocks=num_blocks,
+            block_size=16,
+            num_layers=1,
+            num_kv_heads=1,
+            head_size=1,
+            bytes_per_token=1,
+        ),
+        policies=[],
+        topics=[],
+        fps=10,
+        can_control=True,
+    )
+
+
+def row(name: str, live: int = 1) -> wire.RequestRow:
+    return wire.RequestRow(
+        id=name,
+        state="running",
+        live=live,
+        dead=0,
+        prompt_tokens=1,
+        output_tokens=0,
+        blocks=1,
+        bound_blocks=1,
+        naive_blocks=1,
+        policy="none",
+        budget_tokens=64,
+        dense=True,
+    )
+
+
+def snapshot(seq: int = 1, epoch: str = "a", num_blocks: int = 4) -> wire.Snapshot:
+    return wire.Snapshot(
+        **head(seq, epoch),
+        status=None,
+        config=CONFIG,
+        live=np.arange(num_blocks, dtype="<u2").tobytes(),
+        flags=bytes([0] + [1] * (num_blocks - 1)),
+        requests=[row("r1"), row("r2")],
+    )
+
+
+def delta(seq: int, ids: list[int], live: list[int], epoch: str = "a") -> wire.Delta:
+    return wire.Delta(
+        **head(seq, epoch),
+        block_ids=np.array(ids, "<u4").tobytes(),
+        block_live=np.array(live, "<u2").tobytes(),
+        block_flags=np.ones(len(ids), "u1").tobytes(),
+    )
+
+
+def event(seq: int, kind: wire.EventKind = "server") -> wire.Event:
+    return wire.Event(seq=seq, ts=0.0, step=seq, kind=kind, summary=f"event {seq}")
+
+
+def synced() -> Model:
+    return apply(apply(Model(), hello()), snapshot())
+
+
+def test_delta_changes_only_the_named_blocks() -> None:
+    before = synced()
+    after = apply(before, delta(2, [1, 3], [9, 8]))
+    assert after.live.tolist() == [0, 9, 2, 8]
+    assert before.live.tolist() == [0, 1, 2, 3]  # the older model is untouched
+
+
+def test_json_arrays_are_read_like_packed_ones() -> None:
+    message = msgspec.json.decode(
+        msgspec.json.encode(wire.Delta(**head(2), block_ids=[1], block_live=[5], block_flags=[3])),
+        type=wire.StreamMessage,
+    )
+    after = apply(synced(), message)
+    assert (after.live[1], after.flags[1]) == (5, 3)
+
+
+@pytest.mark.parametrize("seq", [1, 3, 7])
+def test_gap_or_repeat_in_seq_orders_a_resync(seq: int) -> None:
+    with pytest.raises(ResyncNeeded, match=f"expected message 2, found {seq}"):
+        apply(synced(), delta(seq, [1], [1]))
+
+
+def test_foreign_epoch_orders_a_resync() -> None:
+    with pytest.raises(ResyncNeeded, match="epoch changed from a to b"):
+        apply(synced(), delta(2, [1], [1], epoch="b"))
+
+
+def test_first_message_must_be_hello() -> None:
+    with pytest.raises(ResyncNeeded, match="expected hello first, found snapshot"):
+        apply(Model(), snapshot())
+
+
+def test_delta_before_snapshot_orders_a_resync() -> None:
+    with pytest.raises(ResyncNeeded, match="expected snapshot, found delta"):
+        apply(apply(Model(), hello()), delta(1, [1], [1]))
+
+
+def test_snapshot_of_another_geometry_orders_a_resync() -> None:
+    with pytest.raises(ResyncNeeded, match="4 blocks, expected 9"):
+        apply(apply(Model(), hello(num_blocks=9)), snapshot(num_blocks=4))
+
+
+def test_delta_outside_the_pool_orders_a_resync() -> None:
+    with pytest.raises(ResyncNeeded, match="block 4 of 4"):
+        apply(synced(), delta(2, [4], [1]))
+
+
+def test_requests_change_and_leave() -> None:
+    message = wire.Delta(
+        **head(2), requests_changed=[row("r2", live=7), row("r3")], requests_removed=["r1"]
+    )
+    after = apply(synced(), message)
+    assert {k: r.live for k, r in after.requests.items()} == {"r2": 7, "r3": 1}
+
+
+def test_request_that_left_and_came_back_in_one_delta_is_kept() -> None:
+    message = wire.Delta(**head(2), requests_changed=[row("r1", 5)], requests_removed=["r1"])
+    assert apply(synced(), message).requests["r1"].live == 5
+
+
+def test_new_epoch_forgets_the_events_and_same_epoch_keeps_them() -> None:
+    model = apply(synced(), wire.EventMessage(**head(2), event=event(1)))
+    assert len(apply(model, hello(0)).events) == 1
+    assert apply(model, hello(0, epoch="b")).events == ()
+
+
+def test_after_hello_the_model_waits_for_a_snapshot() -> None:
+    assert not apply(synced(), hello(0)).synced
+
+
+def test_dropped_is_counted_and_the_stream_goes_on() -> None:
+    model = apply(synced(), wire.Dropped(**head(2), n=40))
+    model = apply(model, snapshot(3))
+    assert (model.missed_events, model.synced) == (40, True)
+
+
+def test_heartbeat_moves_seq_only() -> None:
+    before = synced()
+    after = apply(before, wire.Heartbeat(**head(2)))
+    assert after.seq == 2
+    assert after.live is before.live
+
+
+def test_events_are_ordered_unique_and_bounded() -> None:
+    model = with_events(Model(), [event(3), event(1)])
+    model = with_events(model, [event(2), event(3)])
+    assert [e.seq for e in model.events] == [1, 2, 3]
+    model = with_events(model, [event(n) for n in range(4, MAX_EVENTS + 50)])
+    assert len(model.events) == MAX_EVENTS
+    assert model.events[-1].seq == MAX_EVENTS + 49
+
+
+def test_newest_relocation_is_found_among_later_events() -> None:
+    model = with_events(Model(), [event(1, "relocation"), event(2, "relocation"), event(3)])
+    found = model.newest_relocation
+    assert found is not None
+    assert found.seq == 2

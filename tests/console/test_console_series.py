@@ -1,0 +1,93 @@
+"""Time series: bounded memory, true means, marks where they happened; and fixed-width numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtoken_console import units
+from vtoken_console.asciify import asciify
+from vtoken_console.series import BIN_S, NUM_BINS, SPANS_S, Rate, Series
+from vtoken_console.widgets.charts import bars, nice_top
+
+
+def test_column_is_the_mean_of_its_samples() -> None:
+    series = Series(("a",))
+    for i in range(120):
+        series.add(990 + i * 0.25, (float(i // 60),))
+    row = series.window(30, 2).row("a")
+    assert row[0] == pytest.approx(0, abs=0.05)
+    assert row[1] == pytest.approx(1, abs=0.05)
+
+
+def test_unknown_time_is_nan_not_zero() -> None:
+    series = Series(("a",))
+    series.add(1000.0, (5.0,))
+    row = series.window(60, 60).row("a")
+    assert row[-1] == 5
+    assert all(math.isnan(v) for v in row[:-1])
+
+
+def test_a_day_of_samples_keeps_the_newest_window_only() -> None:
+    series = Series(("a",))
+    for i in range(NUM_BINS * 3):
+        series.add(i * BIN_S, (float(i),))
+    assert series.span() == SPANS_S[-1]
+    assert series.window(SPANS_S[-1], 10).row("a")[-1] > NUM_BINS * 2
+    assert len(series._bins) == NUM_BINS
+
+
+def test_marker_stands_in_the_column_of_its_time() -> None:
+    series = Series(("a",))
+    for i in range(60):
+        series.add(1000 + i * 0.5, (1.0,))
+    series.mark(1000 + 15, "7")
+    series.mark(1000 + 15, "7")
+    window = series.window(30, 30)
+    assert list(window.markers.values()) == ["7"]
+    assert abs(next(iter(window.markers)) - 15) <= 1
+
+
+def test_rate_is_the_slope_and_starts_anew_when_the_counter_falls() -> None:
+    rate = Rate()
+    values = [rate.add(i * 0.1, i * 5.0) for i in range(50)]
+    assert values[-1] == pytest.approx(50)
+    assert rate.add(5.1, 0.0) == 0.0
+
+
+def test_bars_mark_theta_and_what_stands_above_it() -> None:
+    lines = bars([0.1, 0.9], 4, 1.0, theta=[0.5, 0.5])
+    assert "─" in "".join(text for text, _ in lines[1])
+    tall = [style.bgcolor for text, style in lines[2]]
+    assert tall[0] != tall[-1]
+
+
+@given(st.floats(1e-6, 1e9))
+def test_top_of_scale_is_not_below_the_value(value: float) -> None:
+    top = nice_top(value)
+    assert value * (1 - 1e-6) <= top <= value * 10.1
+
+
+@given(st.integers(0, 10**12))
+def test_short_counts_never_change_width(value: int) -> None:
+    assert len(units.short_count(value)) == 5
+
+
+@given(st.floats(0, 99_999))
+def test_ages_never_change_width(seconds: float) -> None:
+    assert len(units.age(seconds)) == 8 if seconds >= 9_999.5 else 7
+
+
+@given(st.text(max_size=30), st.integers(1, 20))
+def test_fit_is_exactly_as_wide_as_asked(text: str, width: int) -> None:
+    assert len(units.fit(text, width)) == width
+
+
+@given(st.text(max_size=50))
+def test_asciify_keeps_the_width_and_leaves_only_ascii(text: str) -> None:
+    out = asciify(text)
+    assert out.isascii()
+    assert len(out) == len(text)
