@@ -6,15 +6,14 @@ process, one log; `GET /events` has the changes of all of them.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from typing import Any
 
 from vtoken import wire
+from vtoken_api.log import logger
 
 MAX_ENTRIES = 1000
-logger = logging.getLogger("vtoken.api")
 
 
 class AuditLog:

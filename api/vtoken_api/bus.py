@@ -16,12 +16,12 @@ VLLM_ALLOW_INSECURE_SERIALIZATION; a struct would arrive as a plain dict. The en
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, TypeVar
 
 import msgspec
 
 from vtoken import wire
+from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 
 UTILITY_METHOD = "vtoken_command"
@@ -30,7 +30,6 @@ MAX_IN_FLIGHT = 4  # calls that one engine step may have to serve
 MAX_WAITING = 64  # beyond that: 429
 
 T = TypeVar("T")
-logger = logging.getLogger("vtoken.api")
 
 
 class EngineBus:

@@ -6,7 +6,6 @@ application, so that no route, known or not, can be reached without passing it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -14,13 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtoken_api.access import Access
+from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CLOSE_CODE_BASE = 4000  # a refused websocket closes with 4000 + HTTP status
 DENIAL_EXTENSION = "websocket.http.response"
-
-logger = logging.getLogger("vtoken.api")
 
 
 class Guard:

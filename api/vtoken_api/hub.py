@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from vtoken import wire
 from vtoken_api.bus import EngineBus
 from vtoken_api.frame import FrameView
+from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.telemetry import TelemetryReader
 
@@ -25,8 +25,6 @@ FRESH_S = 1.0  # a frame older than this is asked for again
 MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
-
-logger = logging.getLogger("vtoken.api")
 
 
 class Subscriber(Protocol):

@@ -7,7 +7,6 @@ behind the guard: their errors are problem documents, and the rest of the server
 
 from __future__ import annotations
 
-import logging
 import os
 from argparse import Namespace
 from typing import Any
@@ -22,12 +21,12 @@ from vtoken_api.access import Access
 from vtoken_api.bus import EngineBus
 from vtoken_api.guard import Guard
 from vtoken_api.hub import Hub
+from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service
 from vtoken_api.stream import stream
 
 MOUNT_PATH = "/vtoken/v1"
-logger = logging.getLogger("vtoken.api")
 
 
 class VTokenEndpointPlugin:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 
 import msgspec
@@ -19,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from vtoken_api.access import Access, unauthorized
 from vtoken_api.frame import TOPICS
 from vtoken_api.guard import CLOSE_CODE_BASE, deny
+from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
 from vtoken_api.session import Session, StreamQuery
@@ -29,8 +29,6 @@ MAX_CLIENTS = 64
 AUTH_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 _RESUME = re.compile(r"([\w.-]{1,64}):([0-9]{1,18})")
-
-logger = logging.getLogger("vtoken.api")
 
 
 class AuthMessage(msgspec.Struct, tag_field="type", tag="auth"):

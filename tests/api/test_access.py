@@ -61,13 +61,13 @@ async def test_stream_takes_the_key_as_header_or_as_first_message(engine: Script
 
 @pytest.mark.parametrize("host", ["0.0.0.0", None, "192.0.2.1", "example.org"])
 async def test_server_bound_to_more_than_loopback_is_read_only_and_says_so(
-    engine: ScriptedEngine, host: str | None, caplog: pytest.LogCaptureFixture
+    engine: ScriptedEngine, host: str | None, server_log: pytest.LogCaptureFixture
 ) -> None:
     async with (
         serve(engine.handle, host=host) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        assert "read-only" in caplog.text
+        assert "read-only" in server_log.text
         for method, path in (("PATCH", "config"), ("POST", "undo"), ("POST", "compactions")):
             answer = await http.request(method, f"/vtoken/v1/{path}", json={})
             assert answer.status_code == 403

@@ -387,8 +387,8 @@ async def test_fault_in_the_engine_is_500_and_says_where(
 
 
 async def test_fault_in_a_route_is_a_problem_document_too(
-    http: httpx.AsyncClient, served: Served, caplog: pytest.LogCaptureFixture
+    http: httpx.AsyncClient, served: Served, server_log: pytest.LogCaptureFixture
 ) -> None:
     served.service.audit = None  # type: ignore[assignment]
     assert problem(await http.get("/audit"), 500).detail
-    assert "AttributeError" in caplog.text
+    assert "AttributeError" in server_log.text

@@ -1,0 +1,16 @@
+"""Fixtures of the API tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from vtoken_api.log import logger
+
+
+@pytest.fixture
+def server_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What the plugin logs, also when vLLM has cut its loggers off the root."""
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
