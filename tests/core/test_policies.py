@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.core.harness import CoreEngine
 from vtoken import policies
 from vtoken.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names
+from vtoken.policies.base import lowest
 
 EVICTING = [name for name in policy_names() if name != "none"]
 
@@ -144,6 +146,24 @@ def test_streaming_llm_keeps_exactly_sinks_and_window(length: int, sinks: int, e
     dead = set(victims("streaming_llm", view([*range(length)], budget), sinks=sinks))
     kept = [t for t in range(length) if t not in dead]
     assert kept == [*range(sinks), *range(length - extra, length)]
+
+
+@given(
+    scores=st.lists(SCORES | st.sampled_from([0.0, 1.0]), min_size=3, max_size=40),
+    sinks=st.integers(0, 3),
+    recent=st.integers(0, 3),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_lowest_equals_a_stable_sort(
+    scores: list[float], sinks: int, recent: int, data: st.DataObject
+) -> None:
+    seen = view([*range(len(scores))], data.draw(st.integers(1, len(scores) - 1)), scores)
+    assert seen.scores is not None
+    candidates = range(sinks, max(sinks, len(scores) - max(recent, 1)))
+    order = sorted(candidates, key=lambda t: (math.isnan(scores[t]), scores[t], t))
+    expected = sorted(order[: seen.num_victims])
+    assert lowest(seen, seen.scores, sinks, recent).tolist() == expected
 
 
 def test_nan_scores_count_as_heavy_and_minus_infinity_as_lightest() -> None:

@@ -76,20 +76,23 @@ class Policy:
 def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> TokenIds:
     """The `num_victims` lowest-scored ids, sparing the first `sinks` and the `recent` newest.
 
-    `scores` [n], higher = keep; ties fall on the older token.
+    `scores` [n], higher = keep; NaN is highest; ties fall on the older token.
     """
-    ids = view.token_ids
-    first = int(np.searchsorted(ids, sinks))
-    last = max(first, len(ids) - max(recent, 1))
-    k = min(view.num_victims, last - first)
+    first = int(np.searchsorted(view.token_ids, sinks))
+    last = max(first, len(view.token_ids) - max(recent, 1))
+    ids: TokenIds = view.token_ids[first:last]
     window = scores[first:last]
-    if k == len(window):
-        return ids[first:last]
-    bar = np.partition(window, k)[k]  # what the lowest-scored survivor has; NaN sorts last
-    chosen = window < bar if bar == bar else window == window
-    tied = np.flatnonzero(window == bar if bar == bar else window != window)
-    chosen[tied[: k - int(np.count_nonzero(chosen))]] = True
-    return ids[first:last][chosen]
+    if view.num_victims >= len(ids):
+        return ids
+    bar = np.partition(window, view.num_victims)[view.num_victims]  # the lowest score that stays
+    if np.isnan(bar):  # NaN sorts last
+        chosen, tied = ~np.isnan(window), np.isnan(window)
+    else:
+        chosen, tied = window < bar, window == bar
+    missing = view.num_victims - int(np.count_nonzero(chosen))
+    chosen[np.flatnonzero(tied)[:missing]] = True
+    victims: TokenIds = ids[chosen]
+    return victims
 
 
 def oldest(view: View, sinks: int) -> TokenIds:
