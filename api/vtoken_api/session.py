@@ -55,6 +55,7 @@ class Session:
         self._wants_events = "events" in query.topics
         self._queue: deque[wire.Event | int] = deque()  # a number: so many are lost here
         self._wake = asyncio.Event()
+        self._describe: wire.Describe
         self._view: FrameView | None = None
         self._seq = 0
         self._resumed = False

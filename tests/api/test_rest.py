@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from core_engine import CoreEngine
+from jsonschema import Draft202012Validator
 from serving import Served, serve
 from vtoken_api.problems import PROBLEM_JSON
 
@@ -138,6 +139,25 @@ async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
     assert [event.seq for event in page.events] == list(range(1, page.last_seq + 1))
     rest = read(await http.get(f"/events?after={page.last_seq - 1}&limit=5"), wire.EventPage)
     assert [event.seq for event in rest.events] == [page.last_seq]
+
+
+async def test_every_answer_is_what_the_openapi_document_says(
+    http: httpx.AsyncClient, served: Served, core: CoreEngine
+) -> None:
+    """Good answers and problem documents of every GET route, by an independent validator."""
+    document = served.app.openapi()
+    await http.post("/compactions", json={"dry_run": True})
+    (operation,) = core.runtime.operations._all
+    ids = {"block_id": "3", "request_id": "a", "operation_id": operation}
+    for path, operations in document["paths"].items():
+        if not path.startswith(BASE) or "get" not in operations:
+            continue
+        for values in (ids, dict.fromkeys(ids, "99999999")):
+            answer = await http.get(path.removeprefix(BASE).format(**values))
+            described = operations["get"]["responses"][str(answer.status_code)]["content"]
+            schema = described[answer.headers["Content-Type"]]["schema"]
+            validator = Draft202012Validator({**schema, "components": document["components"]})
+            validator.validate(answer.json())
 
 
 # ---------------------------------------------------------------- changing

@@ -17,6 +17,7 @@ from core_engine import CoreEngine
 from serving import Served, serve
 
 from vtoken import __version__, wire
+from vtoken.cli import main
 
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]
 PATIENCE_S = 30.0
@@ -228,6 +229,11 @@ async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None
         "number 28",
         "number 29",
     ]
+    for number in range(2000):
+        core.runtime.events.add(0, "server", f"number {number}", {})
+    ran = await run("events", "-n", "1500", "--url", served.url)
+    lines = [line.split(": ")[1] for line in ran.out.splitlines()]
+    assert lines == [f"number {number}" for number in range(500, 2000)]
 
 
 @pytest.mark.usefixtures("stepping")
@@ -361,6 +367,40 @@ async def test_doctor_without_a_server_fails_and_says_what_to_do() -> None:
     ran = await run("doctor", "--url", "http://127.0.0.1:9")
     assert ran.code == 1
     assert "vtoken serve" in ran.out
+
+
+# ---------------------------------------------------------------- what is elsewhere
+
+
+def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vtoken_console.app
+
+    seen: dict[str, object] = {}
+
+    def run_console(url: str, **options: object) -> int:
+        seen.update(options, url=url)
+        return 7
+
+    monkeypatch.setattr(vtoken_console.app, "run", run_console)
+    monkeypatch.setenv("VTOKEN_TOKEN", "sesame")
+    code = main(["console", "--url", "http://localhost:1/", "--read-only", "--fps", "5"])
+    assert code == 7
+    assert seen == {
+        "url": "http://localhost:1",
+        "token": "sesame",
+        "read_only": True,
+        "fps": 5.0,
+        "ascii_only": False,
+    }
+
+
+def test_flags_behind_demo_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vtoken.demo.run
+
+    seen: list[str] = []
+    monkeypatch.setattr(vtoken.demo.run, "main", lambda argv: seen.extend(argv) or 3)
+    assert main(["demo", "--headless", "--", "--max-num-seqs=2"]) == 3
+    assert seen == ["--headless", "--", "--max-num-seqs=2"]
 
 
 # ---------------------------------------------------------------- start-up

@@ -14,6 +14,7 @@ from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.link import Link
 from vtoken.cli.show import event_line, say, say_json, tinted, watch_line
 
+MAX_PAGE = 1000
 ALL_TOPICS = "blocks,requests,events,metrics"
 
 
@@ -54,20 +55,15 @@ def events(arguments: Namespace) -> int:
     status = link.call(wire.Status, "GET", "/status")
     newest = link.call(wire.EventPage, "GET", "/events", params={"limit": "1"}).last_seq
     seq = max(0, newest - arguments.limit)
-    page = link.call(
-        wire.EventPage,
-        "GET",
-        "/events",
-        params={"after": str(seq), "limit": str(min(arguments.limit, 1000))},
-    )
-    for event in page.events:
-        seq = event.seq
-        _say_event(arguments, event)
+    while seq < newest:
+        params = {"after": str(seq), "limit": str(MAX_PAGE)}
+        page = link.call(wire.EventPage, "GET", "/events", params=params)
+        for event in page.events:
+            _say_event(arguments, event)
+        seq = page.events[-1].seq if page.events else newest
     if not arguments.follow:
         return 0
-    for _, message in link.stream(
-        topics="events", format="json", resume=f"{status.epoch}:{max(seq, newest)}"
-    ):
+    for _, message in link.stream(topics="events", format="json", resume=f"{status.epoch}:{seq}"):
         if isinstance(message, wire.EventMessage):
             _say_event(arguments, message.event)
         elif isinstance(message, wire.Dropped):
