@@ -60,13 +60,14 @@ class Round:
 def plan_round(
     layouts: Iterable[Layout], config: VTokenConfig, *, batch_size: int, headroom_blocks: int
 ) -> Round:
-    """Plan request by request, most wasteful first, within B sources and the headroom in all."""
+    """Plan request by request, in order, within B sources and the headroom in all.
+
+    `layouts` come most wasteful first; none is taken from it once B is used up.
+    """
     plans: list[RelocationPlan] = []
     missing = 0
     sources_left, headroom_left = batch_size, headroom_blocks
-    for layout in sorted(layouts, key=_excess, reverse=True):
-        if sources_left <= 0:
-            break
+    for layout in layouts:
         planner = config.planner
         plan = plan_relocation(
             layout,
@@ -87,8 +88,6 @@ def plan_round(
         plans.append(plan)
         sources_left -= len(plan.source_blocks)
         headroom_left -= plan.num_fresh_blocks
+        if sources_left <= 0:
+            break
     return Round(tuple(plans), missing)
-
-
-def _excess(layout: Layout) -> int:
-    return len(layout.blocks) * layout.block_size - int((layout.grid >= 0).sum())

@@ -19,7 +19,7 @@ and `release(id)` whenever a request lets go of its blocks. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -318,15 +318,23 @@ class Runtime:
             last_round_empty=self._last_round_empty,
         )
 
-    def layouts(self, request_ids: Iterable[str] | None = None) -> list[Layout]:
-        """Snapshots of the virtual requests that hold more blocks than their packed bound."""
-        out = []
-        for request_id in self.tables_ids() if request_ids is None else request_ids:
-            table = self.tables[request_id]
-            excess = num_excess_blocks(len(table.blocks), table.num_live, self.geometry.block_size)
-            if table.virtual and excess > 0 and not self.states[request_id].in_flight_step:
-                out.append(self.layout_of(table))
-        return out
+    def layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
+        """Snapshots, made when taken, of the virtual requests that hold more blocks than they need.
+
+        The most empty slots first; requests with a relocation in flight are left out (I4).
+        """
+        size = self.geometry.block_size
+        tables = [
+            table
+            for table in map(
+                self.tables.__getitem__, self.tables_ids() if request_ids is None else request_ids
+            )
+            if table.virtual
+            and num_excess_blocks(len(table.blocks), table.num_live, size) > 0
+            and not self.states[table.request_id].in_flight_step
+        ]
+        tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
+        return map(self.layout_of, tables)
 
     def layout_of(self, table: TokenTable, dead: Ids | None = None) -> Layout:
         """The planner's snapshot of one table; `dead`: ids to be counted as dead already."""

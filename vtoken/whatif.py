@@ -46,6 +46,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     freed = sum(int(holders[block]) == n for block, n in dropped.items())
     if config.reclamation == "off":
         return WhatIf(freed_blocks=freed, moved_tokens=0, moved_bytes=0, evicted_tokens=evicted)
+    layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
     found = plan_round(
         layouts,
         config,
