@@ -57,6 +57,7 @@ class Session:
         self._wake = asyncio.Event()
         self._describe: wire.Describe
         self._view: FrameView | None = None
+        self._replayed = 0  # events up to this seq were replayed: not sent again when they come
         self._seq = 0
         self._resumed = False
         self._sent_at = 0.0
@@ -67,6 +68,7 @@ class Session:
         """Queue events; an overfull queue is dropped as a whole."""
         if not self._wants_events:
             return
+        events = [event for event in events if event.seq > self._replayed]
         if len(self._queue) + len(events) > MAX_QUEUED:
             lost += len(events) + sum(e if isinstance(e, int) else 1 for e in self._queue)
             self._queue.clear()
@@ -92,9 +94,9 @@ class Session:
             missed = await self._hub.events_after(resume[1])
             known = resume[1] <= missed.last_seq
             if known and not missed.lost and len(missed.events) <= MAX_QUEUED:
-                # Those that came in since `join` are among the missed ones too.
-                later = (e for e in self._queue if isinstance(e, int) or e.seq > missed.last_seq)
-                self._queue = deque([*missed.events, *later])
+                came = [e for e in self._queue if isinstance(e, int) or e.seq > missed.last_seq]
+                self._queue = deque([*missed.events, *came])
+                self._replayed = missed.last_seq
                 self._resumed = True
 
     async def run(self, *, can_control: bool) -> None:

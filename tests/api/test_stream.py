@@ -309,6 +309,21 @@ async def test_resumed_client_gets_what_it_missed_once_and_in_order(
         assert seqs == [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
 
+async def test_event_replayed_to_a_resumed_client_is_not_sent_again_when_it_comes_live(
+    served: Served, engine: ScriptedEngine
+) -> None:
+    await settled(engine, wire.TOPIC_EVENTS)
+    under_way = engine.add_events(10)
+    async with websockets.connect(served.stream_url + "?resume=e1:4") as connection:
+        client = Client(connection)
+        await client.until(wire.EventMessage, 6)
+        engine.publish_events(under_way[:7])
+        engine.publish_events([*under_way[7:], *engine.add_events(2)])
+        await client.until(wire.EventMessage, 2)
+        seqs = [m.event.seq for m in client.messages if isinstance(m, wire.EventMessage)]
+        assert seqs == [5, 6, 7, 8, 9, 10, 11, 12]
+
+
 @pytest.mark.parametrize("place", ["e0:4", "e1:99", "e1:1"], ids=["epoch", "future", "not held"])
 async def test_client_that_cannot_resume_is_told_and_starts_afresh(
     served: Served, engine: ScriptedEngine, place: str
