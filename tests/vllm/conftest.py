@@ -46,7 +46,7 @@ def engine(demo_model: Path) -> EngineFactory:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        llm = LLM(str(demo_model), **DEFAULTS | overrides)
+        llm = LLM(**{"model": str(demo_model), **DEFAULTS, **overrides})
         try:
             yield llm
         finally:

@@ -1,0 +1,201 @@
+"""Preemption, abort and finish on the real engine; what is refused at start-up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+from observe import runtime_of
+
+from vtoken.errors import InvariantViolation
+from vtoken.vllm import engine_args, touchpoints
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 90, 150))]
+BUDGET = 64
+
+
+def args(**config: Any) -> dict[str, Any]:
+    return engine_args(
+        {
+            "policy": {"name": "streaming_llm"},
+            "budget_tokens": BUDGET,
+            "interval_tokens": 8,
+            **config,
+        },
+        check_every_step=True,
+        verify_ratio=1.0,
+    )
+
+
+def scheduler_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def submit(llm: Any, prompts: list[list[int]], num_new: int) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=num_new,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.CUMULATIVE,
+    )
+    for number, prompt in enumerate(prompts):
+        llm.llm_engine.add_request(f"r{number}", {"prompt_token_ids": prompt}, params)
+
+
+def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> None:
+    """Step the engine `times` times, or until nothing is left."""
+    while llm.llm_engine.has_unfinished_requests() and (times is None or times > 0):
+        for output in llm.llm_engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+        times = None if times is None else times - 1
+
+
+def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
+    engine: Any, hf_model: Any
+) -> None:
+    num_new, before = 160, 70
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        submit(llm, PROMPTS, num_new)
+        step(llm, tokens, before)
+        runtime = runtime_of(llm)
+        assert runtime.counters.evicted_tokens > 0
+        assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
+        so_far = {request: list(ids) for request, ids in tokens.items()}
+        assert len(runtime.tables) == 0
+        step(llm, tokens)
+        assert runtime.counters.preemptions == len(PROMPTS)
+        kinds = [event.kind for event in runtime.events.page(0, 10_000).events]
+        assert kinds.count("preemption") == len(PROMPTS)
+        assert runtime.counters.violations == 0
+    evict = reference.streaming_llm(4, BUDGET, 8)
+    for number, prompt in enumerate(PROMPTS):
+        seen = so_far[f"r{number}"]
+        first = reference.generate(hf_model, prompt, len(seen), evict)
+        rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
+        assert tokens[f"r{number}"] == first + rest
+
+
+def test_abort_and_finish_give_every_block_back(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    eager = {"theta_f": 0.0, "low_watermark_blocks": 512, "recycle": False}
+    with engine(enable_prefix_caching=True, **args(**eager)) as llm:
+        runtime = runtime_of(llm)
+        free = runtime.store.num_free_blocks()
+        submit(llm, PROMPTS, 120)
+        step(llm, tokens, 60)
+        assert runtime.counters.relocations > 0
+        assert runtime.store.num_free_blocks() < free
+        running = scheduler_of(llm).running[0].request_id
+        llm.llm_engine.abort_request([running], internal=True)
+        assert running not in runtime.tables
+        step(llm, tokens)
+        assert len(runtime.tables) == 0
+        assert runtime.store.num_free_blocks() == free
+        assert runtime.tables.pool.num_used == 0
+        runtime.check()
+
+
+def test_an_evicting_request_is_never_cached_again(engine: Any, greedy: Any) -> None:
+    with engine(enable_prefix_caching=True, **args()) as llm:
+        (answer,) = greedy(llm, PROMPTS[:1], 200)
+        manager = scheduler_of(llm).kv_cache_manager
+        pool = manager.block_pool
+        hashed = sum(block.block_hash is not None for block in pool.blocks)
+        assert hashed == len(PROMPTS[0]) // 32  # the prompt's full blocks, nothing later
+        # Continuing from prompt and answer hits no block of the evicted run.
+        follow_up = PROMPTS[0] + answer
+        fresh = greedy(llm, [follow_up], 40)
+        assert runtime_of(llm).counters.violations == 0
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        assert greedy(llm, [follow_up], 40) == fresh
+
+
+def test_a_violation_stops_the_engine_in_strict_mode(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        submit(llm, PROMPTS, 100)
+        step(llm, tokens, 20)
+        runtime = runtime_of(llm)
+        table = next(iter(runtime.tables))
+        table.num_live += 1  # what a lost update would look like
+        with pytest.raises(InvariantViolation):
+            step(llm, tokens)
+
+
+@pytest.fixture
+def windowed_model(demo_model: Path, tmp_path: Path) -> Path:
+    """The demo model under an architecture with sliding-window attention."""
+    model = tmp_path / "windowed"
+    shutil.copytree(demo_model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 64,
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "quantised KV cache"),
+        (
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 3,
+                }
+            },
+            "speculative decoding",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    overrides: dict[str, Any], reason: str, engine: Any
+) -> None:
+    with pytest.raises(Exception, match=reason), engine(**overrides, **args()):
+        pass
+
+
+def test_a_sliding_window_model_is_refused(windowed_model: Path, engine: Any) -> None:
+    with (
+        pytest.raises(Exception, match="sliding-window attention"),
+        engine(model=str(windowed_model), **args()),
+    ):
+        pass
+
+
+def test_a_bad_initial_configuration_is_refused_with_its_bound(engine: Any) -> None:
+    with (
+        pytest.raises(Exception, match=r"theta_f = 2 is not a number in 0\.\.1"),
+        engine(**args(theta_f=2)),
+    ):
+        pass
+
+
+def test_this_vllm_has_every_touch_point() -> None:
+    assert touchpoints.differences() == []
+
+
+def test_a_vllm_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    strange = touchpoints.TouchPoint(
+        "vllm.v1.core.block_pool:BlockPool.free_blocks", "call", "reclaim", "-", "-", ("bricks",)
+    )
+    missing = touchpoints.TouchPoint("vllm.v1.core.block_pool:Pond", "call", "reclaim", "-", "-")
+    monkeypatch.setattr(touchpoints, "TOUCH_POINTS", (strange, missing))
+    first, second = touchpoints.differences()
+    assert "no longer takes bricks" in first
+    assert "Pond is missing" in second
