@@ -133,6 +133,9 @@ class TokenTable:
     def dead_blocks(self, ids: Ids) -> set[int]:
         """Those of the blocks in which the dead tokens `ids` [n] lie that hold no live token."""
         s = self.block_size
+        if len(ids) > s:  # many blocks: count all at once
+            live = self.block_live().tolist()
+            return {block for block, n in zip(self.blocks, live, strict=True) if n == 0}
         ranks = set((self._index[ids] // s).tolist())
         return {self.blocks[r] for r in ranks if not self._occupied[r * s : (r + 1) * s].any()}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
+from numpy.random import default_rng
 
 from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
 
@@ -23,7 +23,7 @@ class RandomEviction(Policy):
     Params = RandomParams
 
     def select_victims(self, view: View) -> TokenIds:
-        rng = np.random.default_rng([self.params.seed, view.seed, view.num_tokens])
+        rng = default_rng([self.params.seed, view.seed, view.num_tokens])
         draw = rng.random(len(view.token_ids))
         return lowest(view, draw, self.params.sinks, self.params.recent)
 
