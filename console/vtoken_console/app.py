@@ -120,8 +120,8 @@ class ConsoleApp(App[int]):
         view = self.make_view()
         for screen in self.screen_stack:
             show = getattr(screen, "show", None)
-            drawn = screen.is_mounted and (screen.is_active or screen is self.dashboard)
-            if show is not None and drawn:
+            drawn = screen.is_active or screen is self.dashboard
+            if show is not None and drawn and screen.has_class("-composed"):
                 show(view)
 
     # ------------------------------------------------------------ actions

@@ -1,4 +1,4 @@
-"""What the console's tests share: waiting for a condition, a running app, the text on its screen."""
+"""What the console's tests share: waiting, a running app, the text on its screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from textual.css.query import QueryError
-
 from vtoken_console.app import ConsoleApp
 
 

@@ -1,4 +1,4 @@
-"""The real app, headless, on a real server: every control sends what it says, and shows refusals."""
+"""The real app, headless, on a real server: controls send what they say and show refusals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from console_harness import running, screen_text, until
 from fake_server import FakeServer
-
 from vtoken_console.app import ConsoleApp
 from vtoken_console.connection import State
 from vtoken_console.screens.block import BlockScreen
@@ -187,7 +186,7 @@ async def test_request_page_shows_the_token_table_with_one_cursor(server: FakeSe
 
 async def test_finished_request_is_said_and_its_picture_kept(server: FakeServer) -> None:
     server.frozen = True
-    async with running(server.url) as (app, pilot):
+    async with running(server.url) as (app, _):
         name = next(iter(server.pool.requests))
         app.open_request(name)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
@@ -357,7 +356,7 @@ async def test_ten_frames_of_seventy_thousand_blocks_leave_the_loop_responsive()
     fake = FakeServer(num_blocks=70_000, num_requests=2)
     await fake.start()
     fake.frozen = True
-    async with running(fake.url, size=(160, 50)) as (app, pilot):
+    async with running(fake.url, size=(160, 50)) as (app, _):
         rng = np.random.default_rng(0)
         for _ in range(10):
             live = rng.integers(0, 17, 70_000).astype(np.uint16)

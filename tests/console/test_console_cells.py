@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from vtoken_console import cells
 from vtoken_console.ramp import LEVELS, RAMPS, level_of, luminance
 
@@ -88,7 +88,7 @@ def test_colour_ramps_are_monotonic_in_luminance(name: str) -> None:
     ramp = RAMPS[name]
     values = [luminance(c) for c in ramp.colors]
     assert len(values) == LEVELS
-    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(values)]
     assert all(s > 0 for s in steps) or all(s < 0 for s in steps)
 
 

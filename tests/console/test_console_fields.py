@@ -1,11 +1,9 @@
-"""The settings form's model: rows from bounds and schemas, and patches that say just what changed."""
+"""The settings form's model: rows from bounds and schemas, patches of just what changed."""
 
 from __future__ import annotations
 
 import pytest
 from fake_server import POLICIES, FakeServer
-
-from vtoken import wire
 from vtoken_console.controls import change_text, operation_text
 from vtoken_console.fields import (
     POLICY,
@@ -17,6 +15,8 @@ from vtoken_console.fields import (
     step_value,
 )
 from vtoken_console.widgets.notice import problem_text
+
+from vtoken import wire
 
 
 @pytest.fixture

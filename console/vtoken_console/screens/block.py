@@ -106,6 +106,7 @@ class BlockScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self._ask)
         self._ask()
+        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         self._slots.show(view)

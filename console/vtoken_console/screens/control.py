@@ -41,6 +41,7 @@ class ControlScreen(ModalScreen[None]):
         self._form = Form(first, id="form")
         self._outcome = Outcome(id="outcome")
         self._ask_timer: Timer | None = None
+        self._height = 0
         self._asked = 0  # number of the newest question; older answers are not shown
 
     def compose(self) -> ComposeResult:
@@ -55,6 +56,7 @@ class ControlScreen(ModalScreen[None]):
         self._refill()
         self._form.focus()
         self._idle()
+        self.add_class("-composed")
 
     @property
     def _plain(self) -> bool:
@@ -73,7 +75,9 @@ class ControlScreen(ModalScreen[None]):
         chosen = self._form.draft.get(POLICY, model.config.desired.policy.name)
         self._form.set_fields(make_fields(model.config, model.hello.policies, str(chosen)))
         room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2
-        self._form.styles.height = max(4, min(len(self._form.fields) + 1, room))
+        height = max(4, min(len(self._form.fields) + 1, room))
+        if height != self._height:  # a style set anew lays the page out anew
+            self._form.styles.height = self._height = height
         title = f"settings · revision {model.config.revision}"
         self.query_one("#control").border_title = asciify(title) if self._plain else title
 

@@ -62,6 +62,7 @@ class Dashboard(Screen[None]):
         self.query_one("#panels").display = False
         self.query_one("#notice").display = False
         self.query_one("#filter").display = False
+        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         """Hands the newest view to every widget in sight."""

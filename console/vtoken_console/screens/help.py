@@ -91,6 +91,7 @@ class HelpScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.query_one(HelpLines).focus()
+        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         self.query_one(HelpLines).show(view)

@@ -123,6 +123,7 @@ class RequestScreen(Screen[None]):
         self.query_one("#rows").border_title = "token table"
         self.set_interval(REFRESH_S, self._ask)
         self._ask()
+        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         for widget in self.query(LinesWidget):
