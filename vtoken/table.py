@@ -50,6 +50,7 @@ class TokenTable:
         self._tokens = np.empty(0, dtype=np.int64)  # [E..] physical index -> last id, -1: free
         self._occupied = np.empty(0, dtype=np.bool_)  # [E..] holds a live token
         self._block_array: Ids | None = None  # `blocks` as an array, made when asked for
+        self._naive_blocks: int | None = None  # `num_naive_blocks`, counted when asked for
 
     # ------------------------------------------------------------ asking
 
@@ -128,7 +129,12 @@ class TokenTable:
         """Blocks that this request would hold if tokens never moved and slots were never reused."""
         if not self.virtual:
             return len(self.blocks)
-        return len(np.unique(np.flatnonzero(self._live[: self.num_tokens]) // self.block_size))
+        if self._naive_blocks is None:
+            full = self.num_tokens - self.num_tokens % self.block_size
+            alive = self._live[:full].reshape(-1, self.block_size).any(axis=1)
+            tail = self._live[full : self.num_tokens].any()
+            self._naive_blocks = int(np.count_nonzero(alive)) + int(tail)
+        return self._naive_blocks
 
     def dead_blocks(self, ids: Ids) -> set[int]:
         """Those of the blocks in which the dead tokens `ids` [n] lie that hold no live token."""
@@ -190,6 +196,7 @@ class TokenTable:
                 f"{num_new} tokens at index {start} do not fit {len(self.blocks)} blocks "
                 f"of {self.block_size} (request {self.request_id})",
             )
+        self._naive_blocks = None
         self.num_tokens += num_new
         self.num_live += num_new
         self.extent = max(self.extent, start + num_new)
@@ -253,6 +260,7 @@ class TokenTable:
         self.materialize()
         if not self._live[ids].all():
             raise InvariantViolation("I2", f"a victim of {self.request_id} is already dead")
+        self._naive_blocks = None
         self.pool.remove(self.slots_of(ids))
         index = self._index[ids]
         self._live[ids] = False
