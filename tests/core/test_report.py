@@ -1,0 +1,222 @@
+"""Status, rows, blocks and token pages say what the tables and the pool hold; bad questions are
+refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.core.harness import LiveEngine, make_engine
+from vtoken.wire import (
+    FLAG_HASHED,
+    FLAG_IN_FLIGHT,
+    FLAG_SHARED,
+    FLAG_TAIL,
+    FLAG_USED,
+    Command,
+    Reply,
+    Status,
+)
+
+
+@pytest.fixture
+def engine() -> Iterator[LiveEngine]:
+    """Shared prefix, holes, relocations; at rest."""
+    live = make_engine(
+        num_blocks=96,
+        block_size=4,
+        concurrency=4,
+        prompt_tokens=30,
+        prefix_tokens=9,
+        max_tokens=90,
+        config={
+            "policy": {"name": "h2o", "params": {"sinks": 2}},
+            "budget_tokens": 18,
+            "interval_tokens": 3,
+            "theta_f": 0.0,
+            "low_watermark_blocks": 96,
+        },
+    )
+    live.steps(40)
+    yield live
+    live.close()
+
+
+def test_the_status_adds_up(engine: LiveEngine) -> None:
+    status: Status = engine.call("status")
+    runtime, store = engine.core.runtime, engine.core.store
+    tables = list(runtime.tables)
+    blocks = status.blocks
+    assert blocks.total == 95
+    assert blocks.used + blocks.free == blocks.total
+    assert blocks.used == len({b for t in tables for b in t.blocks})
+    assert blocks.shared == sum(n > 1 for n in store.ref_cnt)
+    assert blocks.low_utilization <= blocks.used
+    assert blocks.partially_live <= blocks.used
+    live = {slot for t in tables for slot in t.slots_of(t.live_ids()).tolist()}
+    assert status.tokens.live == len(live)
+    assert status.fragmentation.f == pytest.approx(1 - len(live) / (4 * blocks.used))
+    assert status.tokens.evicted == sum(
+        e.data["tokens"] for e in engine.call("events", limit=10_000).events if e.kind == "eviction"
+    )
+    assert status.reclamation.packed_bound_blocks == sum(-(-t.num_live // 4) for t in tables)
+    assert status.requests.running == 4
+    assert status.invariants.violations == 0
+    assert status.config_revision == 1
+
+
+def test_the_rows_add_up(engine: LiveEngine) -> None:
+    rows = engine.call("requests")
+    assert [row.id for row in rows] == [t.request_id for t in engine.core.runtime.tables]
+    for row in rows:
+        assert row.live + row.dead == row.prompt_tokens + row.output_tokens
+        assert row.prompt_tokens == 30
+        assert row.bound_blocks <= row.blocks
+        detail = engine.call("request", id=row.id)
+        assert sum(detail.block_live) == row.live
+        assert len(detail.block_table) == len(detail.block_live) == row.blocks
+        assert (detail.live, detail.policy) == (row.live, "h2o")
+
+
+def test_preemptions_are_counted_a_request_until_it_finishes(engine: LiveEngine) -> None:
+    name = engine.core.running[-1].id
+    for _ in range(2):
+        engine.core.preempt_newest()
+        engine.steps()
+        engine.core.running.sort(key=lambda request: request.id == name)
+    row = {row.id: row for row in engine.call("requests")}[name]
+    assert row.preemptions == 2
+    assert engine.call("status").requests.preempted == 2
+    engine.core.remove(name)
+    assert name not in engine.core.runtime.counters.preempted_per_request
+
+
+def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None:
+    document = engine.call("blocks")
+    live = np.frombuffer(document.live, dtype="<u2")
+    flags = np.frombuffer(document.flags, dtype="u1")
+    store = engine.core.store
+    assert len(live) == len(flags) == document.num_blocks == 96
+    for block in range(96):
+        detail = engine.call("block", id=block)
+        assert (detail.live, detail.flags) == (live[block], flags[block])
+        assert bool(flags[block] & FLAG_USED) == (store.ref_cnt[block] > 0)
+        assert bool(flags[block] & FLAG_SHARED) == (store.ref_cnt[block] > 1)
+        held_and_hashed = store.ref_cnt[block] > 0 and store.hash[block] is not None
+        assert bool(flags[block] & FLAG_HASHED) == held_and_hashed
+        assert detail.ref_cnt == store.ref_cnt[block] == len(detail.owners)
+        states = [slot.state for slot in detail.slots]
+        assert states.count("live") == detail.live
+        assert [slot.offset for slot in detail.slots] == [0, 1, 2, 3]
+        for slot in detail.slots:
+            assert (slot.token_id is None) == (slot.state == "free")
+        if not detail.owners:
+            assert states == ["free"] * 4
+            assert flags[block] == 0
+    tails = {t.blocks[-1] for t in engine.core.runtime.tables}
+    assert {b for b in range(96) if flags[b] & FLAG_TAIL} == tails
+
+
+def test_blocks_of_the_newest_relocation_are_flagged_in_flight(engine: LiveEngine) -> None:
+    for _ in range(60):
+        engine.steps()
+        data = [
+            e.data
+            for e in engine.call("events", limit=10_000).events
+            if e.kind == "relocation" and e.step == engine.core.runtime.step
+        ]
+        flags = np.frombuffer(engine.call("blocks").flags, dtype="u1")
+        expected = {b for d in data for b in (*d["source_blocks"], *d["destination_blocks"])}
+        assert {int(b) for b in np.flatnonzero(flags & FLAG_IN_FLIGHT)} == expected
+        if expected:
+            block = data[0]["destination_blocks"][0]
+            assert engine.call("block", id=block).pinned == "in flight"
+            return
+    pytest.fail("no relocation in 60 steps")
+
+
+def test_token_pages_join_into_the_whole_table(engine: LiveEngine) -> None:
+    table = next(iter(engine.core.runtime.tables))
+    rows = []
+    start = 0
+    while page := engine.call("tokens", request_id=table.request_id, start=start, limit=7).rows:
+        rows += page
+        start += 7
+    assert [row.token_id for row in rows] == [*range(table.num_tokens)]
+    assert [row.token_id for row in rows if row.live] == table.live_ids().tolist()
+    places = [(row.block, row.offset) for row in rows if row.live]
+    slots = table.slots_of(table.live_ids()).tolist()
+    assert places == [(slot // 4, slot % 4) for slot in slots]
+    assert any(not row.live and row.block is None for row in rows)
+    assert any(row.score is not None for row in rows)
+
+
+def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
+    for op in ("describe", "status", "config", "policies", "blocks", "requests", "frame", "events"):
+        raw = engine.controller.handle_bytes(msgspec.msgpack.encode(Command(op=op)))
+        reply = msgspec.msgpack.decode(raw, type=Reply)
+        assert reply.problem is None
+        assert reply.value is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "status"),
+    [
+        ("nothing", {}, 400),
+        ("status", {"x": 1}, 400),
+        ("block", {}, 400),
+        ("block", {"id": 96}, 404),
+        ("block", {"id": -1}, 422),
+        ("block", {"id": "1"}, 422),
+        ("block", {"id": True}, 422),
+        ("request", {"id": "nobody"}, 404),
+        ("request", {"id": []}, 400),
+        ("tokens", {"request_id": "nobody"}, 404),
+        ("tokens", {"request_id": "req-0", "start": -1}, 422),
+        ("tokens", {"request_id": "req-0", "limit": 0}, 422),
+        ("tokens", {"request_id": "req-0", "limit": 10_001}, 422),
+        ("events", {"after": -1}, 422),
+        ("events", {"limit": 1.0}, 422),
+        ("patch_config", {}, 400),
+        ("patch_config", {"patch": {}, "validate_only": "false"}, 422),
+        ("patch_config", {"patch": {}, "actor2": "x"}, 400),
+    ],
+)
+def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
+    engine: LiveEngine, op: str, args: dict[str, Any], status: int
+) -> None:
+    before = (engine.core.runtime.events.last_seq, engine.controller.revision)
+    reply = engine.handle(Command(op=op, args=args))
+    assert reply.problem is not None
+    assert reply.problem.status == status
+    assert reply.problem.detail
+    assert (engine.core.runtime.events.last_seq, engine.controller.revision) == before
+
+
+def test_garbage_on_the_bus_is_answered_not_raised(engine: LiveEngine) -> None:
+    reply = msgspec.msgpack.decode(engine.controller.handle_bytes(b"\xc1garbage"), type=Reply)
+    assert reply.problem is not None
+    assert reply.problem.status == 400
+
+
+@pytest.mark.parametrize("cause", ["ok", "fragmented", "full"])
+def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
+    """Free blocks: ok. None, with something to gain: fragmented. None, every token alive: full."""
+    patch: dict[str, Any] = {"low_watermark_blocks": 2, "reclamation": "paused", "recycle": False}
+    if cause == "full":
+        for request in list(engine.core.running):
+            engine.core.remove(request.id)
+        patch["policy"] = {"name": "none"}
+    engine.call("patch_config", patch=patch)
+    engine.steps(12)
+    if cause != "ok":
+        engine.core.store.take(engine.core.store.num_free_blocks())
+    found = engine.call("status").fragmentation
+    assert found.cause == cause
+    assert found.sentence.lower().startswith(cause)
+    assert (found.reclaimable_blocks > 0) == (found.reclaim_moved_tokens > 0) == (cause != "full")
