@@ -66,6 +66,7 @@ class ConsoleApp(App[int]):
         self.client: Client | None = None
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
+        self._behind_since = 0.0
         self.dashboard = Dashboard()
 
     def get_default_screen(self) -> Screen[Any]:
@@ -118,9 +119,13 @@ class ConsoleApp(App[int]):
         while now - self._ticks[0] > 2.0:
             self._ticks.popleft()
         view = self.make_view()
+        # What lies behind a page is seen dimmed, which costs a whole screen: once a second will do.
+        behind = now - self._behind_since >= 1.0
+        if behind:
+            self._behind_since = now
         for screen in self.screen_stack:
             show = getattr(screen, "show", None)
-            drawn = screen.is_active or screen is self.dashboard
+            drawn = screen is self.screen or (behind and screen is self.dashboard)
             if show is not None and drawn and screen.has_class("-composed"):
                 show(view)
 
@@ -178,16 +183,16 @@ class ConsoleApp(App[int]):
 
         self._control(lambda client: controls.undo(client.rest))
 
-    def action_control(self, field: str) -> None:
+    async def action_control(self, field: str) -> None:
         from vtoken_console.screens.control import ControlScreen
 
         if not self.refused() and self.client is not None:
-            self.push_screen(ControlScreen(self.client, field))
+            await self.push_screen(ControlScreen(self.client, field))
 
-    def action_zoom_in(self) -> None:
+    async def action_zoom_in(self) -> None:
         heatmap = self.dashboard.query_one(Heatmap)
         if heatmap.zoomed:
-            self.open_block(heatmap.cursor)
+            await self.open_block(heatmap.cursor)
         else:
             heatmap.set_zoom(True)
             heatmap.focus()
@@ -195,31 +200,31 @@ class ConsoleApp(App[int]):
     def action_zoom_out(self) -> None:
         self.dashboard.query_one(Heatmap).set_zoom(False)
 
-    def action_open(self) -> None:
+    async def action_open(self) -> None:
         focused = self.dashboard.focused
         if isinstance(focused, Heatmap):
-            self.action_zoom_in()
+            await self.action_zoom_in()
         elif isinstance(focused, Requests) and focused.chosen is not None:
-            self.open_request(focused.chosen.id)
+            await self.open_request(focused.chosen.id)
         elif isinstance(focused, Events) and focused.chosen is not None:
             request_id = focused.chosen.data.get("request_id")
             if request_id:
-                self.open_request(str(request_id))
+                await self.open_request(str(request_id))
 
-    def open_request(self, request_id: str) -> None:
+    async def open_request(self, request_id: str) -> None:
         from vtoken_console.screens.request import RequestScreen
 
         if self.client is not None:
-            self.push_screen(RequestScreen(self.client, request_id))
+            await self.push_screen(RequestScreen(self.client, request_id))
 
-    def open_block(self, block_id: int) -> None:
+    async def open_block(self, block_id: int) -> None:
         from vtoken_console.screens.block import BlockScreen
 
         if self.client is not None and self.client.model.synced:
-            self.push_screen(BlockScreen(self.client, block_id))
+            await self.push_screen(BlockScreen(self.client, block_id))
 
-    def on_heatmap_chosen(self) -> None:
-        self.action_zoom_in()
+    async def on_heatmap_chosen(self) -> None:
+        await self.action_zoom_in()
 
     def action_filter(self) -> None:
         self.dashboard.open_filter()
@@ -247,11 +252,11 @@ class ConsoleApp(App[int]):
         if self.client is not None:
             self.client.retry_now()
 
-    def action_help(self) -> None:
+    async def action_help(self) -> None:
         from vtoken_console.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen())
+            await self.push_screen(HelpScreen())
 
     async def action_quit(self) -> None:
         self.exit(0)

@@ -153,6 +153,7 @@ class FakeServer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
+        self._listener = listener
         config = uvicorn.Config(
             app,
             log_level="error",
@@ -176,6 +177,7 @@ class FakeServer:
         self._server.should_exit = True
         self._server.force_exit = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
 
     # ------------------------------------------------------------ dynamics
 

@@ -188,7 +188,7 @@ async def test_finished_request_is_said_and_its_picture_kept(server: FakeServer)
     server.frozen = True
     async with running(server.url) as (app, _):
         name = next(iter(server.pool.requests))
-        app.open_request(name)
+        await app.open_request(name)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
         server.pool.finish(name)
         await until(lambda: "has finished" in screen_text(app), "not said")
@@ -216,7 +216,7 @@ async def test_slot_view_names_the_reason_of_a_pin(server: FakeServer) -> None:
     server.pool.shared.add(block)
     server.pool.refresh()
     async with running(server.url) as (app, _):
-        app.open_block(block)
+        await app.open_block(block)
         await until(lambda: "shared prefix" in screen_text(app), "pin reason not shown")
 
 

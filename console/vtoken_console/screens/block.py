@@ -128,9 +128,9 @@ class BlockScreen(ModalScreen[None]):
         self._block_id = (self._block_id + by) % max(1, self._client.model.num_blocks)
         self._ask()
 
-    def action_owner(self) -> None:
+    async def action_owner(self) -> None:
         from vtoken_console.screens.request import RequestScreen
 
         detail = self._slots.detail
         if detail is not None and detail.owners:
-            self.app.switch_screen(RequestScreen(self._client, detail.owners[0].request_id))
+            await self.app.switch_screen(RequestScreen(self._client, detail.owners[0].request_id))

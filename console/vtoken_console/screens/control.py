@@ -38,6 +38,7 @@ class ControlScreen(ModalScreen[None]):
     def __init__(self, client: Client, first: str) -> None:
         super().__init__()
         self._client = client
+        self._page = Vertical(id="control", classes="page")
         self._form = Form(first, id="form")
         self._outcome = Outcome(id="outcome")
         self._ask_timer: Timer | None = None
@@ -45,12 +46,12 @@ class ControlScreen(ModalScreen[None]):
         self._asked = 0  # number of the newest question; older answers are not shown
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="control", classes="page"):
+        with self._page:
             yield self._form
             yield self._outcome
 
     def on_mount(self) -> None:
-        page = self.query_one("#control")
+        page = self._page
         page.border_subtitle = asciify(KEYS) if self._plain else KEYS
         self._outcome.border_title = "what would happen"
         self._refill()
@@ -79,7 +80,7 @@ class ControlScreen(ModalScreen[None]):
         if height != self._height:  # a style set anew lays the page out anew
             self._form.styles.height = self._height = height
         title = f"settings · revision {model.config.revision}"
-        self.query_one("#control").border_title = asciify(title) if self._plain else title
+        self._page.border_title = asciify(title) if self._plain else title
 
     @property
     def patch(self) -> dict[str, Any]:

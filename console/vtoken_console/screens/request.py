@@ -193,12 +193,12 @@ class RequestScreen(Screen[None]):
         if token is not None:
             self._place(token)
 
-    def action_block(self) -> None:
+    async def action_block(self) -> None:
         from vtoken_console.screens.block import BlockScreen
 
         block = self.query_one(BlockTable).block
         if block is not None:
-            self.app.push_screen(BlockScreen(self._client, block))
+            await self.app.push_screen(BlockScreen(self._client, block))
 
     def action_compact(self) -> None:
         self.run_worker(self._compact(), group="control")
