@@ -76,6 +76,12 @@ class Controller:
         """Execute one command; never raises for bad input."""
         op = self._ops.get(command.op)
         try:
+            if command.expires_ts is not None and time.time() > command.expires_ts:
+                raise RefusedError(
+                    "the call reached the engine after its caller had given up; nothing was done",
+                    status=503,
+                    title="Too late",
+                )
             if op is None:
                 raise RefusedError(
                     f"unknown command {command.op!r}",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.diagnosis import Diagnosis
 from vtoken.errors import RefusedError
-from vtoken.planner import num_excess_blocks
 from vtoken.policies import params_dict
 from vtoken.runtime import Runtime
 from vtoken.table import TokenTable
@@ -27,8 +27,6 @@ from vtoken.wire import (
     BlockDetail,
     BlockOwner,
     BlockSlot,
-    Cause,
-    Fragmentation,
     Invariants,
     PolicyChoice,
     Reclamation,
@@ -63,6 +61,7 @@ class Reporter:
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
+        self._diagnosis = Diagnosis(runtime)
 
     # ------------------------------------------------------------ blocks
 
@@ -216,7 +215,6 @@ class Reporter:
         tables = list(runtime.tables)
         size = runtime.geometry.block_size
         bound = sum(-(-t.num_live // size) for t in tables)
-        held = sum(len(t.blocks) for t in tables)
         return Status(
             schema=SCHEMA_VERSION,
             vtoken_version=facts.vtoken_version,
@@ -242,7 +240,7 @@ class Reporter:
                 evicted=counters.evicted_tokens,
                 generated=counters.generated_tokens,
             ),
-            fragmentation=self._fragmentation(free, held, bound, tables),
+            fragmentation=self._diagnosis.fragmentation(),
             reclamation=Reclamation(
                 state=config.reclamation,  # type: ignore[arg-type]
                 in_flight=runtime.num_in_flight_tokens,
@@ -270,56 +268,3 @@ class Reporter:
             config_revision=0,
             step_ms=facts.step_ms,
         )
-
-    def _fragmentation(
-        self, free: int, held: int, bound: int, tables: list[TokenTable]
-    ) -> Fragmentation:
-        runtime = self.runtime
-        config = runtime.config
-        pool = runtime.tables.pool
-        f = pool.fragmentation
-        size = runtime.geometry.block_size
-        excess = sum(max(0, num_excess_blocks(len(t.blocks), t.num_live, size)) for t in tables)
-        tight = free <= config.low_watermark_blocks
-        cause: Cause = "ok"
-        if tight:
-            cause = "fragmented" if f > config.theta_f and excess else "full"
-        bytes_per_token = runtime.geometry.bytes_per_token
-        moved = 0
-        if excess:
-            # The fewest tokens that must move: those of the emptiest `excess` blocks a request.
-            for table in tables:
-                gain = num_excess_blocks(len(table.blocks), table.num_live, size)
-                if gain > 0:
-                    moved += int(np.sort(table.block_live())[:gain].sum())
-        return Fragmentation(
-            f=f,
-            theta_f=config.theta_f,
-            cause=cause,
-            sentence=self._sentence(cause, excess, moved * bytes_per_token, held, bound),
-            reclaimable_blocks=excess,
-            reclaim_moved_tokens=moved,
-            reclaim_moved_bytes=moved * bytes_per_token,
-            low_watermark_blocks=config.low_watermark_blocks,
-        )
-
-    def _sentence(self, cause: Cause, excess: int, moved_bytes: int, held: int, bound: int) -> str:
-        runtime = self.runtime
-        pool = runtime.tables.pool
-        if len(runtime.tables) == 0:
-            return "Idle: no request is running; the whole pool is free."
-        slots = pool.num_used * runtime.geometry.block_size
-        holes = f"{slots - pool.num_live:,} of {slots:,} held slots carry no live token"
-        offer = (
-            f"compacting now would free up to {excess:,} blocks ({moved_bytes / 1e6:.1f} MB moved)"
-        )
-        if cause == "fragmented":
-            return f"Fragmented: {holes}; {offer}."
-        if cause == "full":
-            return (
-                f"Full: live tokens fill {bound:,} of the {held:,} blocks held; "
-                "compacting cannot help, a smaller budget or fewer requests would."
-                if excess == 0
-                else f"Full: free blocks are at the watermark but F is below theta_F; {offer}."
-            )
-        return f"OK: blocks are free; {holes}" + (f"; {offer}." if excess else ".")

@@ -2,7 +2,8 @@
 
 Knows the wire's topics; knows neither vLLM nor who subscribes. State frames go out at most
 `max_hz` times a second and only while somebody subscribes to `state`; events go out as they come.
-A subscriber that does not read loses frames at its high-water mark; the engine never waits.
+A subscriber that does not read loses messages at its high-water mark, alone and silently (events
+are numbered, so it can tell); the engine never waits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class Publisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
         self._encoder = msgspec.msgpack.Encoder()
-        self.dropped = 0
 
     def publish(self, make_frame: Callable[[], Frame], *, force: bool = False) -> None:
         """Send pending events, and a frame when one is due and wanted; `force` ignores the rate."""
@@ -55,14 +55,11 @@ class Publisher:
         self._directory.cleanup()
 
     def _read_subscriptions(self) -> None:
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._socket.poll(0, zmq.POLLIN):
             message = self._socket.recv()
             if message[1:] in self._subscribers:
                 self._subscribers[message[1:]] = message[:1] == b"\x01"
                 self._next_frame = 0.0
 
     def _send(self, topic: bytes, payload: bytes) -> None:
-        try:
-            self._socket.send_multipart([topic, payload], zmq.NOBLOCK)
-        except zmq.Again:
-            self.dropped += 1
+        self._socket.send_multipart([topic, payload], zmq.NOBLOCK)

@@ -378,6 +378,7 @@ class Command(Doc):
     op: str
     args: dict[str, Any] = {}
     actor: str = "local"
+    expires_ts: float | None = None  # nobody waits for the answer after this: do not execute
 
 
 class Reply(Doc):

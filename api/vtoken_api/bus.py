@@ -16,6 +16,7 @@ VLLM_ALLOW_INSECURE_SERIALIZATION; a struct would arrive as a plain dict. The en
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,14 +48,15 @@ class EngineBus:
         return self._client is not None and not getattr(self._client, "errored", False)
 
     async def call(self, command: wire.Command) -> wire.Reply:
-        """The engine's reply.
+        """The engine's reply; the engine is told when nobody waits for it any more.
 
         Raises ProblemError 422 (a number that the wire cannot carry), 429 (too many callers), 500
-        (a fault in the engine) and 503 (no engine, or no answer in time; a change may then still
-        be applied later).
+        (a fault in the engine) and 503 (no engine, or no answer in time: a change that has
+        not been applied by then never is).
         """
         try:
-            payload = msgspec.msgpack.encode(command)
+            deadline = time.time() + self._timeout_s
+            payload = msgspec.msgpack.encode(msgspec.structs.replace(command, expires_ts=deadline))
         except OverflowError as error:
             raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
         if not self.alive:
@@ -73,7 +75,7 @@ class EngineBus:
         except TimeoutError as error:
             raise _gone(
                 f"the engine has not answered {command.op!r} within {self._timeout_s:g} s; if it "
-                "was a change, it may still be applied: read the state before you try again"
+                "was a change, read the state: it was applied by now or never will be"
             ) from error
         except Exception as error:
             logger.warning("vtoken: %s failed in the engine: %s", command.op, error)

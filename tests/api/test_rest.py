@@ -370,13 +370,13 @@ async def test_dead_engine_is_503_at_once(http: httpx.AsyncClient, served: Serve
     assert problem(await http.get("/status"), 503).title == "Engine unavailable"
 
 
-async def test_silent_engine_is_503_and_the_answer_warns_of_late_changes(
+async def test_silent_engine_is_503_and_a_call_that_nobody_waits_for_is_never_applied(
     http: httpx.AsyncClient, served: Served
 ) -> None:
     served.service.bus._timeout_s = 0.1
     served.client.hangs = True
     answer = await http.patch("/config", json={"theta_f": 0.5})
-    assert "may still be applied" in problem(answer, 503).detail
+    assert "never will be" in problem(answer, 503).detail
     assert answer.headers["Retry-After"] == "1"
 
 

@@ -4,6 +4,7 @@ which predicts exactly what applying then does.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -185,6 +186,20 @@ def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
         done: PatchResult = engine.call("patch_config", patch={"theta_f": 0.5}, if_match=1)
         assert (done.revision, done.changes) == (2, {"theta_f": [0.25, 0.5]})
         assert done.applied_at_step == engine.core.runtime.step + 1
+    finally:
+        engine.close()
+
+
+def test_a_command_that_nobody_waits_for_any_more_is_not_executed() -> None:
+    engine = quiet()
+    try:
+        before = engine.call("config")
+        patch = {"patch": {"theta_f": 0.5}}
+        late = Command(op="patch_config", args=patch, expires_ts=time.time() - 0.01)
+        assert problem(engine.handle(late)).title == "Too late"
+        assert engine.call("config") == before
+        in_time = Command(op="patch_config", args=patch, expires_ts=time.time() + 60)
+        assert engine.handle(in_time).problem is None
     finally:
         engine.close()
 

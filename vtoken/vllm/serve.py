@@ -116,6 +116,8 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error(str(error))
     engine = engine_args(patch, verify_ratio=args.vtoken_verify_ratio, strict=args.vtoken_strict)
     model = [] if args.model is None else ["--model", args.model]
+    if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
+        rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface
     return [
         sys.executable,
         "-m",
