@@ -244,6 +244,9 @@ class Controller:
         if changes:
             if keep_history:
                 self._history = [*self._history[-MAX_HISTORY + 1 :], self.runtime.config]
+            if "policy" in changes and before.policy.name != after.policy.name:
+                for state in self.runtime.states.values():
+                    state.scores = None  # scores count from the moment the policy was chosen
             self.runtime.config = config
             self.revision += 1
             told = ", ".join(
@@ -286,10 +289,10 @@ class Controller:
         operation = runtime.operations.add(actor, request_id, size, dry_run)
         if dry_run:
             found = plan_round(
-                runtime.layouts(None if request_id is None else [request_id]),
+                runtime.relocator.layouts(None if request_id is None else [request_id]),
                 runtime.config,
                 batch_size=size,
-                headroom_blocks=runtime.headroom(runtime.config),
+                headroom_blocks=runtime.relocator.headroom(runtime.config),
             )
             operation.plan = describe_round(found, runtime.geometry.bytes_per_token)
             runtime.operations.finish(operation)

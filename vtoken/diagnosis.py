@@ -60,7 +60,7 @@ class Diagnosis:
         elif now >= self._offer_until:
             runtime = self._runtime
             found = plan_round(
-                runtime.layouts(),
+                runtime.relocator.layouts(),
                 runtime.config,
                 batch_size=runtime.geometry.num_blocks,
                 headroom_blocks=min(free, runtime.config.headroom_blocks),

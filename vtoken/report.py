@@ -76,7 +76,7 @@ class Reporter:
         flags = used * np.uint8(FLAG_USED)
         flags |= (pool.holders > 1) * np.uint8(FLAG_SHARED)
         flags |= (used & self.hashed) * np.uint8(FLAG_HASHED)
-        for block in self.runtime.in_flight_blocks:
+        for block in self.runtime.relocator.in_flight_blocks:
             flags[block] |= FLAG_IN_FLIGHT
         for table in self.runtime.tables:
             if table.blocks:
@@ -243,7 +243,7 @@ class Reporter:
             fragmentation=self._diagnosis.fragmentation(),
             reclamation=Reclamation(
                 state=config.reclamation,  # type: ignore[arg-type]
-                in_flight=runtime.num_in_flight_tokens,
+                in_flight=runtime.relocator.num_in_flight_tokens,
                 relocations=counters.relocations,
                 moved_tokens=counters.moved_tokens,
                 moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,

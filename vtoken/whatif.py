@@ -25,12 +25,12 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     layouts: list[Layout] = []
     for table in runtime.tables:
         prefilling = table.num_tokens < runtime.states[table.request_id].num_prompt_tokens
-        victims = None if prefilling else runtime.pick_victims(table, config)
+        victims = None if prefilling else runtime.evictor.pick_victims(table, config)
         num_victims = 0 if victims is None else len(victims)
         if num_victims == 0 and not table.virtual:
             continue
         evicted += num_victims
-        layout = runtime.layout_of(table, victims)
+        layout = runtime.relocator.layout_of(table, victims)
         alive = np.count_nonzero(layout.grid >= 0, axis=1) > 0
         dropped.update(layout.blocks[i] for i in np.flatnonzero(~alive))
         kept = Layout(
@@ -51,7 +51,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
         layouts,
         config,
         batch_size=config.batch_size,
-        headroom_blocks=runtime.headroom(config),
+        headroom_blocks=runtime.relocator.headroom(config),
     )
     return WhatIf(
         freed_blocks=freed + found.num_freed_blocks,

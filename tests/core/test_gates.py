@@ -109,13 +109,13 @@ def test_a_manual_compaction_passes_the_gates_while_paused() -> None:
 def test_pausing_lets_the_relocation_in_flight_finish() -> None:
     engine = holed()
     engine.worker_lag_steps = 1
-    while engine.runtime.num_in_flight_tokens == 0:
+    while engine.runtime.relocator.num_in_flight_tokens == 0:
         engine.step()
     engine.runtime.config = replace(engine.runtime.config, reclamation="paused")
     relocations = engine.runtime.counters.relocations
     engine.step()
     assert engine.runtime.counters.relocations > relocations
-    assert engine.runtime.num_in_flight_tokens == 0
+    assert engine.runtime.relocator.num_in_flight_tokens == 0
 
 
 def packed_excess(engine: CoreEngine) -> int:
@@ -215,3 +215,14 @@ def test_recycled_tokens_keep_their_positions() -> None:
     assert engine.runtime.counters.recycled_slots > 0
     newest = table.num_tokens - 1
     assert np.array_equal(table.live_ids()[-1:], [newest])
+
+
+def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
+    engine = holed(num_requests=1, recycle=True, reclamation="paused")
+    run(engine, 6)
+    assert engine.runtime.states["r0"].hole is not None
+    recycled = engine.runtime.counters.recycled_slots
+    engine.runtime.config = replace(engine.runtime.config, recycle=False)
+    run(engine, 3)
+    assert engine.runtime.states["r0"].hole is None
+    assert engine.runtime.counters.recycled_slots == recycled

@@ -113,7 +113,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(data=st.data(), batch_size=st.integers(1, 8))
     def compact(self, data: st.DataObject, batch_size: int) -> None:
-        ids = [None, *self.engine.runtime.tables_ids()]
+        ids = [None, *[t.request_id for t in self.engine.runtime.tables]]
         request_id = data.draw(st.sampled_from(ids))
         self.engine.runtime.operations.add("test", request_id, batch_size, False)
 
@@ -151,7 +151,7 @@ class Engine(RuleBasedStateMachine):
         assert len(engine.store.free) == engine.store.num_blocks - 1
         operations = engine.runtime.operations
         assert all(op.state in ("done", "failed") for op in operations._all.values())
-        assert engine.runtime.num_in_flight_tokens == 0
+        assert engine.runtime.relocator.num_in_flight_tokens == 0
 
 
 Engine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -41,7 +41,7 @@ def soak(seed: int, num_steps: int = 250) -> CoreEngine:
             runtime = engine.runtime
             runtime.config = merge_patch(runtime.config, patch, num_blocks=num_blocks, num_layers=4)
         if rng.random() < 0.05:
-            ids = [None, *engine.runtime.tables_ids()]
+            ids = [None, *[t.request_id for t in engine.runtime.tables]]
             request_id = ids[rng.integers(0, len(ids))]
             engine.runtime.operations.add("t", request_id, int(rng.integers(1, 9)), False)
         if rng.random() < 0.03:

@@ -24,8 +24,8 @@ class Observer:
         self.owners: dict[int, list[str]] = defaultdict(list)
         self.holey_steps = 0
         self.prompt_tokens: dict[str, int] = {}
-        self._pick, self._commit = self.runtime.pick_victims, self.runtime.commit_step
-        self.runtime.pick_victims = self._pick_victims
+        self._pick, self._commit = self.runtime.evictor.pick_victims, self.runtime.commit_step
+        self.runtime.evictor.pick_victims = self._pick_victims
         self.runtime.commit_step = self._commit_step
 
     def _pick_victims(self, table: Any, config: Any) -> Any:

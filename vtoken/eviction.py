@@ -1,0 +1,117 @@
+"""Eviction: which tokens die now, and which blocks that empties.
+
+Knows the ledger; knows nothing of relocation or of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from vtoken.config import VTokenConfig
+from vtoken.errors import InvariantViolation
+from vtoken.ledger import Ledger
+from vtoken.policies import View
+from vtoken.step import RequestStep
+from vtoken.table import Ids, TokenTable
+
+
+class Evictor:
+    """Applies the configured policy to the tables of one ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def is_due(self, table: TokenTable) -> bool:
+        return (
+            table.num_live > self._ledger.config.budget_tokens + self._ledger.config.interval_tokens
+        )
+
+    def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
+        """The ids that `config` would evict from `table` now; None when nothing is due."""
+        if not config.evicts or (table.num_live <= config.budget_tokens + config.interval_tokens):
+            return None
+        state = self._ledger.states[table.request_id]
+        ids = table.live_ids()
+        scores = None
+        if "attention" in config.policy.needs:
+            if state.scores is None:
+                return None  # nothing has been probed yet: wait rather than guess
+            # Tokens newer than the last report have not been seen: they count as heavy.
+            known = np.full(table.num_tokens, np.inf, dtype=np.float32)
+            known[: len(state.scores)] = state.scores[: table.num_tokens]
+            scores = known[ids]
+        view = View(
+            token_ids=ids,
+            num_tokens=table.num_tokens,
+            num_prompt_tokens=state.num_prompt_tokens,
+            budget_tokens=config.budget_tokens,
+            seed=state.seed,
+            scores=scores,
+        )
+        victims = config.policy.select_victims(view)
+        if len(victims) != view.num_victims or victims[-1] == table.num_tokens - 1:
+            raise InvariantViolation(
+                "policy",
+                f"{config.policy.name} returned {len(victims)} victims of {view.num_victims}, "
+                f"the newest {victims[-1:]} of {table.num_tokens} tokens",
+            )
+        return victims
+
+    def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
+        """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
+        ledger = self._ledger
+        name = ledger.config.policy.name
+        num_requests = num_tokens = num_blocks = 0
+        for request_id in ready:
+            table = ledger.tables.get(request_id)
+            if table is None or not self.is_due(table):
+                continue
+            victims = self.pick_victims(table, ledger.config)
+            if victims is None:
+                continue
+            state = ledger.states[request_id]
+            if not table.virtual:
+                state.readonly = frozenset(
+                    block for block in table.blocks if not ledger.store.is_writable(block)
+                )
+            pending = ledger.pending(table)
+            table.evict(victims)
+            pending.evicted = victims
+            num_requests += 1
+            num_tokens += len(victims)
+            num_blocks += self._drop_dead_blocks(table, pending, freed)
+        if num_tokens == 0:
+            return False
+        ledger.counters.evicted_tokens += num_tokens
+        ledger.counters.reclaimed_blocks += num_blocks
+        ledger.events.add(
+            ledger.step,
+            "eviction",
+            f"{name} evicted {num_tokens} tokens of {num_requests} requests",
+            {
+                "requests": num_requests,
+                "tokens": num_tokens,
+                "policy": name,
+            },
+        )
+        if num_blocks:
+            ledger.events.add(
+                ledger.step,
+                "reclaimed",
+                f"{num_blocks} all-dead blocks returned",
+                {"blocks": num_blocks, "reason": "all dead"},
+            )
+        return True
+
+    def _drop_dead_blocks(self, table: TokenTable, pending: RequestStep, freed: list[int]) -> int:
+        """Let go of blocks without a live token; how many of them nobody holds any more."""
+        dead = table.dead_blocks(pending.evicted)
+        if not dead:
+            return 0
+        keep = [block for block in table.blocks if block not in dead]
+        dropped = table.apply_moves(pending.evicted[:0], pending.evicted[:0], keep)
+        self._ledger.rebound(table)
+        freed.extend(dropped)
+        return int(np.count_nonzero(self._ledger.tables.pool.holders[dropped] == 0))

@@ -1,0 +1,81 @@
+"""What the parts of the runtime share: who owns the blocks, the tables, the configuration.
+
+Knows no engine and takes no decision. Everything that protects KV data is reported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from vtoken.config import VTokenConfig
+from vtoken.errors import InvariantViolation
+from vtoken.events import EventLog
+from vtoken.requests import Counters, RequestState
+from vtoken.step import RequestStep
+from vtoken.table import TokenTable
+from vtoken.tables import TokenTables
+from vtoken.wire import Geometry
+
+
+class BlockStore(Protocol):
+    """Who owns the physical blocks."""
+
+    def num_free_blocks(self) -> int:
+        """Blocks that could be allocated now."""
+
+    def is_writable(self, block: int) -> bool:
+        """Whether the sole holder may write it: not shared, no prefix hash."""
+
+    def is_shared(self, block: int) -> bool:
+        """Whether two requests or more hold it."""
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Allocate fresh private blocks; the caller asked `num_free_blocks` first."""
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        """`blocks` is the request's block table from now on; blocks that left are not freed yet."""
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One reference fewer for each of `blocks`; unreferenced ones become free."""
+
+
+class Ledger:
+    """Tables, request states, counters and events of one block pool, at engine step `step`."""
+
+    def __init__(
+        self, geometry: Geometry, store: BlockStore, config: VTokenConfig, *, strict: bool
+    ) -> None:
+        self.geometry = geometry
+        self.store = store
+        self.config = config
+        self.strict = strict
+        self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
+        self.states: dict[str, RequestState] = {}
+        self.counters = Counters()
+        self.events = EventLog()
+        self.step = 0
+
+    def pending(self, table: TokenTable) -> RequestStep:
+        """The request's part of the step being planned."""
+        state = self.states[table.request_id]
+        if state.pending is None:
+            state.pending = RequestStep(num_tokens=table.num_tokens)
+        return state.pending
+
+    def rebound(self, table: TokenTable) -> None:
+        """The table's block list was rewritten: tell the owner of the blocks and the worker."""
+        self.pending(table).blocks = list(table.blocks)
+        self.store.rebind(table.request_id, table.blocks)
+
+    def violated(self, violation: InvariantViolation) -> None:
+        """An invariant broke: count it, tell it, and in strict mode stop before a wrong token."""
+        self.counters.violations += 1
+        self.events.add(
+            self.step,
+            "violation",
+            str(violation),
+            {"invariant": violation.invariant, "detail": violation.detail},
+        )
+        if self.strict:
+            raise violation

@@ -1,0 +1,274 @@
+"""Relocation: rounds, manual operations, and what is in flight to the worker.
+
+Knows the ledger and the pure planner; knows nothing of policies or of the engine. Invariants:
+1. a request has at most one relocation that is not reported (I4)
+2. destinations lie in blocks that are private and unhashed
+3. blocks that leave a table join `freed`; whoever asked returns them after all plans
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from vtoken.config import VTokenConfig
+from vtoken.errors import InvariantViolation
+from vtoken.ledger import Ledger
+from vtoken.operations import Operations
+from vtoken.planner import Layout, RelocationPlan, num_excess_blocks
+from vtoken.reclaim import (
+    MIN_LOW_UTILIZATION_BLOCKS,
+    Pressure,
+    Round,
+    gates_open,
+    plan_round,
+)
+from vtoken.step import StepPlan
+from vtoken.table import Ids, TokenTable
+from vtoken.wire import Relocation
+
+DEFERRAL_EVENT_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A relocation whose copy has been handed to the worker."""
+
+    relocation: Relocation
+    operation_id: str | None
+
+
+class Relocator:
+    """Plans, applies and follows the relocations of one ledger."""
+
+    def __init__(self, ledger: Ledger, verify_ratio: float) -> None:
+        self._ledger = ledger
+        self.operations = Operations()
+        self.in_flight_blocks: frozenset[int] = frozenset()
+        self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
+        self._verify_ratio = verify_ratio
+        self._verify_credit = 0.0
+        self._last_round_step = 0
+        self._last_round_empty = False
+        self._last_deferral = 0.0
+        self._in_flight: dict[int, list[InFlight]] = {}
+
+    def plan_step(self, freed: list[int], *, new_holes: bool) -> None:
+        """Run pending operations, else an automatic round if the gates are open."""
+        ledger = self._ledger
+        self.planned.clear()
+        self.in_flight_blocks = frozenset()
+        if new_holes:
+            self._last_round_empty = False
+        if self.operations.pending:
+            self._run_operations(freed)
+        elif gates_open(ledger.config, self._pressure()) and (
+            ledger.tables.pool.num_low_utilization() >= MIN_LOW_UTILIZATION_BLOCKS
+        ):
+            self._reclaim(freed)
+
+    def hand_over(self, plan: StepPlan) -> None:
+        """Put the step's copies into the worker's plan."""
+        if not self.planned:
+            return
+        bounds = [bound for bound, _ in self.planned.values()]
+        flights = [flight for _, flight in self.planned.values()]
+        plan.source_slots = np.concatenate([b.source_slots for b in bounds])
+        plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
+        self._in_flight[self._ledger.step] = flights
+        self.in_flight_blocks = frozenset(
+            block
+            for flight in flights
+            for block in (*flight.relocation.source_blocks, *flight.relocation.destination_blocks)
+        )
+        self._verify_credit += self._verify_ratio
+        if self._verify_credit >= 1.0:
+            self._verify_credit -= 1.0
+            plan.verify = True
+        self.planned.clear()
+
+    def finish_step(self, step: int, copy_us: int) -> None:
+        """The worker has executed the copies of `step`."""
+        for flight in self._in_flight.pop(step, []):
+            self._record(flight, copy_us)
+
+    def drop(self, request_id: str) -> None:
+        """The request lets go of its blocks: what was planned for it leaves the step's plan."""
+        planned = self.planned.pop(request_id, None)
+        if planned is not None and planned[1].operation_id is not None:
+            operation = self.operations.drop_part(planned[1].operation_id)
+            if operation is not None:
+                self.operations.finish(operation)
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
+
+    def _pressure(self) -> Pressure:
+        return Pressure(
+            f=self._ledger.tables.pool.fragmentation,
+            free_blocks=self._ledger.store.num_free_blocks(),
+            steps_since_round=self._ledger.step - self._last_round_step,
+            last_round_empty=self._last_round_empty,
+        )
+
+    def layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
+        """Snapshots, made when taken, of the virtual requests that hold more blocks than they need.
+
+        The most empty slots first; requests with a relocation in flight are left out (I4).
+        """
+        size = self._ledger.geometry.block_size
+        known = self._ledger.tables
+        asked = known if request_ids is None else map(known.__getitem__, request_ids)
+        tables = [
+            table
+            for table in asked
+            if table.virtual
+            and num_excess_blocks(len(table.blocks), table.num_live, size) > 0
+            and not self._ledger.states[table.request_id].in_flight_step
+        ]
+        tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
+        return map(self.layout_of, tables)
+
+    def layout_of(self, table: TokenTable, dead: Ids | None = None) -> Layout:
+        """The planner's snapshot of one table; `dead`: ids to be counted as dead already."""
+        grid = table.grid()
+        if dead is not None and len(dead):
+            grid[np.isin(grid, dead)] = -1
+        store = self._ledger.store
+        return Layout(
+            table.request_id,
+            tuple(table.blocks),
+            grid,
+            movable=np.array([not store.is_shared(b) for b in table.blocks], dtype=np.bool_),
+            writable=np.array([store.is_writable(b) for b in table.blocks], dtype=np.bool_),
+        )
+
+    def headroom(self, config: VTokenConfig) -> int:
+        return min(config.headroom_blocks, self._ledger.store.num_free_blocks())
+
+    def _reclaim(
+        self,
+        freed: list[int],
+        *,
+        batch_size: int | None = None,
+        request_ids: list[str] | None = None,
+        operation_id: str | None = None,
+    ) -> Round:
+        started = time.perf_counter_ns()
+        self._last_round_step = self._ledger.step
+        available = self.headroom(self._ledger.config)
+        found = plan_round(
+            self.layouts(request_ids),
+            self._ledger.config,
+            batch_size=batch_size or self._ledger.config.batch_size,
+            headroom_blocks=available,
+        )
+        plan_us = (time.perf_counter_ns() - started) // 1000
+        self._ledger.counters.plan_us += plan_us
+        self._last_round_empty = not found.plans
+        if found.missing_blocks:
+            self._note_deferral(found.missing_blocks, available)
+        for plan in found.plans:
+            self._apply(plan, freed, plan_us // len(found.plans), operation_id)
+        return found
+
+    def _note_deferral(self, missing: int, available: int) -> None:
+        self._ledger.counters.deferred_rounds += 1
+        now = time.monotonic()
+        if now - self._last_deferral < DEFERRAL_EVENT_SECONDS:
+            return
+        self._last_deferral = now
+        self._ledger.events.add(
+            self._ledger.step,
+            "deferred",
+            f"deferred: {missing} more headroom blocks needed than the {available} available",
+            {
+                "reason": "headroom",
+                "needed_blocks": missing + available,
+                "available_blocks": available,
+            },
+        )
+
+    def _apply(
+        self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
+    ) -> None:
+        table = self._ledger.tables[plan.request_id]
+        state = self._ledger.states[plan.request_id]
+        num_freed = plan.num_freed_blocks
+        fresh = self._ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
+        bound = plan.bind(fresh, self._ledger.geometry.block_size)
+        destinations = np.unique(
+            bound.destination_slots // self._ledger.geometry.block_size
+        ).tolist()
+        for block in destinations:
+            if not self._ledger.store.is_writable(block):
+                self._ledger.violated(
+                    InvariantViolation("I4", f"destination block {block} is not private")
+                )
+        pending = self._ledger.pending(table)
+        dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
+        if len(dropped) - len(fresh) != num_freed or num_freed <= 0:
+            self._ledger.violated(
+                InvariantViolation(
+                    "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_freed} promised"
+                )
+            )
+        pending.moved_ids, pending.moved_slots = bound.token_ids, bound.destination_slots
+        self._ledger.rebound(table)
+        freed.extend(dropped)
+        state.in_flight_step = self._ledger.step
+        state.moved_tokens += plan.num_moved_tokens
+        relocation = Relocation(
+            request_id=plan.request_id,
+            moved_tokens=plan.num_moved_tokens,
+            moved_bytes=plan.num_moved_tokens * self._ledger.geometry.bytes_per_token,
+            source_blocks=list(plan.source_blocks),
+            destination_blocks=destinations,
+            freed_blocks=num_freed,
+            reason="manual" if operation_id else "auto",
+            planner=plan.planner,
+            plan_us=plan_us,
+        )
+        self.planned[plan.request_id] = (bound, InFlight(relocation, operation_id))
+
+    def _run_operations(self, freed: list[int]) -> None:
+        for operation in self.operations.start_pending():
+            ids = None if operation.request_id is None else [operation.request_id]
+            if ids is not None and ids[0] not in self._ledger.tables:
+                self.operations.fail(operation, f"request {ids[0]} is no longer running")
+                continue
+            found = self._reclaim(
+                freed,
+                batch_size=operation.batch_size,
+                request_ids=ids,
+                operation_id=operation.id,
+            )
+            self.operations.planned(operation, found, self._ledger.geometry.bytes_per_token)
+            if not found.plans:
+                self.operations.finish(operation)
+
+    def _record(self, flight: InFlight, copy_us: int) -> None:
+        moved = flight.relocation
+        moved.copy_us = copy_us
+        self._ledger.counters.relocations += 1
+        self._ledger.counters.moved_tokens += moved.moved_tokens
+        self._ledger.counters.reclaimed_blocks += moved.freed_blocks
+        state = self._ledger.states.get(moved.request_id)
+        if state is not None:
+            state.in_flight_step = 0
+        self._ledger.events.add(
+            self._ledger.step,
+            "relocation",
+            f"moved {moved.moved_tokens} tokens of {moved.request_id}, "
+            f"freed {moved.freed_blocks} blocks ({moved.planner}, {moved.reason})",
+            msgspec.to_builtins(moved),
+        )
+        if flight.operation_id is not None:
+            operation = self.operations.part_done(flight.operation_id, moved)
+            if operation is not None:
+                self.operations.finish(operation)
