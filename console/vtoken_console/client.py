@@ -27,6 +27,7 @@ SERIES = ("f", "theta_f", "free_blocks", "tokens_per_s", "moved_per_s")
 YIELD_EVERY = 64  # messages between two turns of the event loop
 HISTORY_EVENTS = 300
 OPEN_TIMEOUT_S = 10.0
+STEADY_S = 2.0  # live for so long, a gap is answered by connecting at once
 
 
 def stream_url(url: str, fps: float) -> str:
@@ -96,8 +97,9 @@ class Client:
 
     async def _wait(self, state: State, error: str, *, at_once: bool) -> None:
         failures = self.connection.failures + 1
-        # A gap right after a fresh snapshot is a fault of the server: back off like for any other.
-        pause = 0.0 if at_once and failures == 1 else backoff_s(failures) * random.uniform(0.9, 1.1)
+        # A gap soon after a fresh snapshot is a fault of the server: back off like for any other.
+        steady = self.connection.is_live and self._clock() - self.connection.since > STEADY_S
+        pause = 0.0 if at_once and steady else backoff_s(failures) * random.uniform(0.9, 1.1)
         self._retry.clear()
         self._move(state, error, self._clock() + pause)
         with contextlib.suppress(TimeoutError):
@@ -137,7 +139,10 @@ class Client:
 
     def _take(self, message: wire.StreamMessage) -> None:
         old = self.model
-        self.model = apply(old, message)
+        try:
+            self.model = apply(old, message)
+        except (ValueError, IndexError) as fault:  # arrays that do not fit each other
+            raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
         self.received = time.monotonic()
         if self.model.synced and self.connection.state is State.SYNCING:
             self._move(State.LIVE)
