@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0: done; 1: failed; 2: usage; 130: interrupted."""
     arguments, server_flags = parse(sys.argv[1:] if argv is None else argv)
     if not arguments.headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print("vtoken demo: no terminal; use --headless", file=sys.stderr)
+        print("vtoken demo: no terminal; use --headless (make demo HEADLESS=1)", file=sys.stderr)
         return 2
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _leave)
