@@ -5,7 +5,8 @@ positions. A physical index is a place in the request's block table: block `bloc
 `p % S`. Until the first eviction the layout is the identity (index = id) and costs no arrays.
 
 Invariants (`check`), with T = num_tokens and E = extent:
-1. every live id has one index and no two share one:  tokens[index[id]] = id, occupied[index[id]]
+1. every id with an index is what was last written there, and a live one occupies it alone:
+   tokens[index[id]] = id,  occupied[index[id]] <=> id is live
 2. num_live = |live| = |occupied|
 3. E = 1 + the highest occupied index (0 when none),  E <= S * len(blocks)
 4. dense  <=>  E = num_live: live tokens fill the front of the block table
@@ -379,7 +380,8 @@ class TokenTable:
                 f"{self.request_id}: {len(np.unique(index))} places for {len(ids)} live tokens, "
                 f"{len(occupied)} occupied",
             )
-        if not np.array_equal(self._tokens[index], ids):
+        known = np.flatnonzero(self._index[: self.num_tokens] >= 0)
+        if not np.array_equal(self._tokens[self._index[known]], known):
             raise InvariantViolation("I2", f"{self.request_id}: a place names another token")
         extent = int(occupied[-1]) + 1 if len(occupied) else 0
         if len(ids) != self.num_live or extent != self.extent:

@@ -60,6 +60,11 @@ def drop_block(table: TokenTable) -> None:
     table.blocks = table.blocks[:2]
 
 
+def misplace_dead(table: TokenTable) -> None:
+    """A dead token that claims the place of a live one."""
+    table._index[6] = table._index[7]
+
+
 def revive(table: TokenTable) -> None:
     table._live[8] = True
 
@@ -75,6 +80,7 @@ def revive(table: TokenTable) -> None:
         stretch_extent,
         shrink_extent,
         drop_block,
+        misplace_dead,
         revive,
     ],
 )

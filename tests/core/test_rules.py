@@ -5,6 +5,8 @@ where breaking it is possible from outside: without the control a rule's test co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from tests.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from vtoken.errors import InvariantViolation
+from vtoken.step import WorkerReport
 
 EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}
 
@@ -324,3 +327,38 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     assert len(plan.requests["r1"].moved_ids) > 0
     engine.check()
     run(engine, 20)
+
+
+def test_i4_a_request_has_one_relocation_in_flight() -> None:
+    """The report of a step comes one step late; meanwhile the request is left alone."""
+    engine = scattered()
+    engine.worker_lag_steps = 1
+    engine.runtime.config = replace(
+        engine.runtime.config,
+        reclamation="auto",
+        theta_f=0.0,
+        low_watermark_blocks=24,
+        batch_size=2,
+        planner="plug",
+    )
+    steps: dict[str, list[int]] = {}
+    for _ in range(40):
+        plan = engine.step()
+        engine.check()
+        for name, part in plan.requests.items():
+            if len(part.moved_ids):
+                steps.setdefault(name, []).append(plan.step)
+    assert max(len(moved) for moved in steps.values()) > 2
+    assert all(b - a > 1 for moved in steps.values() for a, b in pairwise(moved))
+
+
+def test_scores_of_an_earlier_admission_are_not_believed() -> None:
+    """The report of a step before the preemption arrives after the request is back."""
+    engine = crowd("h2o", num_requests=1)
+    run(engine, 2)
+    stale = WorkerReport(engine.runtime.step, scores={"r0": np.ones(3, dtype=np.float32)})
+    engine.preempt_newest()
+    run(engine, 1)
+    known = engine.runtime.states["r0"].scores
+    engine.runtime.finish_step(stale, stale.step)
+    assert engine.runtime.states["r0"].scores is known
