@@ -68,6 +68,14 @@ def clock(ts: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(ts))
 
 
+def short_id(request_id: str, width: int) -> str:
+    """A request's id in at most `width` columns: what tells it from others, not its prefix."""
+    if len(request_id) <= width:
+        return request_id
+    _, dash, rest = request_id.partition("-")
+    return fit(rest if dash and rest else request_id, width)
+
+
 def fit(text: str, width: int, *, ellipsis: str = "…") -> str:
     """`text` cut or padded to exactly `width` columns; a cut is marked."""
     if width <= 0:

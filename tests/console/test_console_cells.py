@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vtoken_console import cells
 from vtoken_console.ramp import LEVELS, RAMPS, level_of, luminance
+from vtoken_console.widgets.cell_paint import SOURCE, Row, paint
 
 SIZE = 16
 BLOCKS = st.lists(st.tuples(st.integers(0, SIZE), st.booleans()), min_size=1, max_size=80)
@@ -122,3 +123,26 @@ LUMA = np.array([0.2126, 0.7152, 0.0722])
 def test_glyph_ramps_are_ascii_when_they_say_so() -> None:
     assert RAMPS["ascii"].glyphs.isascii()
     assert all(len(r.glyphs) == LEVELS for r in RAMPS.values())
+
+
+@given(st.integers(1, 1200), st.integers(4, 120), st.integers(4, 40), st.sampled_from([8, 16, 128]))
+def test_painted_rows_are_as_wide_as_their_cells(
+    num_blocks: int, width: int, height: int, block_size: int
+) -> None:
+    grid = cells.fit_pool(num_blocks, width, height)
+    roomy = grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
+    count = min(grid.columns, grid.num_cells)
+    row = Row(
+        mean=bytes(count),
+        worst=bytes([3] * count),
+        flags=bytes([2] * count),
+        live=(block_size,) * count if roomy else None,
+        cell_width=grid.cell_width,
+        cursor=0,
+        moves=((count - 1, SOURCE),),
+        fresh=True,
+    )
+    for line in range(grid.cell_height):
+        for ramp in (RAMPS["amber-blue"], RAMPS["ascii"]):
+            spans = paint(row, ramp, line, grid.cell_height, focused=True)
+            assert sum(len(text) for text, _ in spans) == count * grid.cell_width

@@ -90,3 +90,12 @@ def test_asciify_keeps_the_width_and_leaves_only_ascii(text: str) -> None:
     out = asciify(text)
     assert out.isascii()
     assert len(out) == len(text)
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(2, 20))
+def test_short_id_never_exceeds_its_room(request_id: str, width: int) -> None:
+    assert len(units.short_id(request_id, width)) <= width
+
+
+def test_short_id_keeps_what_tells_requests_apart() -> None:
+    assert units.short_id("chatcmpl-a50ff99602c1", 9) == "a50ff996…"

@@ -43,6 +43,7 @@ class ControlScreen(ModalScreen[None]):
         self._outcome = Outcome(id="outcome")
         self._ask_timer: Timer | None = None
         self._height = 0
+        self._idling = True  # the outcome tells of the setting under the cursor
         self._asked = 0  # number of the newest question; older answers are not shown
 
     def compose(self) -> ComposeResult:
@@ -66,6 +67,8 @@ class ControlScreen(ModalScreen[None]):
     def show(self, view: View) -> None:
         """New desired and effective values, while the draft stays."""
         self._refill()
+        if self._idling:
+            self._idle()
         self._form.show(view)
         self._outcome.show(view)
 
@@ -88,6 +91,7 @@ class ControlScreen(ModalScreen[None]):
         return make_patch(self._form.fields, self._form.draft)
 
     def _idle(self) -> None:
+        self._idling = True
         field = self._form.current
         about = [(f"{field.label.strip()}: {field.summary}", palette.MUTED_STYLE)] if field else []
         self._outcome.say(*about, ("Change a value to see what it would do.", palette.MUTED_STYLE))
@@ -100,6 +104,7 @@ class ControlScreen(ModalScreen[None]):
         if not self.patch:
             self._idle()
             return
+        self._idling = False
         self._ask_timer = self.set_timer(ASK_AFTER_S, self._ask)
 
     def _ask(self) -> None:
@@ -121,6 +126,7 @@ class ControlScreen(ModalScreen[None]):
             self._outcome.say(("Nothing to apply: no value is changed.", palette.MUTED_STYLE))
             return
         self._asked += 1
+        self._idling = False
         if self._ask_timer is not None:
             self._ask_timer.stop()
         self.run_worker(self._apply(patch, config.revision), group="apply", exclusive=True)

@@ -30,7 +30,10 @@ def mark_of(flags: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of cells. `live` is set when a cell is one block. `moves`: column -> glyph."""
+    """One row of cells. `live`: set when a cell is one block and wide enough for its count.
+
+    `moves`: column -> glyph.
+    """
 
     mean: bytes  # ramp level, FREE_LEVEL when free
     worst: bytes
@@ -64,7 +67,7 @@ def _small(ramp: Ramp, mean: int, worst: int, mark: str, width: int) -> Span:
 def paint(row: Row, ramp: Ramp, line: int, height: int, *, focused: bool) -> Line:
     """Line `line` of the `height` lines of a row of cells."""
     moves = dict(row.moves)
-    if row.live is not None and row.cell_width >= 3:
+    if row.live is not None:
         return _paint_text(row, ramp, line, height, moves, focused=focused)
     spans: list[Span] = []
     for x, (mean, worst) in enumerate(zip(row.mean, row.worst, strict=True)):

@@ -62,14 +62,17 @@ class Events(Scroller):
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         event = self._rows[row]
+        summary, request_id = event.summary, str(event.data.get("request_id") or "")
+        if request_id and len(summary) + 12 > width:
+            summary = summary.replace(request_id, units.short_id(request_id, 9).rstrip())
         glyph, look = palette.EVENT_LOOK.get(event.kind, ("·", palette.MUTED_STYLE))
         if selected and self.has_focus:
-            line = f" {units.clock(event.ts)} {glyph} {event.summary}"
+            line = f" {units.clock(event.ts)} {glyph} {summary}"
             return ((units.fit(line, width), palette.CURSOR_STYLE),)
         quiet = event.kind in QUIET_KINDS
         spans: list[Span] = [
             (f" {units.clock(event.ts)} ", palette.FAINT_STYLE),
             (f"{glyph} ", look),
-            (event.summary, palette.MUTED_STYLE if quiet else palette.TEXT_STYLE),
+            (summary, palette.MUTED_STYLE if quiet else palette.TEXT_STYLE),
         ]
         return merge(cut(spans, width))

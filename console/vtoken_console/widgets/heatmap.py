@@ -85,7 +85,8 @@ class Heatmap(LinesWidget, can_focus=True):
             at, column = divmod(grid.cell_of_block(block), grid.columns)
             moves_by_row.setdefault(at, {})[column] = glyph
         cursor_row, cursor_column = divmod(grid.cell_of_block(self.cursor), grid.columns)
-        single = grid.per_cell == 1 and grid.cell_width >= 3
+        roomy = grid.cell_width >= len(str(model.block_size)) + 2
+        single = grid.per_cell == 1 and roomy
         lines: list[Line] = []
         cache = self._cache
         self._cache = {}

@@ -164,7 +164,9 @@ class Requests(Scroller):
         waiting = r.state != "running"
         ink = look if selected else (palette.MUTED_STYLE if waiting else look)
         mark = "›" if selected else ("~" if waiting else " ")
-        spans: list[Span] = [(mark + units.fit(r.id, self._id_width), ink)]
+        spans: list[Span] = [
+            (mark + units.short_id(r.id, self._id_width).ljust(self._id_width), ink)
+        ]
         for column in self._columns:
             text = column.text(r)
             warn = column.head == "held" and r.blocks > r.bound_blocks + 1 and not selected

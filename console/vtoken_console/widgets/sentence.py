@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken_console import palette, units
 from vtoken_console.connection import Connection, State
 from vtoken_console.view import View
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 
 
 def waiting_text(connection: Connection, now: float) -> str:
@@ -53,4 +53,7 @@ class Sentence(LinesWidget):
         if status.invariants.violations:
             text = f" {status.invariants.violations} INVARIANT VIOLATIONS, see the log "
             right = [(text, palette.style("#000000", palette.BAD, bold=True))]
-        return [spread([(" " + fragmentation.sentence, look)], right, width, palette.TEXT_STYLE)]
+        sentence: list[Span] = [(" " + fragmentation.sentence, look)]
+        if not status.invariants.violations and width_of(sentence) + width_of(right) > width:
+            right = []  # the key bar names the key as well
+        return [spread(sentence, right, width, palette.TEXT_STYLE)]
