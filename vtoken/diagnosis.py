@@ -1,7 +1,8 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
-Reads the runtime, changes nothing. The offer ("compacting now would free ...") is an unbounded
-round of the real planner; it is recomputed at most every `OFFER_SECONDS`.
+Reads the runtime, changes nothing. The offer ("compacting now would free ...") is what a manual
+trigger would do at this moment: one round of the real planner within B and the headroom. It is
+recomputed at most every `OFFER_SECONDS`, and seldom enough to take 1% of the time at most.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ OFFER_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one round without a bound on B would do now."""
+    """What one round would do now."""
 
     freed_blocks: int = 0
     moved_tokens: int = 0
@@ -62,11 +63,12 @@ class Diagnosis:
             found = plan_round(
                 runtime.relocator.layouts(),
                 runtime.config,
-                batch_size=runtime.geometry.num_blocks,
+                batch_size=runtime.config.batch_size,
                 headroom_blocks=min(free, runtime.config.headroom_blocks),
             )
             self._offer = Offer(found.num_freed_blocks, found.num_moved_tokens)
-            self._offer_until = now + OFFER_SECONDS
+            done = time.monotonic()
+            self._offer_until = done + max(OFFER_SECONDS, 100 * (done - now))
         return self._offer
 
     def _sentence(self, cause: Cause, offer: Offer, moved_bytes: int) -> str:

@@ -73,8 +73,8 @@ class Fragmentation(Doc):
     theta_f: float
     cause: Cause
     sentence: str = ""  # one line in plain words, from the planner's own numbers
-    reclaimable_blocks: int = 0  # blocks that one unbounded round would free now
-    reclaim_moved_tokens: int = 0  # what that round would move
+    reclaimable_blocks: int = 0  # blocks that one compaction (within B) would free now
+    reclaim_moved_tokens: int = 0  # what it would move
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
 

@@ -53,7 +53,7 @@ def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
         assert told.reclaimable_blocks > 0
         assert told.cause == ("fragmented" if watermark else "ok")
         assert f"would free {told.reclaimable_blocks:,} blocks" in told.sentence
-        operation: Operation = engine.call("compact", batch_size=95, dry_run=True)
+        operation: Operation = engine.call("compact", dry_run=True)
         assert operation.plan is not None
         assert operation.plan.freed_blocks == told.reclaimable_blocks
         assert operation.plan.moved_tokens == told.reclaim_moved_tokens
