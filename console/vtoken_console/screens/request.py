@@ -74,7 +74,7 @@ class Summary(LinesWidget):
                 ("preempted", d.preemptions),
             ):
                 second += [(f" {name} ", muted), (units.count(value, 5) + " ", bold)]
-            path = "dense: stock attention path" if d.dense else "holes: masked attention path"
+            path = "dense: stock attention path" if d.dense else "holes: packed before attention"
             second.append((f" {path}", muted))
         return [merge(cut(first, width)), merge(cut(second, width))]
 
