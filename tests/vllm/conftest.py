@@ -36,9 +36,9 @@ EngineFactory = Callable[..., AbstractContextManager[Any]]
 def engine(demo_model: Path) -> EngineFactory:
     """`with engine(**overrides) as llm:` a `vllm.LLM` on the demo model, shut down at the end.
 
-    Overrides are keyword arguments of `LLM` over DEFAULTS; engines may follow each other, one at
-    a time. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the scheduler is
-    `llm.llm_engine.engine_core.engine_core.scheduler`.
+    Overrides are keyword arguments of `LLM` over DEFAULTS; engines, stock ones and those with
+    `vtoken.vllm.engine_args`, may follow each other, one at a time. The scheduler is
+    `llm.llm_engine.engine_core.engine_core.scheduler`: VLLM_ENABLE_V1_MULTIPROCESSING is 0.
     """
 
     @contextmanager
@@ -46,6 +46,7 @@ def engine(demo_model: Path) -> EngineFactory:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        _choose_plugin("scheduler_cls" in overrides)
         llm = LLM(**{"model": str(demo_model), **DEFAULTS, **overrides})
         try:
             yield llm
@@ -55,6 +56,22 @@ def engine(demo_model: Path) -> EngineFactory:
             cleanup_dist_env_and_memory()
 
     return make
+
+
+def _choose_plugin(on: bool) -> None:
+    """Register vToken, or take back what it registered: vLLM asks plugins once a process only."""
+    from vllm.v1.attention import selector
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from vtoken import vllm as plugin
+
+    if on:
+        os.environ[plugin.ENABLED] = "1"
+        plugin.register()
+    else:
+        os.environ.pop(plugin.ENABLED, None)
+        AttentionBackendEnum.CPU_ATTN.clear_override()
+    selector._cached_get_attn_backend.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,9 @@ def test_stock_vllm_equals_the_reference_token_for_token(
     engine: Any, greedy: Any, hf_model: Any
 ) -> None:
     with engine() as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+        backends = {layer.attn_backend.__module__ for layer in layers}
+        assert backends == {"vllm.v1.attention.backends.cpu_attn"}
         outputs = greedy(llm, PROMPTS, NUM_NEW)
     traces = [reference.trace(hf_model, prompt, NUM_NEW, reference.full) for prompt in PROMPTS]
     assert outputs == [trace.tokens for trace in traces]
