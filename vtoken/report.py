@@ -252,6 +252,7 @@ class Reporter:
                 deferred=counters.deferred_rounds,
                 copy_us=counters.copy_us,
                 plan_us=counters.plan_us,
+                held_blocks=sum(len(t.blocks) for t in tables),
                 blocks_without_reclaim=sum(t.num_naive_blocks() for t in tables),
                 packed_bound_blocks=bound,
             ),

@@ -90,8 +90,10 @@ class Reclamation(Doc):
     deferred: int = 0  # rounds that found work but no headroom
     copy_us: int = 0  # time in copies, cumulative
     plan_us: int = 0  # time in planning, cumulative
+    # Sums over requests, so that the three compare; a shared block counts once a holder.
+    held_blocks: int = 0
     blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
-    packed_bound_blocks: int = 0  # sum of ceil(live / block_size) over requests
+    packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
 
 
 class RequestCounts(Doc):

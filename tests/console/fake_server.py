@@ -336,6 +336,7 @@ class FakeServer:
                 moved_bytes=pool.moved_tokens * BYTES_PER_TOKEN,
                 reclaimed_blocks=pool.reclaimed,
                 recycled_slots=0,
+                held_blocks=sum(r.blocks for r in rows),
                 blocks_without_reclaim=sum(r.naive_blocks for r in rows),
                 packed_bound_blocks=sum(r.bound_blocks for r in rows),
             ),

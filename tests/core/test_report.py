@@ -64,6 +64,7 @@ def test_the_status_adds_up(engine: LiveEngine) -> None:
     assert status.tokens.evicted == sum(
         e.data["tokens"] for e in engine.call("events", limit=10_000).events if e.kind == "eviction"
     )
+    assert status.reclamation.held_blocks == sum(len(t.blocks) for t in tables)
     assert status.reclamation.packed_bound_blocks == sum(-(-t.num_live // 4) for t in tables)
     assert status.requests.running == 4
     assert status.invariants.violations == 0

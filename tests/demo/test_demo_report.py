@@ -48,6 +48,7 @@ def make_status(
             moved_bytes=10,
             reclaimed_blocks=3,
             recycled_slots=0,
+            held_blocks=used,
             blocks_without_reclaim=2 * used,
             packed_bound_blocks=used - 10,
         ),

@@ -85,7 +85,7 @@ def summarize(
         traffic=traffic,
         blocks=Blocks(
             num_samples=len(busy),
-            held=_mean([sample.blocks.used for sample in busy]),
+            held=_mean([sample.reclamation.held_blocks for sample in busy]),
             without_reclaim=_mean([s.reclamation.blocks_without_reclaim for s in busy]),
             packed_bound=_mean([sample.reclamation.packed_bound_blocks for sample in busy]),
         ),

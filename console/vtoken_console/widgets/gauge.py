@@ -65,7 +65,7 @@ class Gauge(LinesWidget):
             [(units.count(rate, 6), text), (" tok/s", muted)],
             [
                 ("held ", muted),
-                (units.count(blocks.used, digits), text),
+                (units.count(reclamation.held_blocks, digits), text),
                 (" bound ", muted),
                 (units.count(reclamation.packed_bound_blocks, digits), text),
                 (" naive ", muted),
