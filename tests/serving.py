@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import msgspec
 import uvicorn
 from fastapi import FastAPI
-from vtoken_api.plugin import VTokenEndpointPlugin
-from vtoken_api.service import Service
 
 from vtoken import wire
+from vtoken_api.plugin import VTokenEndpointPlugin
+from vtoken_api.service import Service
 
 
 class EngineClient:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedEngine
-from vtoken_api.frame import TOPICS, FrameView, StateCursor
 
 from vtoken import wire
+from vtoken_api.frame import TOPICS, FrameView, StateCursor
 
 ENGINE = ScriptedEngine(num_blocks=8)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 
 from vtoken import wire
+from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 
 pytestmark = pytest.mark.vllm
 

@@ -7,6 +7,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from fastapi import FastAPI
+
+from vtoken import wire
 from vtoken_api.asyncapi import description
 from vtoken_api.asyncapi import router as stream_router
 from vtoken_api.changes import router as changes_router
@@ -14,8 +16,6 @@ from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.routes import router as routes_router
 from vtoken_api.stream import QUERY_PARAMETERS
-
-from vtoken import wire
 
 METHODS = {"get", "post", "patch", "put", "delete"}
 

@@ -13,9 +13,9 @@ import pytest
 from core_engine import CoreEngine
 from jsonschema import Draft202012Validator
 from serving import Served, serve
-from vtoken_api.problems import PROBLEM_JSON
 
 from vtoken import wire
+from vtoken_api.problems import PROBLEM_JSON
 
 BASE = "/vtoken/v1"
 

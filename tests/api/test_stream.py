@@ -13,11 +13,11 @@ import websockets
 from scripted import ScriptedEngine
 from serving import Served, serve
 from starlette.requests import HTTPConnection
+
+from vtoken import wire
 from vtoken_api import session as session_module
 from vtoken_api.session import MAX_QUEUED, Session, StreamQuery
 from vtoken_api.stream import parse_query
-
-from vtoken import wire
 
 PATIENCE_S = 10.0
 

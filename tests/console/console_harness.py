@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from textual.css.query import QueryError
+
 from vtoken_console.app import ConsoleApp
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from console_harness import running, screen_text, until
 from fake_server import FakeServer
+
 from vtoken_console.app import ConsoleApp
 from vtoken_console.connection import State
 from vtoken_console.screens.block import BlockScreen
@@ -171,7 +172,9 @@ async def test_server_that_grants_no_control_makes_the_console_read_only() -> No
 async def test_request_page_shows_the_token_table_with_one_cursor(server: FakeServer) -> None:
     server.frozen = True
     async with running(server.url) as (app, pilot):
-        app.dashboard.query_one(Requests).focus()
+        requests = app.dashboard.query_one(Requests)
+        await until(lambda: requests.chosen is not None, "no rows")
+        requests.focus()
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, RequestScreen), "not opened")
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")

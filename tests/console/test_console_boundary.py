@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer
+
 from vtoken_console import screenshot
 
 FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vtoken_console import cells
 from vtoken_console.ramp import LEVELS, RAMPS, level_of, luminance
 from vtoken_console.widgets.cell_paint import SOURCE, Row, paint

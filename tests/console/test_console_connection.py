@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from console_harness import until
 from fake_server import FakeServer
+
 from vtoken_console.client import Client, stream_url
 from vtoken_console.connection import (
     BACKOFF_S,

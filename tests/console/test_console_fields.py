@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from fake_server import POLICIES, FakeServer
+
+from vtoken import wire
 from vtoken_console.controls import change_text, operation_text
 from vtoken_console.fields import (
     POLICY,
@@ -15,8 +17,6 @@ from vtoken_console.fields import (
     step_value,
 )
 from vtoken_console.widgets.notice import problem_text
-
-from vtoken import wire
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from vtoken_console.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
 
 from vtoken import wire
+from vtoken_console.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),

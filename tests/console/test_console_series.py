@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vtoken_console import units
 from vtoken_console.asciify import asciify
 from vtoken_console.series import BIN_S, NUM_BINS, SPANS_S, Rate, Series

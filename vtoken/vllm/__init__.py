@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 ENABLED = "VTOKEN_ENABLED"
@@ -21,6 +22,7 @@ def register() -> None:
     """Register backend, spec, manager and the engine's command method; no-op unless enabled."""
     if not is_enabled():
         return
+    from vllm.v1.attention import selector
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.engine.core import EngineCore
 
@@ -28,6 +30,7 @@ def register() -> None:
 
     touchpoints.check()
     register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.backend.VTokenCPUBackend")
+    selector._cached_get_attn_backend.cache_clear()  # an earlier engine has asked already
     from vtoken.vllm.manager import register_spec
 
     register_spec()
@@ -49,6 +52,9 @@ def engine_args(
     """
     os.environ[ENABLED] = "1"
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    plugins = sys.modules.get("vllm.plugins")
+    if plugins is not None and plugins.plugins_loaded:
+        register()  # vLLM loads its plugins once a process, and has done so without us
     name = "VTokenAsyncScheduler" if async_scheduling else "VTokenScheduler"
     return {
         "scheduler_cls": f"vtoken.vllm.scheduler.{name}",

@@ -153,6 +153,13 @@ TOUCH_POINTS = (
         ("backend", "class_path"),
     ),
     TouchPoint(
+        "vllm.v1.attention.selector:_cached_get_attn_backend",
+        "call",
+        "forget the backend that an earlier engine of this process chose",
+        _OPEN,
+        "register_backend() does it",
+    ),
+    TouchPoint(
         f"{_CPU}:CPUAttentionBackend.customize_spec",
         "subclass",
         "our KV cache spec",
