@@ -45,14 +45,11 @@ def _config_rules(config: Any) -> list[Rule]:
         (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
         (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
         (model.use_mla, "MLA: the cache holds latents, not K and V"),
+        (bool(model.is_mm_prefix_lm), "prefix-LM models: bidirectional spans are positional"),
+        (model.rswa_window is not None, "reference sliding-window attention"),
         (
-            getattr(text, "sliding_window", None) is not None
-            and getattr(text, "use_sliding_window", True) is not False,
-            "sliding-window attention: the window is positional",
-        ),
-        (
-            getattr(text, "attention_chunk_size", None) is not None,
-            "chunked-local attention: the chunk is positional",
+            hasattr(model.hf_config, "dual_chunk_attention_config"),
+            "dual-chunk attention: the chunk is positional",
         ),
         (
             bool(getattr(text, "alibi", False))
