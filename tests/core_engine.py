@@ -48,6 +48,9 @@ class Pool:
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
 
+    def lend(self, num_blocks: int) -> list[int]:
+        return list(self.free)[:num_blocks]
+
     def give_back(self, blocks: Sequence[int]) -> None:
         assert not set(blocks) & set(self.free)
         self.free += blocks

@@ -36,6 +36,10 @@ class BlockStore(Protocol):
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         """`blocks` is the request's block table from now on; blocks that left are not freed yet."""
 
+    def lend(self, num_blocks: int) -> list[int]:
+        """Up to `num_blocks` free blocks that cache nothing. They stay free: their contents may be
+        overwritten during the step being planned, and mean nothing after it."""
+
     def give_back(self, blocks: Sequence[int]) -> None:
         """One reference fewer for each of `blocks`; unreferenced ones become free."""
 

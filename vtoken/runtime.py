@@ -106,11 +106,27 @@ class Runtime(Ledger):
                 state.pending.dense = table.dense
                 plan.requests[request_id] = state.pending
                 state.pending = None
+        self._lend_scratch(plan)
         self.relocator.hand_over(plan)
         self.counters.commits_checked += 1
         if self.check_every_step:
             self.check()
         return plan
+
+    def _lend_scratch(self, plan: StepPlan) -> None:
+        """Free blocks for packing the holey requests that decode one token in this step."""
+        needs = {
+            request_id: self.tables[request_id].num_loose_blocks()
+            for request_id, part in plan.requests.items()
+            if not part.dense and len(part.new_slots) == 1
+        }
+        if not needs:
+            return
+        lent = self.store.lend(sum(needs.values()))
+        for request_id, need in needs.items():
+            if need <= len(lent):
+                plan.requests[request_id].scratch = lent[:need]
+                del lent[:need]
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""

@@ -126,6 +126,11 @@ class TokenTable:
             out[full] = tail
         return out
 
+    def num_loose_blocks(self) -> int:
+        """Blocks that the live tokens of its not full blocks would fill, packed."""
+        full = int(np.count_nonzero(self.block_live() == self.block_size))
+        return -(-(self.num_live - full * self.block_size) // self.block_size)
+
     def num_naive_blocks(self) -> int:
         """Blocks that this request would hold if tokens never moved and slots were never reused."""
         if not self.virtual:

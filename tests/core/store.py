@@ -47,6 +47,9 @@ class SimpleStore:
             self.ref_cnt[block] = 1
         return blocks
 
+    def lend(self, num_blocks: int) -> list[int]:
+        return [block for block in self.free if self.hash[block] is None][:num_blocks]
+
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
 

@@ -362,3 +362,34 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     known = engine.runtime.states["r0"].scores
     engine.runtime.finish_step(stale, stale.step)
     assert engine.runtime.states["r0"].scores is known
+
+
+# ---------------------------------------------------------------- lent blocks
+
+
+class GreedyLender(SimpleStore):
+    """Lends free blocks whether they cache something or not."""
+
+    def lend(self, num_blocks: int) -> list[int]:
+        return sorted(self.free, key=lambda block: self.hash[block] is None)[:num_blocks]
+
+
+def lending(store: type[SimpleStore]) -> CoreEngine:
+    """Naive-evict, so that holes stay; requests come back to a prefix that nobody held meanwhile."""
+    engine = crowd(store=store(32), num_requests=2, config={"reclamation": "off"})
+    for wave in range(4):
+        run(engine, 60)
+        for i in range(2):
+            engine.add(f"w{wave}-{i}", 19, prefix="p", prefix_tokens=9, max_tokens=40, seed=i)
+    run(engine)
+    return engine
+
+
+def test_lent_blocks_hold_nothing_that_is_read_or_cached() -> None:
+    engine = lending(SimpleStore)
+    assert engine.worker.blocks_lent > 0
+
+
+def test_control_lending_a_cached_block_spoils_a_later_prefix_hit() -> None:
+    with pytest.raises(AssertionError):
+        lending(GreedyLender)

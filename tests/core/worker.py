@@ -63,6 +63,7 @@ class SimulatedWorker:
         self.sequential_copies = False
         self.score: Callable[[str, int], Scores] = scores_of
         self.reads_checked = 0
+        self.blocks_lent = 0
 
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
@@ -92,6 +93,7 @@ class SimulatedWorker:
             self.mirrors[request_id].blocks += blocks
         for request_id, contents in message.writes.items():
             self._write(request_id, contents, message)
+        self._use_scratch(plan)
         self._attend(plan)
         report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots), copy_us=1)
         report.verified_tokens = len(plan.source_slots) if plan.verify else 0
@@ -131,6 +133,26 @@ class SimulatedWorker:
         assert all(slot // s in mirror.blocks for slot in new_slots), "written out of the table"
         for slot, content in zip(new_slots, contents, strict=True):
             self.memory[slot] = content
+
+    def _use_scratch(self, plan: StepPlan) -> None:
+        """Overwrite every lent block: nothing that is read or cached may lie in one."""
+        lent = [block for part in plan.requests.values() for block in part.scratch]
+        assert len(set(lent)) == len(lent), "a block was lent twice"
+        for request_id, part in plan.requests.items():
+            if not part.scratch:
+                continue
+            assert not part.dense
+            places = [
+                slot // self.block_size
+                for slot in self.live_slots(self.mirrors[request_id]).values()
+            ]
+            full = sum(places.count(block) == self.block_size for block in set(places))
+            loose = len(places) - full * self.block_size
+            assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
+        for block in lent:
+            for slot in range(block * self.block_size, (block + 1) * self.block_size):
+                self.memory[slot] = "scratch"
+            self.blocks_lent += 1
 
     def _attend(self, plan: StepPlan) -> None:
         s = self.block_size

@@ -98,31 +98,65 @@ def test_the_content_check_notices_a_lost_token() -> None:
     assert "layer 0" in wrong
 
 
+def holey_slots(num_new: int) -> np.ndarray:
+    """60 random ones of the first 100 slots, block 1 wholly, and `num_new` new ones."""
+    live = np.random.default_rng(1).choice(100, size=60, replace=False)
+    return np.concatenate([np.union1d(live, np.arange(32, 64)), np.arange(105, 105 + num_new)])
+
+
+def rows(x: Any) -> list[list[float]]:
+    return sorted(x.flatten(1).tolist())
+
+
 @pytest.mark.parametrize("num_new", [1, 5])
-def test_packing_keeps_every_live_token_once_and_the_new_ones_last(num_new: int) -> None:
+def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(num_new: int) -> None:
     import torch
 
-    from vtoken.vllm.holes import HoleyRequest, plan_packing
+    from vtoken.vllm.holes import HoleyRequest, plan_apart
     from vtoken.vllm.layout import learn_layout
 
     cache, key, value = written("vec", 32, 64, "float32")
-    rng = np.random.default_rng(1)
-    live = np.sort(rng.choice(100, size=60, replace=False))
-    live = np.concatenate([live, np.arange(32, 64)])  # block 1 is full: it is copied whole
-    slots = np.concatenate([np.unique(live), np.arange(110, 110 + num_new)])
-    packing = plan_packing([HoleyRequest(0, slots, num_new)], 32)
-    scratch = torch.full((packing.num_blocks, 2, 32, 128), float("nan"))
+    slots = holey_slots(num_new)
+    apart = plan_apart([HoleyRequest(0, slots, num_new)], 32)
+    assert apart.full_from.tolist() == [1]  # copied whole
+    scratch = torch.full((apart.num_blocks, 2, 32, 128), float("nan"))
     layout = learn_layout(cache, "vec")
-    packing.fill(cache, scratch, layout)
-    k, v = (view.flatten(0, 1) for view in layout.views(scratch))
-    n = int(packing.seq_lens[0])
-    assert n == len(slots)
-    assert len(packing.full_from) == 1
-    assert torch.equal(k[n - num_new : n], key[slots[-num_new:]])  # the new ones last, in order
-    assert torch.equal(v[n - num_new : n], value[slots[-num_new:]])
+    apart.fill(cache, scratch, layout)
+    k, v = (view.flatten(0, 1)[: len(slots)] for view in layout.views(scratch))
+    assert apart.seq_lens.tolist() == [len(slots)]
+    assert rows(k) == rows(key[slots])
+    assert rows(v) == rows(value[slots])
+    if num_new > 1:
+        assert torch.equal(k[-num_new:], key[slots[-num_new:]])
 
-    def rows(x: Any) -> set[tuple[float, ...]]:
-        return {tuple(row) for row in x.flatten(1).tolist()}
 
-    assert rows(k[:n]) == rows(key[slots])  # nothing lost, nothing doubled
-    assert rows(v[:n]) == rows(value[slots])
+def test_packing_into_lent_blocks_touches_no_other_block() -> None:
+    import torch
+
+    from vtoken.vllm.holes import HoleyRequest, plan_lent
+    from vtoken.vllm.layout import learn_layout
+
+    cache, key, value = written("vec", 32, 64, "float32")
+    cache = torch.cat([cache, torch.zeros_like(cache)])  # blocks 4 to 7 are free
+    before = cache[:4].clone()
+    slots = holey_slots(1)
+    lent = plan_lent([HoleyRequest(0, slots, 1, [6, 5])], 32)
+    layout = learn_layout(cache, "vec")
+    lent.fill(cache, layout)
+    assert torch.equal(cache[:4], before)
+    assert not cache[[4, 7]].any()
+    original = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)
+    table = lent.rewrite(original)
+    assert table[0, :3].tolist() == [1, 6, 5]
+    assert original.tolist() == [[0, 1, 2, 3]]
+    read = (table[0, :3, None] * 32 + torch.arange(32)).flatten()[: len(slots)].long()
+    k, v = (view.flatten(0, 1)[read] for view in layout.views(cache))
+    assert rows(k) == rows(key[slots])
+    assert rows(v) == rows(value[slots])
+
+
+def test_too_few_lent_blocks_are_an_error() -> None:
+    from vtoken.vllm.holes import HoleyRequest, plan_lent
+
+    with pytest.raises(ValueError, match="do not fit 1 lent blocks"):
+        plan_lent([HoleyRequest(0, holey_slots(1), 1, [6])], 32)

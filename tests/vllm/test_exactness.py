@@ -82,6 +82,26 @@ def test_tokens_equal_the_reference(
     assert tokens == expected(interval)
 
 
+def test_holes_are_read_exactly_when_no_block_can_be_lent(
+    engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    config = vtoken_args(48, recycle=False, reclamation="paused")
+    with engine(enable_prefix_caching=False, **config) as llm:
+        observer = Observer(llm)
+        lend, step = observer.runtime.store.lend, [0]
+
+        def lend_now_and_then(num_blocks: int) -> list[int]:
+            """Nothing in two steps of three; half of what is asked for in the third."""
+            step[0] += 1
+            return lend(num_blocks // 2) if step[0] % 3 == 0 else []
+
+        observer.runtime.store.lend = lend_now_and_then
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        assert step[0] > 200
+        assert observer.holey_steps > 100
+    assert tokens == expected(48)
+
+
 def test_eviction_bites(expected: Callable[..., Tokens], hf_model: Any) -> None:
     full = [reference.generate(hf_model, p, NUM_NEW, reference.full) for p in PROMPTS]
     for evicted, kept in zip(expected(0), full, strict=True):

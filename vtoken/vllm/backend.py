@@ -2,8 +2,8 @@
 
 Every number that reaches the model comes out of the stock kernel. Three things are added: the KV
 cache spec that selects vToken's block manager, block sizes down to 16, and, in a step with holey
-requests, the split of the batch into its dense part, read from the cache as always, and its holey
-part, read from scratch blocks (see `vtoken.vllm.holes`).
+requests, the packing of their loose tokens (see `vtoken.vllm.holes`). Requests that are read apart
+split the batch into two kernel calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vtoken.vllm import context
-from vtoken.vllm.holes import Packing, plan_packing
+from vtoken.vllm.holes import Apart, Lent, plan_apart, plan_lent
 from vtoken.vllm.manager import VTokenAttentionSpec
 from vtoken.vllm.probe import probe
 
@@ -40,9 +40,10 @@ class VTokenMetadata(CPUAttentionMetadata):
     """The stock metadata; `step` is None in a step that does not concern vToken."""
 
     step: context.StepContext | None = None
-    packing: Packing | None = None
-    dense: Part | None = None
-    holey: Part | None = None
+    lent: Lent | None = None
+    apart: Apart | None = None
+    part_apart: Part | None = None
+    part_rest: Part | None = None  # the others, when some are read apart
 
 
 class VTokenCPUBackend(CPUAttentionBackend):
@@ -72,44 +73,38 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         if step is None:
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
-        if step.holey:
-            self._split(metadata, common_attn_metadata, step)
+        if lent := [request for request in step.holey if request.lent]:
+            metadata.lent = plan_lent(lent, step.block_size)
+            metadata.block_table = metadata.lent.rewrite(metadata.block_table)
+        if apart := [request for request in step.holey if not request.lent]:
+            metadata.apart = plan_apart(apart, step.block_size)
+            rows = [request.batch_index for request in apart]
+            self._split(metadata, common_attn_metadata, rows)
         return metadata
 
-    def _split(self, metadata: VTokenMetadata, common: Any, step: context.StepContext) -> None:
-        starts = common.query_start_loc
-        holey = torch.tensor([request.batch_index for request in step.holey])
+    def _split(self, metadata: VTokenMetadata, common: Any, rows: list[int]) -> None:
+        assert metadata.apart is not None
+        apart = torch.tensor(rows)
         mask = torch.zeros(common.num_reqs, dtype=torch.bool)
-        mask[holey] = True
-        metadata.packing = plan_packing(step.holey, step.block_size)
-        metadata.holey = self._part(
-            metadata,
-            common,
-            starts,
-            holey,
-            metadata.packing.seq_lens,
-            metadata.packing.block_table,
+        mask[apart] = True
+        rest = torch.nonzero(~mask).flatten()
+        metadata.part_apart = self._part(
+            metadata, common, apart, metadata.apart.seq_lens, metadata.apart.block_table
         )
-        dense = torch.nonzero(~mask).flatten()
-        if len(dense):
-            metadata.dense = self._part(
-                metadata,
-                common,
-                starts,
-                dense,
-                common.seq_lens[dense],
-                common.block_table_tensor[dense],
+        if len(rest):
+            metadata.part_rest = self._part(
+                metadata, common, rest, common.seq_lens[rest], metadata.block_table[rest]
             )
 
     def _part(
         self,
         whole: CPUAttentionMetadata,
         common: Any,
-        starts: torch.Tensor,
         requests: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
     ) -> Part:
+        starts = common.query_start_loc
         lengths = starts[requests + 1] - starts[requests]
         rows = torch.cat(
             [torch.arange(int(starts[i]), int(starts[i + 1])) for i in requests.tolist()]
@@ -145,7 +140,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         step = getattr(attn_metadata, "step", None)
-        if step is None or attn_metadata is None or attn_metadata.holey is None:
+        if step is not None and attn_metadata is not None and attn_metadata.lent is not None:
+            attn_metadata.lent.fill(kv_cache, step.layout)
+        if step is None or attn_metadata is None or attn_metadata.apart is None:
             super().forward(
                 layer,
                 query,
@@ -182,12 +179,12 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         metadata: VTokenMetadata,
         output: torch.Tensor,
     ) -> None:
-        step, packing = metadata.step, metadata.packing
+        step, apart = metadata.step, metadata.apart
         assert step is not None
-        assert packing is not None
-        scratch = step.scratch.blocks(packing.num_blocks, kv_cache)
-        packing.fill(kv_cache, scratch, step.layout)
-        for part, cache in ((metadata.dense, kv_cache), (metadata.holey, scratch)):
+        assert apart is not None
+        scratch = step.scratch.blocks(apart.num_blocks, kv_cache)
+        apart.fill(kv_cache, scratch, step.layout)
+        for part, cache in ((metadata.part_rest, kv_cache), (metadata.part_apart, scratch)):
             if part is None:
                 continue
             out = torch.empty_like(output[: len(part.rows)])

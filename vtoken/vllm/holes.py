@@ -1,14 +1,19 @@
-"""Exact attention over requests with holes, with the stock kernel: their live tokens are packed,
-layer by layer, into scratch blocks, and the kernel reads those.
+"""Exact attention over requests with holes, with the stock kernel: the loose tokens are packed.
 
-A block that is full is copied whole; the tokens of the others are gathered one by one. The packed
-order is: full blocks, then the remaining tokens by id, this step's
-new tokens last. Attention over a cache is a sum over slots and positions are already in K, so the
-order is free, except that a chunk's own tokens must come last, in order.
+A token is loose when its block is not full of live tokens. Attention over a cache is a sum over
+slots, and positions are already in K, so the order of what is read is free. Two ways, layer by
+layer:
+
+- *lent*: free blocks of the pool, lent for this step, take the loose tokens; the kernel reads the
+  full blocks where they lie, and the lent ones behind them. One kernel call for the whole batch.
+- *apart*: when too few blocks are free, the request's full blocks are copied and its loose tokens
+  packed into scratch blocks outside the pool, and the kernel reads those in a call of its own.
+  A chunk of several new tokens goes this way too, its own tokens last and in order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,79 +25,124 @@ from vtoken.vllm.layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class HoleyRequest:
-    """`batch_index`: row of the batch. `slots` [n]: live slots by id, `num_new` of them new."""
+    """`batch_index`: row of the batch. `slots` [n]: live slots by id, `num_new` of them new.
+
+    `lent`: block ids of the pool for its loose tokens; empty when it is to be read apart.
+    """
 
     batch_index: int
     slots: Slots
     num_new: int
+    lent: Sequence[int] = ()
 
 
-@dataclass(slots=True)
-class Packing:
-    """What to copy where, the same for every layer.
+@dataclass(frozen=True, slots=True)
+class TokenMoves:
+    """Loose tokens and where they are packed, as (block, offset) pairs [t]."""
 
-    Whole blocks `full_from` [f] -> `full_to` [f]; tokens (block, offset) -> (block, offset) [t].
-    `block_table` [R, m] int32 and `seq_lens` [R] int32 describe the scratch blocks.
-    """
-
-    full_from: torch.Tensor
-    full_to: torch.Tensor
     from_block: torch.Tensor
     from_offset: torch.Tensor
     to_block: torch.Tensor
     to_offset: torch.Tensor
+
+    @classmethod
+    def of(cls, source: list[Slots], target: list[Slots], block_size: int) -> TokenMoves:
+        a = torch.from_numpy(np.concatenate(source))
+        b = torch.from_numpy(np.concatenate(target))
+        return cls(a // block_size, a % block_size, b // block_size, b % block_size)
+
+    def copy(self, cache: torch.Tensor, packed: torch.Tensor, layout: KVLayout) -> None:
+        """Copy K and V from `cache` to `packed`, both [N, H, S, 2D]."""
+        key, value = layout.views(cache)
+        packed_key, packed_value = layout.views(packed)
+        packed_key[self.to_block, self.to_offset] = key[self.from_block, self.from_offset]
+        packed_value[self.to_block, self.to_offset] = value[self.from_block, self.from_offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Packing into blocks of the pool; `rows` are (batch index, block table) of the requests."""
+
+    moves: TokenMoves
+    rows: list[tuple[int, torch.Tensor]]
+
+    def fill(self, cache: torch.Tensor, layout: KVLayout) -> None:
+        self.moves.copy(cache, cache, layout)
+
+    def rewrite(self, block_table: torch.Tensor) -> torch.Tensor:
+        """`block_table` [R, m] with the requests' rows replaced; the given one is left alone."""
+        table = block_table.clone()
+        for index, row in self.rows:
+            table[index, : len(row)] = row
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Packing into `num_blocks` scratch blocks, read through `block_table` [R, m] int32.
+
+    Whole blocks `full_from` [f] -> `full_to` [f], then `moves`; `seq_lens` [R] int32.
+    """
+
+    full_from: torch.Tensor
+    full_to: torch.Tensor
+    moves: TokenMoves
     block_table: torch.Tensor
     seq_lens: torch.Tensor
     num_blocks: int
 
     def fill(self, cache: torch.Tensor, scratch: torch.Tensor, layout: KVLayout) -> None:
-        """Pack the live tokens of `cache` [N, H, S, 2D] into `scratch` [num_blocks, H, S, 2D]."""
         if len(self.full_from):
             scratch[self.full_to] = cache[self.full_from]
-        if len(self.from_block):
-            key, value = layout.views(cache)
-            packed_key, packed_value = layout.views(scratch)
-            packed_key[self.to_block, self.to_offset] = key[self.from_block, self.from_offset]
-            packed_value[self.to_block, self.to_offset] = value[self.from_block, self.from_offset]
+        self.moves.copy(cache, scratch, layout)
 
 
-def plan_packing(requests: list[HoleyRequest], block_size: int) -> Packing:
-    """The packing of all holey requests of one step."""
-    full_from: list[np.ndarray] = []
-    full_to: list[np.ndarray] = []
-    token_from: list[np.ndarray] = []
-    token_to: list[np.ndarray] = []
-    rows: list[np.ndarray] = []
+def _split(slots: Slots, num_new: int, block_size: int) -> tuple[Slots, Slots]:
+    """Full blocks, and the slots of loose tokens; of several new tokens all are loose and last."""
+    n = len(slots) if num_new == 1 else len(slots) - num_new
+    blocks, counts = np.unique(slots[:n] // block_size, return_counts=True)
+    full = blocks[counts == block_size]
+    loose = slots[:n][~np.isin(slots[:n] // block_size, full)]
+    return full, np.concatenate([loose, slots[n:]])
+
+
+def plan_lent(requests: list[HoleyRequest], block_size: int) -> Lent:
+    """The packing of requests that were lent blocks."""
+    source, target, rows = [], [], []
+    for request in requests:
+        full, loose = _split(request.slots, request.num_new, block_size)
+        lent = np.asarray(request.lent, dtype=np.int64)
+        if len(loose) > len(lent) * block_size:
+            raise ValueError(f"{len(loose)} loose tokens do not fit {len(lent)} lent blocks")
+        place = np.arange(len(loose))
+        source.append(loose)
+        target.append(lent[place // block_size] * block_size + place % block_size)
+        row = np.concatenate([full, lent]).astype(np.int32)
+        rows.append((request.batch_index, torch.from_numpy(row)))
+    return Lent(TokenMoves.of(source, target, block_size), rows)
+
+
+def plan_apart(requests: list[HoleyRequest], block_size: int) -> Apart:
+    """The packing of requests that are read apart from the pool."""
+    full_from, full_to, source, target, rows = [], [], [], [], []
     next_block = 0
     for request in requests:
-        n = len(request.slots)
-        old = request.slots[: n - request.num_new]
-        blocks, counts = np.unique(old // block_size, return_counts=True)
-        full = blocks[counts == block_size]
-        loose = old[~np.isin(old // block_size, full)]
-        loose = np.concatenate([loose, request.slots[n - request.num_new :]])
-        num_blocks = len(full) + -(-len(loose) // block_size)
-        row = np.arange(next_block, next_block + num_blocks, dtype=np.int64)
+        full, loose = _split(request.slots, request.num_new, block_size)
+        end = next_block + len(full) + -(-len(loose) // block_size)
+        row = np.arange(next_block, end, dtype=np.int64)
         full_from.append(full)
         full_to.append(row[: len(full)])
-        token_from.append(loose)
-        token_to.append(
-            row[len(full)] * block_size + np.arange(len(loose)) if len(loose) else loose
-        )
+        source.append(loose)
+        target.append((next_block + len(full)) * block_size + np.arange(len(loose)))
         rows.append(row)
-        next_block += num_blocks
-    source = torch.from_numpy(np.concatenate(token_from))
-    target = torch.from_numpy(np.concatenate(token_to))
+        next_block = end
     table = torch.zeros((len(rows), max(len(row) for row in rows)), dtype=torch.int32)
     for i, row in enumerate(rows):
         table[i, : len(row)] = torch.from_numpy(row)
-    return Packing(
+    return Apart(
         full_from=torch.from_numpy(np.concatenate(full_from)),
         full_to=torch.from_numpy(np.concatenate(full_to)),
-        from_block=source // block_size,
-        from_offset=source % block_size,
-        to_block=target // block_size,
-        to_offset=target % block_size,
+        moves=TokenMoves.of(source, target, block_size),
         block_table=table,
         seq_lens=torch.tensor([len(r.slots) for r in requests], dtype=torch.int32),
         num_blocks=next_block,

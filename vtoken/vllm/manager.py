@@ -129,6 +129,18 @@ class VLLMBlockStore:
         self._manager.hashed[ids] = False
         return ids
 
+    def lend(self, num_blocks: int) -> list[int]:
+        lent: list[int] = []
+        queue = self._pool.free_block_queue
+        block = queue.fake_free_list_head.next_free_block
+        # Blocks that cache nothing stand at the front of the queue, see `free_blocks`.
+        while len(lent) < num_blocks and block is not queue.fake_free_list_tail:
+            if block.block_hash is not None:
+                break
+            lent.append(block.block_id)
+            block = block.next_free_block
+        return lent
+
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks
         self._manager.req_to_blocks[request_id][:] = [pool[block] for block in blocks]

@@ -115,7 +115,7 @@ class VTokenCPURunner(CPUModelRunner):
                 self.optimistic_seq_lens_cpu[row] = part.num_live
                 if not part.dense:
                     _, slots = self.mirrors[request_id].live()
-                    step.holey.append(HoleyRequest(row, slots, stop - first))
+                    step.holey.append(HoleyRequest(row, slots, stop - first, part.scratch))
             elif plan.probing:
                 self._follow(request_id, slot_mapping[first:stop].numpy())
             else:
