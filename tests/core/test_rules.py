@@ -375,7 +375,7 @@ class GreedyLender(SimpleStore):
 
 
 def lending(store: type[SimpleStore]) -> CoreEngine:
-    """Naive-evict, so that holes stay; requests come back to a prefix that nobody held meanwhile."""
+    """Naive-evict, so that holes stay; requests return to a prefix that nobody held meanwhile."""
     engine = crowd(store=store(32), num_requests=2, config={"reclamation": "off"})
     for wave in range(4):
         run(engine, 60)
