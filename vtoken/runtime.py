@@ -115,17 +115,21 @@ class Runtime(Ledger):
 
     def _lend_scratch(self, plan: StepPlan) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""
-        needs = {
-            request_id: self.tables[request_id].num_loose_blocks()
+        size = self.geometry.block_size
+        packed = {
+            request_id: self.tables[request_id].full_and_loose()
             for request_id, part in plan.requests.items()
             if not part.dense and len(part.new_slots) == 1
         }
-        if not needs:
+        if not packed:
             return
+        needs = {request_id: -(-len(loose) // size) for request_id, (_, loose) in packed.items()}
         lent = self.store.lend(sum(needs.values()))
         for request_id, need in needs.items():
             if need <= len(lent):
-                plan.requests[request_id].scratch = lent[:need]
+                part = plan.requests[request_id]
+                part.full_blocks, part.loose_slots = packed[request_id]
+                part.scratch = lent[:need]
                 del lent[:need]
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:

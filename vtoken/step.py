@@ -31,8 +31,8 @@ class RequestStep:
     `moved_ids`/`moved_slots` [m] relocated tokens, `blocks` the block table before this step's
     allocations (None: unchanged), `new_slots` [k] where the step's new tokens are written.
     `num_live`, `dense`: after the new tokens. Unscheduled requests have no new slots.
-    `scratch`: free blocks lent for this step, into which a holey request's loose tokens may be
-    packed for attention; empty when there were too few.
+    `scratch`: free blocks lent for this step, into which a holey request's `loose_slots` [l] may be
+    packed for attention, to be read behind its `full_blocks` [f]; empty when there were too few.
     """
 
     num_tokens: int
@@ -44,6 +44,8 @@ class RequestStep:
     num_live: int = 0
     dense: bool = True
     scratch: list[int] = field(default_factory=list)
+    full_blocks: Ids = field(default_factory=lambda: NO_IDS)
+    loose_slots: Slots = field(default_factory=lambda: NO_IDS)
 
 
 @dataclass(slots=True)

@@ -126,10 +126,14 @@ class TokenTable:
             out[full] = tail
         return out
 
-    def num_loose_blocks(self) -> int:
-        """Blocks that the live tokens of its not full blocks would fill, packed."""
-        full = int(np.count_nonzero(self.block_live() == self.block_size))
-        return -(-(self.num_live - full * self.block_size) // self.block_size)
+    def full_and_loose(self) -> tuple[npt.NDArray[np.int64], Slots]:
+        """Blocks full of live tokens, and the slots of the live tokens in all others."""
+        size = len(self.blocks) * self.block_size
+        grid = self._occupied[:size].reshape(-1, self.block_size)
+        blocks = np.asarray(self.blocks, dtype=np.int64)
+        full = grid.all(axis=1)
+        rows, offsets = np.nonzero(grid[~full])
+        return blocks[full], blocks[~full][rows] * self.block_size + offsets
 
     def num_naive_blocks(self) -> int:
         """Blocks that this request would hold if tokens never moved and slots were never reused."""

@@ -149,6 +149,13 @@ class SimulatedWorker:
             full = sum(places.count(block) == self.block_size for block in set(places))
             loose = len(places) - full * self.block_size
             assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
+            packed = {
+                slot
+                for b in part.full_blocks.tolist()
+                for slot in range(b * self.block_size, (b + 1) * self.block_size)
+            }
+            live = set(self.live_slots(self.mirrors[request_id]).values())
+            assert packed | set(part.loose_slots.tolist()) == live, "attention reads other tokens"
         for block in lent:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.memory[slot] = "scratch"

@@ -133,14 +133,15 @@ def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(num_new: int
 def test_packing_into_lent_blocks_touches_no_other_block() -> None:
     import torch
 
-    from vtoken.vllm.holes import HoleyRequest, plan_lent
+    from vtoken.vllm.holes import LentRequest, plan_lent
     from vtoken.vllm.layout import learn_layout
 
     cache, key, value = written("vec", 32, 64, "float32")
     cache = torch.cat([cache, torch.zeros_like(cache)])  # blocks 4 to 7 are free
     before = cache[:4].clone()
     slots = holey_slots(1)
-    lent = plan_lent([HoleyRequest(0, slots, 1, [6, 5])], 32)
+    loose = slots[slots // 32 != 1]
+    lent = plan_lent([LentRequest(0, np.array([1]), loose, [6, 5])], 32)
     layout = learn_layout(cache, "vec")
     lent.fill(cache, layout)
     assert torch.equal(cache[:4], before)
@@ -156,7 +157,7 @@ def test_packing_into_lent_blocks_touches_no_other_block() -> None:
 
 
 def test_too_few_lent_blocks_are_an_error() -> None:
-    from vtoken.vllm.holes import HoleyRequest, plan_lent
+    from vtoken.vllm.holes import LentRequest, plan_lent
 
     with pytest.raises(ValueError, match="do not fit 1 lent blocks"):
-        plan_lent([HoleyRequest(0, holey_slots(1), 1, [6])], 32)
+        plan_lent([LentRequest(0, np.array([1]), holey_slots(1), [6])], 32)

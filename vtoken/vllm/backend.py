@@ -73,12 +73,12 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         if step is None:
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
-        if lent := [request for request in step.holey if request.lent]:
-            metadata.lent = plan_lent(lent, step.block_size)
+        if step.lent:
+            metadata.lent = plan_lent(step.lent, step.block_size)
             metadata.block_table = metadata.lent.rewrite(metadata.block_table)
-        if apart := [request for request in step.holey if not request.lent]:
-            metadata.apart = plan_apart(apart, step.block_size)
-            rows = [request.batch_index for request in apart]
+        if step.apart:
+            metadata.apart = plan_apart(step.apart, step.block_size)
+            rows = [request.batch_index for request in step.apart]
             self._split(metadata, common_attn_metadata, rows)
         return metadata
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vtoken.vllm.holes import HoleyRequest, Scratch
+from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import KVLayout
 from vtoken.vllm.probe import ProbedRequest
 
 
 @dataclass(slots=True)
 class StepContext:
-    """One step's holey requests and probes."""
+    """One step's holey requests, by the way they are read, and its probes."""
 
     layout: KVLayout
     scratch: Scratch
     block_size: int
-    holey: list[HoleyRequest] = field(default_factory=list)
+    lent: list[LentRequest] = field(default_factory=list)
+    apart: list[HoleyRequest] = field(default_factory=list)
     probed: list[ProbedRequest] = field(default_factory=list)
     probe_layers: frozenset[int] = frozenset()
 

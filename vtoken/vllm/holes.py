@@ -20,20 +20,29 @@ import numpy as np
 import torch
 
 from vtoken.pool import Slots
+from vtoken.table import Ids
 from vtoken.vllm.layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class HoleyRequest:
-    """`batch_index`: row of the batch. `slots` [n]: live slots by id, `num_new` of them new.
-
-    `lent`: block ids of the pool for its loose tokens; empty when it is to be read apart.
+    """To be read apart. `batch_index`: row of the batch. `slots` [n]: live slots by id, `num_new`
+    of them new.
     """
 
     batch_index: int
     slots: Slots
     num_new: int
-    lent: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LentRequest:
+    """`full_blocks` [f] are read where they lie, `loose_slots` [l] are packed into `lent` blocks."""
+
+    batch_index: int
+    full_blocks: Ids
+    loose_slots: Slots
+    lent: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +115,17 @@ def _split(slots: Slots, num_new: int, block_size: int) -> tuple[Slots, Slots]:
     return full, np.concatenate([loose, slots[n:]])
 
 
-def plan_lent(requests: list[HoleyRequest], block_size: int) -> Lent:
-    """The packing of requests that were lent blocks."""
+def plan_lent(requests: list[LentRequest], block_size: int) -> Lent:
+    """The packing of requests that were lent blocks; ValueError when those are too few."""
     source, target, rows = [], [], []
     for request in requests:
-        full, loose = _split(request.slots, request.num_new, block_size)
-        lent = np.asarray(request.lent, dtype=np.int64)
+        loose, lent = request.loose_slots, np.asarray(request.lent, dtype=np.int64)
         if len(loose) > len(lent) * block_size:
             raise ValueError(f"{len(loose)} loose tokens do not fit {len(lent)} lent blocks")
         place = np.arange(len(loose))
         source.append(loose)
         target.append(lent[place // block_size] * block_size + place % block_size)
-        row = np.concatenate([full, lent]).astype(np.int32)
+        row = np.concatenate([request.full_blocks, lent]).astype(np.int32)
         rows.append((request.batch_index, torch.from_numpy(row)))
     return Lent(TokenMoves.of(source, target, block_size), rows)
 

@@ -17,7 +17,7 @@ from vtoken.mirror import Mirror
 from vtoken.step import StepPlan, WorkerReport
 from vtoken.vllm import context, support
 from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.holes import HoleyRequest, Scratch
+from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
 from vtoken.vllm.probe import ProbedRequest
 
@@ -113,9 +113,13 @@ class VTokenCPURunner(CPUModelRunner):
                 slot_mapping[first:stop] = torch.from_numpy(part.new_slots)
                 self.seq_lens[row] = part.num_live
                 self.optimistic_seq_lens_cpu[row] = part.num_live
-                if not part.dense:
+                if part.scratch:
+                    step.lent.append(
+                        LentRequest(row, part.full_blocks, part.loose_slots, part.scratch)
+                    )
+                elif not part.dense:
                     _, slots = self.mirrors[request_id].live()
-                    step.holey.append(HoleyRequest(row, slots, stop - first, part.scratch))
+                    step.apart.append(HoleyRequest(row, slots, stop - first))
             elif plan.probing:
                 self._follow(request_id, slot_mapping[first:stop].numpy())
             else:
@@ -128,7 +132,7 @@ class VTokenCPURunner(CPUModelRunner):
                 step.probed.append(ProbedRequest(first, stop - first, mirror))
         if plan.probe_layers is not None:
             step.probe_layers = frozenset(plan.probe_layers)
-        if step.holey or step.probed:
+        if step.lent or step.apart or step.probed:
             context.set_current(step)
         return prepared
 
