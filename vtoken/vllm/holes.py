@@ -37,7 +37,7 @@ class HoleyRequest:
 
 @dataclass(frozen=True, slots=True)
 class LentRequest:
-    """`full_blocks` [f] are read where they lie, `loose_slots` [l] are packed into `lent` blocks."""
+    """`full_blocks` [f] are read as they lie, `loose_slots` [l] are packed into `lent` blocks."""
 
     batch_index: int
     full_blocks: Ids
