@@ -1,6 +1,7 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
-Reads the runtime, changes nothing. The offer ("compacting now would free ...") is what a manual
+Reads the runtime, changes nothing. Fragmented: free blocks are at the low watermark, and compacting
+would free some. Full: it would not, and no more are free than one round may take. The offer ("compacting now would free ...") is what a manual
 trigger would do at this moment: one round of the real planner within B and the headroom. It is
 recomputed at most every `OFFER_SECONDS`, and seldom enough to take 1% of the time at most.
 """
@@ -40,14 +41,16 @@ class Diagnosis:
         free = runtime.store.num_free_blocks()
         offer = self._current_offer(free)
         cause: Cause = "ok"
-        if free <= config.low_watermark_blocks:
-            cause = "fragmented" if offer.freed_blocks else "full"
+        if free <= config.low_watermark_blocks and offer.freed_blocks:
+            cause = "fragmented"
+        elif free <= config.headroom_blocks:
+            cause = "full"
         moved_bytes = offer.moved_tokens * runtime.geometry.bytes_per_token
         return Fragmentation(
             f=f,
             theta_f=config.theta_f,
             cause=cause,
-            sentence=self._sentence(cause, offer, moved_bytes),
+            sentence=self._sentence(cause, free, offer, moved_bytes),
             reclaimable_blocks=offer.freed_blocks,
             reclaim_moved_tokens=offer.moved_tokens,
             reclaim_moved_bytes=moved_bytes,
@@ -71,7 +74,7 @@ class Diagnosis:
             self._offer_until = done + max(OFFER_SECONDS, 100 * (done - now))
         return self._offer
 
-    def _sentence(self, cause: Cause, offer: Offer, moved_bytes: int) -> str:
+    def _sentence(self, cause: Cause, free: int, offer: Offer, moved_bytes: int) -> str:
         runtime = self._runtime
         pool = runtime.tables.pool
         if len(runtime.tables) == 0:
@@ -87,4 +90,4 @@ class Diagnosis:
         if cause == "fragmented":
             waits = "" if pool.fragmentation > runtime.config.theta_f else "; F is below theta_F"
             return f"Fragmented: {holes}; {gain}{waits}."
-        return f"OK: blocks are free; {holes}" + (f"; {gain}." if offer.freed_blocks else ".")
+        return f"OK: {free:,} blocks free; {holes}" + (f"; {gain}." if offer.freed_blocks else ".")

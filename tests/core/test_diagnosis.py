@@ -62,7 +62,7 @@ def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
 
 
 def test_a_pool_full_of_live_tokens_is_full_not_fragmented() -> None:
-    engine, status = status_of(**BASE, config={"low_watermark_blocks": 95})
+    engine, status = status_of(**BASE, config={"headroom_blocks": 48})
     try:
         assert status.fragmentation.cause == "full"
         assert status.fragmentation.sentence.startswith("Full")
