@@ -1,9 +1,11 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
 Reads the runtime, changes nothing. Fragmented: free blocks are at the low watermark, and compacting
-would free some. Full: it would not, and no more are free than one round may take. The offer ("compacting now would free ...") is what a manual
-trigger would do at this moment: one round of the real planner within B and the headroom. It is
-recomputed at most every `OFFER_SECONDS`, and seldom enough to take 1% of the time at most.
+would free some. Full: it would not, and no more blocks are free than one round may take.
+
+The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
+round of the real planner within B and the headroom. It is recomputed at most every `OFFER_SECONDS`,
+and seldom enough to take 1% of the time at most.
 """
 
 from __future__ import annotations
