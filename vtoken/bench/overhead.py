@@ -2,8 +2,8 @@
 
 Every variant is an engine in a process of its own; in each round all of them run the same workload
 in turn, so that a machine whose speed drifts slows them alike. Reported are the medians over rounds
-of the ratio to stock in the same round, with their spread. CPU time a step is the steadiest figure on
-a shared machine; the second stock engine shows the noise.
+of the ratio to stock in the same round, with their spread. CPU time a step is the steadiest figure
+on a shared machine; the second stock engine shows the noise.
 """
 
 from __future__ import annotations
@@ -196,9 +196,8 @@ def _print(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         f"{args.requests} requests, {args.new_tokens} new tokens each, {args.rounds} rounds; "
         "ratios to stock vLLM of the same round: median [lowest .. highest]"
     )
-    print(
-        f"{'variant':40} {'tok/s':>8} {'tok/s ratio':>24} {'step p50 ratio':>24} {'p95 ratio':>24}"
-    )
+    heads = ("tok/s ratio", "step p50 ratio", "step p95 ratio", "CPU a step ratio")
+    print(f"{'variant':40} {'tok/s':>8} " + " ".join(f"{head:>22}" for head in heads))
     for row in rows:
         cells = []
         for key in KEYS:
