@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
                     "tokens_per_second": answer["tokens"] / answer["seconds"],
                     "p50_ms": steps[len(steps) // 2],
                     "p95_ms": steps[int(len(steps) * 0.95)],
+                    "hook_us": answer["hook_seconds"] * 1e6 / len(steps),
                     "cpu_ms": answer["cpu_seconds"] * 1e3 / len(steps),
                 }
             rounds.append(result)
@@ -188,6 +189,7 @@ def _row(name: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]
         out[key] = statistics.median(r[name][key] for r in rounds)
         out[f"{key}_ratio"] = statistics.median(values)
         out[f"{key}_ratio_range"] = [values[0], values[-1]]
+    out["hook_us"] = statistics.median(r[name]["hook_us"] for r in rounds)
     return out
 
 
@@ -197,7 +199,7 @@ def _print(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         "ratios to stock vLLM of the same round: median [lowest .. highest]"
     )
     heads = ("tok/s ratio", "step p50 ratio", "step p95 ratio", "CPU a step ratio")
-    print(f"{'variant':40} {'tok/s':>8} " + " ".join(f"{head:>22}" for head in heads))
+    print(f"{'variant':40} {'tok/s':>8} " + " ".join(f"{head:>22}" for head in heads) + "  µs*")
     for row in rows:
         cells = []
         for key in KEYS:
@@ -206,4 +208,6 @@ def _print(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         print(
             f"{row['variant']:40} {row['tokens_per_second']:8.0f} "
             + " ".join(f"{cell:>22}" for cell in cells)
+            + f"{row['hook_us']:5.0f}"
         )
+    print("* time a step in vToken's own scheduler code, publishing included")

@@ -29,6 +29,31 @@ def _engine(spec: dict[str, Any]) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(**spec["engine"], **extra))
 
 
+class HookTimer:
+    """Adds up the time that vToken's own code takes in the scheduler, publishing included."""
+
+    def __init__(self, engine: Any) -> None:
+        self.seconds = 0.0
+        scheduler = engine.engine_core.engine_core.scheduler
+        runtime = getattr(scheduler, "vtoken", None)
+        if runtime is not None:
+            for name in ("begin_step", "commit_step", "finish_step"):
+                self._wrap(runtime, name)
+            self._wrap(scheduler, "_note_step")
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        setattr(owner, name, timed)
+
+
 def _run(engine: Any, workload: dict[str, Any], tag: int) -> dict[str, Any]:
     """Closed batch: all prompts at once, greedy, `num_new` tokens each; times every engine step."""
     from vllm import SamplingParams
@@ -84,8 +109,11 @@ def main() -> None:
 
     engine = _engine(json.loads(sys.stdin.readline()))
     answer(_facts(engine))
+    hooks = HookTimer(engine)
     for tag, line in enumerate(sys.stdin):
-        answer(_run(engine, json.loads(line), tag) | _facts(engine))
+        hooks.seconds = 0.0
+        result = _run(engine, json.loads(line), tag)
+        answer(result | _facts(engine) | {"hook_seconds": hooks.seconds})
 
 
 if __name__ == "__main__":
