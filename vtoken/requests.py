@@ -32,7 +32,6 @@ class RequestState:
     scores: npt.NDArray[np.float32] | None = None
     moved_tokens: int = 0
     recycled_slots: int = 0
-    num_output_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -33,7 +33,6 @@ from vtoken_console.widgets.requests import Requests
 if TYPE_CHECKING:
     from vtoken_console.client import Client
 
-CONTROL_ACTIONS = frozenset(k.action.partition("(")[0] for k in KEYS if k.control)
 HEAVY = ("vtoken_console.client", "vtoken_console.controls")
 
 

@@ -9,8 +9,6 @@ from functools import lru_cache
 
 from rich.style import Style
 
-BACKGROUND = "#0d1117"
-SURFACE = "#161b22"
 BORDER = "#30363d"
 TEXT = "#d0d7de"
 MUTED = "#8b949e"

@@ -35,15 +35,6 @@ def data_size(num_bytes: float, width: int = 0) -> str:
     return f"{number:.1f} TB".rjust(width)
 
 
-def micros(us: float | None, width: int = 0) -> str:
-    """A duration given in microseconds: 210 µs, 3.2 ms."""
-    if us is None:
-        return "–".rjust(width)
-    if us < 1000:
-        return f"{us:.0f} µs".rjust(width)
-    return f"{us / 1000:.1f} ms".rjust(width)
-
-
 def duration(seconds: float) -> str:
     """A waiting time for people: 8 s, 2 min 05 s, 3 h 12 min."""
     whole = max(0, int(seconds))

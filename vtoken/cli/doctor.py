@@ -18,8 +18,6 @@ from vtoken.cli.errors import CommandError
 from vtoken.cli.link import Link
 from vtoken.cli.show import say, say_json, tinted
 
-STREAM_PATIENCE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
