@@ -24,12 +24,12 @@ class Evictor:
         self._ledger = ledger
 
     def is_due(self, table: TokenTable) -> bool:
-        return (
-            table.num_live > self._ledger.config.budget_tokens + self._ledger.config.interval_tokens
-        )
+        rules = self._ledger.rules(table.request_id)
+        return rules.evicts and table.num_live > rules.budget_tokens + rules.interval_tokens
 
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
         """The ids that `config` would evict from `table` now; None when nothing is due."""
+        config = self._ledger.rules(table.request_id, config)
         if not config.evicts or (table.num_live <= config.budget_tokens + config.interval_tokens):
             return None
         state = self._ledger.states[table.request_id]
@@ -62,7 +62,7 @@ class Evictor:
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
         ledger = self._ledger
-        name = ledger.config.policy.name
+        names: set[str] = set()
         num_requests = num_tokens = num_blocks = 0
         for request_id in ready:
             table = ledger.tables.get(request_id)
@@ -79,11 +79,13 @@ class Evictor:
             pending = ledger.pending(table)
             table.evict(victims)
             pending.evicted = victims
+            names.add(ledger.rules(request_id).policy.name)
             num_requests += 1
             num_tokens += len(victims)
             num_blocks += self._drop_dead_blocks(table, pending, freed)
         if num_tokens == 0:
             return False
+        name = ", ".join(sorted(names))
         ledger.counters.evicted_tokens += num_tokens
         ledger.counters.reclaimed_blocks += num_blocks
         ledger.events.add(

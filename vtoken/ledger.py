@@ -12,6 +12,7 @@ from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.events import EventLog
 from vtoken.requests import Counters, RequestState
+from vtoken.rules import RequestRules
 from vtoken.step import RequestStep
 from vtoken.table import TokenTable
 from vtoken.tables import TokenTables
@@ -56,9 +57,16 @@ class Ledger:
         self.strict = strict
         self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
         self.states: dict[str, RequestState] = {}
+        self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.counters = Counters()
         self.events = EventLog()
         self.step = 0
+
+    def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
+        """The configuration as it holds for one request; `config`: under that one instead."""
+        config = self.config if config is None else config
+        own = self.own_rules.get(request_id)
+        return config if own is None else own.under(config)
 
     def pending(self, table: TokenTable) -> RequestStep:
         """The request's part of the step being planned."""

@@ -141,7 +141,7 @@ class Reporter:
 
     def row(self, table: TokenTable) -> RequestRow:
         state = self.runtime.states[table.request_id]
-        config = self.runtime.config
+        rules = self.runtime.rules(table.request_id)
         return RequestRow(
             id=table.request_id,
             state="running",
@@ -152,8 +152,8 @@ class Reporter:
             blocks=len(table.blocks),
             bound_blocks=-(-table.num_live // table.block_size),
             naive_blocks=table.num_naive_blocks(),
-            policy=config.policy.name,
-            budget_tokens=config.budget_tokens,
+            policy=rules.policy.name,
+            budget_tokens=rules.budget_tokens,
             dense=table.dense,
             moved_tokens=state.moved_tokens,
             recycled_slots=state.recycled_slots,

@@ -7,7 +7,8 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
     commit_step(grown)      after it: register the new tokens, return the worker's plan
     finish_step(report)     what the worker reports of a step
 
-and `release(id)` whenever a request lets go of its blocks. Invariants:
+`release(id)` whenever a request lets go of its blocks, `announce` when a request arrives and
+`forget` when it is over for good. Invariants:
 1. the step's victims are invisible from that step's attention on, whatever reclamation does
 2. a block given back in begin_step is in nobody's table; none becomes a destination in the same
    pass (they are collected and returned after all plans)
@@ -27,6 +28,7 @@ from vtoken.eviction import Evictor
 from vtoken.ledger import BlockStore, Ledger
 from vtoken.relocation import Relocator
 from vtoken.requests import RequestState
+from vtoken.rules import RequestRules
 from vtoken.step import StepPlan, WorkerReport
 from vtoken.table import TokenTable
 from vtoken.wire import Geometry
@@ -64,6 +66,15 @@ class Runtime(Ledger):
         self.relocator = Relocator(self, verify_ratio)
         self.operations = self.relocator.operations
 
+    def announce(self, request_id: str, rules: RequestRules | None) -> None:
+        """A request has arrived; `rules` are its own, None when the configuration rules it."""
+        if rules is not None:
+            self.own_rules[request_id] = rules
+
+    def forget(self, request_id: str) -> None:
+        """The request is over for good, scheduled ever or not; its blocks have been released."""
+        self.own_rules.pop(request_id, None)
+
     def begin_step(self, ready: Iterable[str]) -> None:
         """Decide what dies and what moves before this step's allocation.
 
@@ -71,7 +82,7 @@ class Runtime(Ledger):
         """
         self.step += 1
         freed: list[int] = []
-        died = self.config.evicts and self.evictor.evict_due(ready, freed)
+        died = self._may_evict and self.evictor.evict_due(ready, freed)
         self.relocator.plan_step(freed, new_holes=died)
         if freed:
             self.store.give_back(freed)
@@ -90,7 +101,7 @@ class Runtime(Ledger):
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
         plan = StepPlan(self.step)
-        plan.probing = probing = "attention" in self.config.policy.needs
+        plan.probing = probing = self._probing
         if probing and self.step % self.config.probe_every_steps == 0:
             plan.probe_layers = self.config.probe_layers or (self.geometry.num_layers // 2,)
         want = []
@@ -112,6 +123,17 @@ class Runtime(Ledger):
         if self.check_every_step:
             self.check()
         return plan
+
+    @property
+    def _may_evict(self) -> bool:
+        return self.config.evicts or bool(self.own_rules)
+
+    @property
+    def _probing(self) -> bool:
+        return "attention" in self.config.policy.needs or any(
+            own.policy is not None and "attention" in own.policy.needs
+            for own in self.own_rules.values()
+        )
 
     def _lend_scratch(self, plan: StepPlan) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""

@@ -59,5 +59,6 @@ def engine_args(
     return {
         "scheduler_cls": f"vtoken.vllm.scheduler.{name}",
         "worker_cls": "vtoken.vllm.worker.VTokenCPUWorker",
+        "logits_processors": ["vtoken.vllm.request_arguments:RequestArguments"],
         "additional_config": {"vtoken": {"config": config or {}, **settings}},
     }

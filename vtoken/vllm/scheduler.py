@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import vtoken
 from vtoken.control import Controller
 from vtoken.report import EngineFacts, Reporter
+from vtoken.rules import request_rules
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.telemetry import Publisher
 from vtoken.vllm import support
@@ -125,7 +126,16 @@ class VTokenSchedulerMixin:
                 _prompt_seed(request) if table is None else 0,
             )
 
-    # ------------------------------------------------------------ letting go
+    # ------------------------------------------------------------ arriving and letting go
+
+    def add_request(self, request: Any) -> None:
+        arguments = getattr(request.sampling_params, "extra_args", None)
+        self.vtoken.announce(request.request_id, request_rules(arguments))
+        super().add_request(request)  # type: ignore[misc]
+
+    def _free_blocks(self, request: Any) -> None:
+        super()._free_blocks(request)  # type: ignore[misc]
+        self.vtoken.forget(request.request_id)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.vtoken.release(request.request_id, preempted=True)

@@ -67,6 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=True,
         help="stop the engine when an invariant breaks",
     )
+    parser.add_argument(
+        "--logits-processors", nargs="+", default=[], metavar="CLASS", help="beside vToken's own"
+    )
     return parser
 
 
@@ -130,6 +133,9 @@ def server_command(argv: list[str]) -> list[str]:
         engine["worker_cls"],
         "--additional-config",
         json.dumps(engine["additional_config"]),
+        "--logits-processors",
+        *args.logits_processors,
+        *engine["logits_processors"],
     ]
 
 

@@ -1,0 +1,102 @@
+"""A request's own policy, budget and interval over the live configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_engine import CoreEngine
+
+from vtoken.config import default_config
+from vtoken.errors import RefusedError
+from vtoken.policies import make_policy
+from vtoken.rules import RequestRules, request_rules
+
+
+def test_arguments_of_others_make_no_rules() -> None:
+    assert request_rules(None) is None
+    assert request_rules({}) is None
+    assert request_rules({"kv_transfer_params": {}, "top_p_decay": 1}) is None
+
+
+def test_what_a_request_does_not_set_follows_the_configuration() -> None:
+    rules = request_rules({"vtoken_budget_tokens": 64})
+    assert rules is not None
+    config = replace(default_config(64), policy=make_policy("streaming_llm", {}))
+    assert rules.under(config).budget_tokens == 64
+    assert rules.under(config).policy is config.policy
+    later = replace(config, theta_f=0.5, policy=make_policy("random", {}))
+    assert rules.under(later).policy.name == "random"
+    assert rules.under(later).theta_f == 0.5
+
+
+def test_a_live_policy_that_needs_more_raises_the_budget_to_its_least() -> None:
+    rules = RequestRules(budget_tokens=3)
+    config = replace(default_config(64), policy=make_policy("random", {"sinks": 4, "recent": 16}))
+    assert rules.under(config).budget_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"vtoken_policy": "h3o"}, "vtoken_policy"),
+        ({"vtoken_policy": 7}, "vtoken_policy"),
+        ({"vtoken_polizy": "h2o"}, "vtoken_polizy"),
+        ({"vtoken_policy_params": "{}"}, "vtoken_policy_params"),
+        (
+            {"vtoken_policy": "streaming_llm", "vtoken_policy_params": "{"},
+            "vtoken_policy_params",
+        ),
+        (
+            {"vtoken_policy": "streaming_llm", "vtoken_policy_params": "[1]"},
+            "vtoken_policy_params",
+        ),
+        (
+            {"vtoken_policy": "streaming_llm", "vtoken_policy_params": '{"sinks": -1}'},
+            "vtoken_policy_params.sinks",
+        ),
+        ({"vtoken_budget_tokens": 0}, "vtoken_budget_tokens"),
+        ({"vtoken_budget_tokens": 2.5}, "vtoken_budget_tokens"),
+        ({"vtoken_budget_tokens": "64"}, "vtoken_budget_tokens"),
+        ({"vtoken_budget_tokens": 1 << 40}, "vtoken_budget_tokens"),
+        ({"vtoken_interval_tokens": -1}, "vtoken_interval_tokens"),
+        (
+            {
+                "vtoken_policy": "streaming_llm",
+                "vtoken_policy_params": '{"sinks": 8}',
+                "vtoken_budget_tokens": 8,
+            },
+            "vtoken_budget_tokens",
+        ),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        request_rules(arguments)
+    assert caught.value.field == field
+    assert caught.value.bound
+
+
+def test_two_requests_under_different_rules_in_one_step() -> None:
+    engine = CoreEngine(num_blocks=64)
+    try:
+        engine.configure(policy={"name": "none"}, interval_tokens=0)
+        for name, arguments in {
+            "small": {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 32},
+            "large": {"vtoken_policy": "sliding_window", "vtoken_budget_tokens": 64},
+            "none": None,
+        }.items():
+            engine.runtime.announce(name, request_rules(arguments))
+            engine.admit(name, 100)
+        engine.step(20)
+        live = {table.request_id: table.num_live for table in engine.runtime.tables}
+        assert live == {"small": 33, "large": 65, "none": 119}
+        rows = {row.id: row for row in engine.reporter.rows()}
+        assert rows["small"].policy == "streaming_llm"
+        assert rows["large"].budget_tokens == 64
+        engine.finish("small")
+        engine.runtime.forget("small")
+        assert set(engine.runtime.own_rules) == {"large"}
+    finally:
+        engine.close()
