@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from importlib import import_module
 from pathlib import Path
+
+from vtoken.bench.output import FOLDER, RESULTS, fill_in
+
+BENCHES = {
+    "planner": "µs a step of the core alone: nothing due, steady state, full plans",
+    "overhead": "plugin against stock vLLM, paired",
+}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="vtoken bench", description=__doc__)
     sub = parser.add_subparsers(dest="name", required=True)
-    overhead = sub.add_parser("overhead", help="plugin against stock vLLM, paired")
-    overhead.add_argument("--rounds", type=int, default=7, help="pairs of every variant")
-    overhead.add_argument("--new-tokens", type=int, default=256)
-    overhead.add_argument("--requests", type=int, default=8)
-    overhead.add_argument("--model", help="a model folder (default: the demo model)")
-    overhead.add_argument("--json", type=Path, help="write the figures there too")
+    for name, summary in BENCHES.items():
+        bench = sub.add_parser(name, help=summary, description=summary)
+        bench.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+        bench.add_argument("--json", type=Path, help=f"the file (default {FOLDER}/{name}.json)")
+        bench.add_argument("--markdown", action="store_true", help="print Markdown tables")
+        import_module(f"vtoken.bench.{name}").add_arguments(bench)
+    results = sub.add_parser("results", help=f"the last runs, as {RESULTS} shows them")
+    results.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files lie")
+    results.add_argument("--file", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
-    from vtoken.bench.overhead import run
+    if args.name == "results":
+        return _results(args)
+    code: int = import_module(f"vtoken.bench.{args.name}").run(args)
+    return code
 
-    return run(args)
+
+def _results(args: argparse.Namespace) -> int:
+    """Write the tables of the last runs between the markers of the results file."""
+    text, missing = fill_in(args.file.read_text(), args.folder)
+    args.file.write_text(text)
+    for name in missing:
+        print(f"{name}: no {args.folder}/{name}.json, section left as it was", file=sys.stderr)
+    return 0

@@ -116,6 +116,13 @@ def _workload(requests: int, num_new: int) -> dict[str, Any]:
     return {"prompts": prompts, "num_new": num_new}
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of every variant")
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--model", help="a model folder (default: the demo model)")
+
+
 def run(args: argparse.Namespace) -> int:
     from vtoken.demo.model import build
 

