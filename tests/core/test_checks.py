@@ -40,7 +40,7 @@ def lose_place(table: TokenTable) -> None:
 
 
 def occupy_hole(table: TokenTable) -> None:
-    table._occupied[6] = True
+    table._places.occupied[6] = True
 
 
 def count_live(table: TokenTable) -> None:
