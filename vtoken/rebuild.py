@@ -58,20 +58,17 @@ def rebuild(
     is_fresh = np.ones(len(new), dtype=np.bool_)
     is_fresh[new_rank[kept]] = False
 
-    tokens = np.full((len(new), s), -1, dtype=np.int64)
-    occupied = np.zeros((len(new), s), dtype=np.bool_)
     size = len(old) * s
-    tokens[new_rank[kept]] = places.tokens[:size].reshape(-1, s)[kept]
-    occupied[new_rank[kept]] = places.occupied[:size].reshape(-1, s)[kept]
-    tokens, occupied = tokens.reshape(-1), occupied.reshape(-1)
+    tokens = np.full(len(new) * s, -1, dtype=np.int64)
+    occupied = np.zeros(len(new) * s, dtype=np.bool_)
+    tokens.reshape(-1, s)[new_rank[kept]] = places.tokens[:size].reshape(-1, s)[kept]
+    occupied.reshape(-1, s)[new_rank[kept]] = places.occupied[:size].reshape(-1, s)[kept]
     by_rank = np.append(new_rank, -1)[index // s]  # an index of -1 finds the -1 at the end
     moved = np.where(by_rank >= 0, by_rank * s + index % s, -1)
 
     target = target_rank * s + slots % s
     if len(np.unique(target)) != len(target) or occupied[target].any():
-        raise InvariantViolation(
-            "I2", f"a destination of {owner} is doubled or holds a live token"
-        )
+        raise InvariantViolation("I2", f"a destination of {owner} is doubled or holds a live token")
     left = moved[ids]
     left = left[left >= 0]
     tokens[left] = -1

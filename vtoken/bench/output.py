@@ -1,8 +1,8 @@
 """What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/results.md.
 
 Knows no benchmark. A result is one JSON file `.bench/NAME.json`; docs/results.md holds, between
-`<!-- bench:NAME -->` and `<!-- /bench -->`, the tables of the run that the file describes. The prose
-around the markers is written by hand and never touched.
+`<!-- bench:NAME -->` and `<!-- /bench -->`, the tables of the run that the file describes. The
+prose around the markers is written by hand and never touched.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def finish(result: Result, *, path: Path | None, markdown: bool) -> None:
 
 def _cell(value: str | float | None) -> str:
     if value is None:
-        return "–"
+        return ""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 1000:

@@ -273,5 +273,3 @@ def _table(rows: list[Row], requests: int, tokens: int) -> Table:
         each = [row.begin, row.ask, row.commit, row.finish, row.total, row.p95]
         table.rows.append([row.scenario, *each, row.total / row.requests, goal])
     return table
-
-
