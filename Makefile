@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench-overhead constraints clean
+.PHONY: help setup demo test test-gpu check screenshots bench-overhead soak constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -43,10 +43,13 @@ screenshots: $(SETUP) ## pictures of the console into screenshots/
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken without eviction
 	$(BIN)/vtoken bench overhead $(ARGS)
 
+soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
+	$(BIN)/vtoken soak --minutes $(or $(MINUTES),20) $(ARGS)
+
 constraints: $(SETUP) ## write constraints.txt from what is installed
 	@{ head -n 1 constraints.txt; uv pip freeze --quiet --python $(BIN)/python --exclude-editable \
 		| sed 's/+cpu$$//'; } > constraints.txt.new && mv constraints.txt.new constraints.txt
 
 clean: ## remove .venv, caches and what the demo left
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

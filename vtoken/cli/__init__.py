@@ -15,6 +15,7 @@ PASSED_THROUGH = {
     "serve": "vtoken.vllm.serve",
     "demo": "vtoken.demo.run",
     "bench": "vtoken.bench",
+    "soak": "vtoken.soak",
 }
 
 

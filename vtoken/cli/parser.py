@@ -71,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--engine", action="store_true", help="compare this vLLM with what vToken expects (slow)"
     )
     commands.add_parser("bench", help="measure: baselines, variants, micro-benchmarks")
+    commands.add_parser("soak", help="real engines under random traffic, every check on")
     return parser
 
 

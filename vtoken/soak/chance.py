@@ -1,0 +1,137 @@
+"""Everything random in a soak: requests, live switches, moments. One seed gives one sequence.
+
+Knows the wire's configuration document, so that a new field is exercised from the day it has a
+bound; knows no engine.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from vtoken.wire import Bound, ConfigDocument, PolicyInfo
+
+BOS = 256
+PRINTABLE = range(0x20, 0x7F)
+FIXED = {"verify_ratio"}  # every relocation is checked throughout
+NUM_PREFIXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDraw:
+    """`sampling`: keyword arguments of vLLM's SamplingParams. Greedy ones can be judged."""
+
+    prompt: list[int]
+    sampling: dict[str, Any]
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling["temperature"] == 0.0 and "stop" not in self.sampling
+
+
+class Chance:
+    """Draws for one engine of `max_model_len` tokens and `num_blocks` blocks."""
+
+    def __init__(self, seed: int, *, max_model_len: int) -> None:
+        self.rng = random.Random(seed)
+        self._max_model_len = max_model_len
+        self._prefixes = [
+            [BOS, *self.rng.choices(PRINTABLE, k=max_model_len)] for _ in range(NUM_PREFIXES)
+        ]
+
+    def happens(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def request(self) -> RequestDraw:
+        rng = self.rng
+        room = self._max_model_len
+        most_new = rng.choice((4, 80, 200, room // 3))
+        num_new = rng.randint(1, most_new)
+        longest = rng.choice((8, 60, 200, room))
+        num_prompt = rng.randint(1, max(1, min(longest, room - num_new - 1)))
+        prefix = rng.choice(self._prefixes)
+        shared = rng.randint(0, num_prompt) if rng.random() < 0.6 else 0
+        prompt = prefix[:shared] + rng.choices(PRINTABLE, k=num_prompt - shared)
+        sampling: dict[str, Any] = {
+            "temperature": 0.0 if rng.random() < 0.75 else 0.8,
+            "max_tokens": num_new,
+            "ignore_eos": True,
+            "detokenize": False,
+        }
+        # No per-request seed: with chunked prefill it ends vLLM's CPU engine.
+        if rng.random() < 0.1:
+            sampling |= {"stop": [chr(rng.choice(PRINTABLE))], "detokenize": True}
+        elif rng.random() < 0.05:
+            sampling["logprobs"] = 2
+        return RequestDraw(prompt, sampling)
+
+    def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
+        """A merge patch of one to four fields."""
+        names = [name for name in config.bounds if name not in FIXED]
+        chosen = self.rng.sample(names, k=min(len(names), self.rng.randint(1, 4)))
+        return {name: self._value(name, config.bounds[name], policies) for name in chosen}
+
+    def bad_patch(self) -> dict[str, Any]:
+        """One that every engine must refuse as a whole."""
+        wrong: dict[str, Any] = self.rng.choice(
+            (
+                {"theta_f": 1.5},
+                {"policy": {"name": "h3o"}},
+                {"batch_size": 0, "theta_f": 0.9},
+                {"recycle": "perhaps"},
+                {"colour": "red"},
+                {"budget_tokens": -4},
+            )
+        )
+        return wrong
+
+    def _value(self, name: str, bound: Bound, policies: list[PolicyInfo]) -> Any:
+        rng = self.rng
+        if name == "policy":
+            evicting = [policy for policy in policies if policy.name != "none"]
+            policy = rng.choice(policies if rng.random() < 0.3 else evicting)
+            return {"name": policy.name, "params": self._params(policy)}
+        if name == "probe":
+            layers = rng.choice(([], [0], [0, 1]))
+            return {"layers": layers, "every_steps": rng.choice((1, 1, 2, 5))}
+        if name == "budget_tokens":
+            return rng.choice((16, 24, 32, 48, 64, rng.randint(16, 128)))
+        if name == "interval_tokens":
+            return rng.choice((0, 1, 4, 16, 48))
+        if name == "low_watermark_blocks":
+            return rng.randint(0, int(bound.maximum or 0))
+        if name == "theta_f":
+            return rng.choice((0.0, 0.0, 0.1, 0.25, rng.random()))
+        if name == "reclamation":
+            return rng.choice(("auto", "auto", "auto", "paused", "off"))
+        return self._by_bound(bound)
+
+    def _by_bound(self, bound: Bound) -> Any:
+        rng = self.rng
+        if bound.type == "enum":
+            return rng.choice(bound.choices or [])
+        if bound.type == "bool":
+            return rng.random() < 0.5
+        low, high = bound.minimum or 0, bound.maximum or 0
+        if bound.type == "int":
+            return rng.choice((int(low), int(high), rng.randint(int(low), int(high))))
+        return rng.uniform(low, high)
+
+    def _params(self, policy: PolicyInfo) -> dict[str, Any]:
+        """Some of the policy's parameters, within what its schema says."""
+        rng = self.rng
+        params: dict[str, Any] = {}
+        for name, schema in policy.params_schema.get("properties", {}).items():
+            if rng.random() < 0.5:
+                continue
+            low, high = schema.get("minimum"), schema.get("maximum")
+            if "enum" in schema:
+                params[name] = rng.choice(schema["enum"])
+            elif schema.get("type") == "boolean":
+                params[name] = rng.random() < 0.5
+            elif low is not None and schema.get("type") == "integer":
+                params[name] = rng.randint(low, min(16, low + 16 if high is None else high))
+            elif low is not None and high is not None:
+                params[name] = round(rng.uniform(low, high), 3)
+        return params

@@ -1,0 +1,79 @@
+"""The engines a soak runs in turn, one phase each. Knows vLLM's argument names, not vLLM.
+
+Pools are small on purpose: a few requests fill them, so that eviction, relocation, lending and
+preemption meet all the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+COMMON: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "seed": 0,
+    "enable_prefix_caching": True,
+    "max_num_seqs": 16,
+}
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One engine under traffic for `seconds`, or for exactly `steps` rounds when that is given."""
+
+    name: str
+    seed: int
+    seconds: float
+    engine: dict[str, Any]
+    model: str
+    log: str  # every action, one JSON line each
+    steps: int | None = None
+    # A judged token's logit may be this far below the best one. Zero up to rounding in float32.
+    tolerance: float = 1e-3
+    judge: int = 24  # requests
+
+
+def _engine(block_size: int, num_blocks: int, chunk: int, model_len: int, **more: Any) -> Any:
+    return COMMON | {
+        "block_size": block_size,
+        "num_gpu_blocks_override": num_blocks,
+        "max_num_batched_tokens": chunk,
+        "max_model_len": model_len,
+        **more,
+    }
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "32 x 48, shared prefixes": _engine(32, 48, 256, 1024),
+    "16 x 40, tiny pool": _engine(16, 40, 128, 512),
+    "64 x 20, no prefix cache": _engine(64, 20, 512, 1024, enable_prefix_caching=False),
+    "32 x 64, bfloat16": _engine(32, 64, 256, 1024, dtype="bfloat16"),
+    "16 x 96, small chunks": _engine(16, 96, 48, 768),
+    "128 x 12, long chunks": _engine(128, 12, 1024, 1024),
+}
+# Rounding, and with it the order of slots, shows in bfloat16.
+TOLERANCES = {"bfloat16": 1.5}
+
+
+def plan_phases(
+    *, seconds: float, seed: int, model: str, logs: str, only: str | None, phase_seconds: float
+) -> list[Phase]:
+    """Phases of about `phase_seconds` that fill `seconds`, every engine as often as it fits."""
+    names = [name for name in ENGINES if only is None or only in name]
+    if not names:
+        raise ValueError(f"no engine matches {only!r}: " + "; ".join(ENGINES))
+    count = max(1, round(seconds / phase_seconds))
+    return [
+        Phase(
+            name=names[number % len(names)],
+            seed=seed + number,
+            seconds=seconds / count,
+            engine=ENGINES[names[number % len(names)]],
+            model=model,
+            log=f"{logs}/phase-{number}.jsonl",
+            tolerance=TOLERANCES.get(ENGINES[names[number % len(names)]]["dtype"], 1e-3),
+        )
+        for number in range(count)
+    ]

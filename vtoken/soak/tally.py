@@ -1,0 +1,46 @@
+"""What a soak counts, and how phases add up. Knows no engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Tally(msgspec.Struct):
+    """Sums over one phase or all; `failures` says in words what went wrong."""
+
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    tokens: int = 0
+    steps: int = 0
+    evictions: int = 0
+    relocations: int = 0
+    verified: int = 0  # relocations whose contents were hashed before and after
+    recycled: int = 0
+    preemptions: int = 0
+    compactions: int = 0
+    switches: int = 0
+    refused: int = 0  # patches that the engine refused with a bound: it must, now and then
+    checks: int = 0
+    violations: int = 0
+    judged: int = 0  # requests compared with the oracle
+    judged_tokens: int = 0
+    wrong_tokens: int = 0
+    largest_gap: float = 0.0  # of a judged token's logit to the best one
+    seconds: float = 0.0
+    failures: list[str] = []
+
+    @property
+    def ok(self) -> bool:
+        return not (self.failed or self.violations or self.wrong_tokens or self.failures)
+
+
+def total(tallies: list[Tally]) -> Tally:
+    """The sum of all; of gaps the largest."""
+    out = Tally()
+    for tally in tallies:
+        for name in Tally.__struct_fields__:
+            mine, more = getattr(out, name), getattr(tally, name)
+            setattr(out, name, max(mine, more) if name == "largest_gap" else mine + more)
+    return out

@@ -1,0 +1,331 @@
+"""One engine in this process under one phase of the soak; the other end of `vtoken.soak`.
+
+Reads a `Phase` as one JSON line on stdin; writes JSON lines on the descriptor named in the first
+argument: the tally so far now and then, at the end `{"done": tally}`. What is done when depends on
+the seed and on the engine's state alone, never on time: time only says when to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from vtoken.soak.chance import Chance, RequestDraw
+from vtoken.soak.oracle import Oracle, Stretch
+from vtoken.soak.phases import Phase
+from vtoken.soak.tally import Tally
+from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
+
+REPORT_EVERY_S = 1.0
+MAX_IN_FLIGHT = 14
+DRAIN_ROUNDS = 20_000
+START = {
+    "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
+    "budget_tokens": 32,
+    "interval_tokens": 4,
+    "theta_f": 0.0,
+}
+
+
+class Watch:
+    """Follows one runtime: when which token of which request died, and every (re)admission."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.stretches: dict[str, list[Stretch]] = {}
+        self._scheduler = scheduler
+        self._runtime = scheduler.vtoken
+        self._commit = self._runtime.commit_step
+        self._runtime.commit_step = self._commit_step
+
+    def _commit_step(self, grown: Any) -> Any:
+        grown = list(grown)
+        for request in grown:
+            if request.request_id not in self._runtime.tables:
+                known = self._scheduler.requests[request.request_id].num_tokens
+                self._of(request.request_id).append(Stretch(known))
+        plan = self._commit(grown)
+        for request_id, part in plan.requests.items():
+            if len(part.evicted):
+                self._of(request_id)[-1].evictions.append((part.num_tokens, part.evicted.tolist()))
+        return plan
+
+    def _of(self, request_id: str) -> list[Stretch]:
+        return self.stretches.setdefault(external(request_id), [])
+
+
+def external(request_id: str) -> str:
+    """vLLM appends a random part to the ids it is given."""
+    return request_id.rsplit("-", 1)[0]
+
+
+class Soak:
+    """Drives one engine; `tally` is right at any moment."""
+
+    def __init__(self, phase: Phase, log: TextIO, answers: TextIO) -> None:
+        self.phase = phase
+        self.tally = Tally()
+        self.chance = Chance(phase.seed, max_model_len=phase.engine["max_model_len"])
+        self.sent: dict[str, RequestDraw] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.in_flight: list[str] = []
+        self._log, self._answers = log, answers
+        self._round = 0
+        self._target = 6
+        self._last_answer = 0.0
+        self.engine = _make_engine(phase)
+        self.core = self.engine.engine_core.engine_core
+        self.runtime = self.core.scheduler.vtoken
+        self.watch = Watch(self.core.scheduler)
+        self.policies = self._ask("describe", Describe).policies
+
+    def run(self) -> None:
+        """Traffic until the time or the rounds are over, then drain, compare, look for leaks."""
+        started = time.monotonic()
+        self._patch(START, refused=None)
+        while self._goes_on(started):
+            self._round += 1
+            self._act()
+            self._step()
+        self._drain()
+        self._judge()
+        self._collect()
+        self.tally.seconds = time.monotonic() - started
+
+    def _goes_on(self, started: float) -> bool:
+        if self.phase.steps is not None:
+            return self._round < self.phase.steps
+        return time.monotonic() - started < self.phase.seconds
+
+    # ------------------------------------------------------------ one round
+
+    def _act(self) -> None:
+        chance = self.chance
+        if chance.happens(0.02):
+            self._target = chance.rng.choice((0, 1, 3, 6, 10, MAX_IN_FLIGHT))
+        while len(self.in_flight) < self._target and chance.happens(0.5):
+            self._add(chance.request())
+        if self.in_flight and chance.happens(0.01):
+            victim = chance.rng.choice(self.in_flight)
+            self.in_flight.remove(victim)
+            self._note("abort", id=victim)
+            self.engine.abort_request([victim])
+            self.tally.aborted += 1
+        if chance.happens(0.04):
+            self._patch(self._draw_patch(), refused=None)
+        if chance.happens(0.005):
+            self._patch(chance.bad_patch(), refused=True)
+        if chance.happens(0.005):
+            self._ask("undo", PatchResult, may_refuse=True)
+        if chance.happens(0.02):
+            self._compact()
+        if chance.happens(0.002):
+            running = chance.happens(0.5)
+            self._note("reset", running=running)
+            self.core.scheduler.reset_prefix_cache(reset_running_requests=running)
+        if chance.happens(0.002):
+            self._drain()
+
+    def _add(self, draw: RequestDraw) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        name = f"r{len(self.sent)}"
+        self.sent[name] = draw
+        self._note("add", id=name, prompt_tokens=len(draw.prompt), sampling=draw.sampling)
+        params = SamplingParams(**draw.sampling, output_kind=RequestOutputKind.CUMULATIVE)
+        self.engine.add_request(name, {"prompt_token_ids": draw.prompt}, params)
+        self.in_flight.append(name)
+        self.tally.requests += 1
+
+    def _step(self) -> None:
+        if not self.engine.has_unfinished_requests():
+            self._report()
+            return
+        self.tally.steps += 1
+        for output in self.engine.step():
+            if not output.finished:
+                continue
+            name, answer = output.request_id, output.outputs[0]
+            self.in_flight.remove(name)
+            sampling = self.sent[name].sampling
+            whole = answer.finish_reason == "stop" and "stop" in sampling
+            if len(answer.token_ids) != sampling["max_tokens"] and not whole:
+                self._fail(
+                    f"{name} ended ({answer.finish_reason}) after {len(answer.token_ids)} tokens "
+                    f"of {sampling['max_tokens']}"
+                )
+                self.tally.failed += 1
+            self.tally.finished += 1
+            self.tally.tokens += len(answer.token_ids)
+            self.outputs[name] = list(answer.token_ids)
+        self._report()
+
+    def _drain(self) -> None:
+        """Everything finishes; nothing may stay behind."""
+        self._note("drain")
+        for _ in range(DRAIN_ROUNDS):
+            if not self.engine.has_unfinished_requests():
+                break
+            self._step()
+        else:
+            self._fail(f"{self.in_flight} did not finish in {DRAIN_ROUNDS} steps")
+            self.tally.failed += len(self.in_flight)
+        self.runtime.check()
+        pool = self.runtime.tables.pool
+        free = self.runtime.store.num_free_blocks()
+        usable = self.runtime.geometry.num_blocks - 1
+        if len(self.runtime.tables) or pool.num_used or free != usable:
+            self._fail(
+                f"idle, but {len(self.runtime.tables)} tables, {pool.num_used} used blocks, "
+                f"{free} of {usable} free"
+            )
+
+    # ------------------------------------------------------------ commands
+
+    def _draw_patch(self) -> dict[str, Any]:
+        config = self._ask("config", ConfigDocument)
+        return self.chance.patch(config, self.policies)
+
+    def _patch(self, patch: dict[str, Any], *, refused: bool | None) -> None:
+        """`refused`: what must come of it; None: whatever the bounds say."""
+        before = self._ask("config", ConfigDocument).revision
+        args: dict[str, Any] = {"patch": patch}
+        if self.chance.happens(0.1):
+            args["validate_only"] = True
+        result = self._ask("patch_config", PatchResult, may_refuse=True, **args)
+        if result is None:
+            self.tally.refused += 1
+            if refused is None and not {"policy", "budget_tokens"} & patch.keys():
+                self._fail(f"{patch} was refused")
+            if self._ask("config", ConfigDocument).revision != before:
+                self._fail(f"{patch} was refused and yet changed the configuration")
+        elif refused:
+            self._fail(f"{patch} was accepted")
+        elif result.applied_at_step is not None:
+            self.tally.switches += 1
+
+    def _compact(self) -> None:
+        args: dict[str, Any] = {"dry_run": self.chance.happens(0.2)}
+        names = [table.request_id for table in self.runtime.tables]
+        if names and self.chance.happens(0.5):
+            args["request_id"] = self.chance.rng.choice(names)
+        if self.chance.happens(0.5):
+            args["batch_size"] = self.chance.rng.randint(1, 8)
+        self._ask("compact", Operation, **args)
+        self.tally.compactions += 1
+
+    def _ask(self, op: str, kind: Any, *, may_refuse: bool = False, **args: Any) -> Any:
+        """One command as it crosses to the engine; None when it was refused."""
+        if op not in ("config", "describe"):
+            self._note(op, **args)
+        payload = msgspec.msgpack.encode(Command(op=op, args=args))
+        reply = msgspec.msgpack.decode(self.core.scheduler.vtoken_command(payload), type=Reply)
+        if reply.problem is not None:
+            if not may_refuse or reply.problem.status not in (409, 422):
+                self._fail(f"{op} {args}: {reply.problem.detail}")
+            return None
+        return msgspec.convert(reply.value, kind)
+
+    # ------------------------------------------------------------ judging
+
+    def _judge(self) -> None:
+        greedy = [name for name in self.outputs if self.sent[name].greedy]
+        twice = [name for name in greedy if len(self.watch.stretches[name]) > 1]
+        evicted = [n for n in greedy if any(s.evictions for s in self.watch.stretches[n])]
+        share = self.phase.judge // 3
+        chosen: dict[str, None] = {}
+        for names in (twice, evicted, greedy):
+            chosen |= dict.fromkeys(self.chance.rng.sample(names, k=min(share, len(names))))
+        oracle = Oracle(Path(self.phase.model)) if chosen else None
+        for name in chosen:
+            assert oracle is not None
+            verdict = oracle.judge(
+                self.sent[name].prompt, self.outputs[name], self.watch.stretches[name]
+            )
+            self.tally.judged += 1
+            self.tally.judged_tokens += len(verdict.gaps)
+            if len(verdict.gaps) != len(self.outputs[name]):
+                self._fail(f"{name}: {len(verdict.gaps)} of {len(self.outputs[name])} judged")
+            self.tally.largest_gap = max(self.tally.largest_gap, *verdict.gaps.tolist(), 0.0)
+            if wrong := verdict.num_worse_than(self.phase.tolerance):
+                self.tally.wrong_tokens += wrong
+                self._fail(
+                    f"{name}: {wrong} of {len(verdict.gaps)} tokens are not what a model says that "
+                    f"sees the live tokens, the first at {int(verdict.gaps.argmax())}"
+                )
+            self._report()
+
+    def _collect(self) -> None:
+        counters = self.runtime.counters
+        self.tally.evictions = counters.evicted_tokens
+        self.tally.relocations = counters.relocations
+        self.tally.recycled = counters.recycled_slots
+        self.tally.preemptions = counters.preemptions
+        self.tally.checks = counters.commits_checked
+        self.tally.violations = counters.violations
+        self.tally.verified = getattr(counters, "verified_relocations", 0)
+
+    def _note(self, action: str, **data: Any) -> None:
+        line = {"round": self._round, "step": self.runtime.step, "do": action, **data}
+        self._log.write(msgspec.json.encode(line).decode() + "\n")
+
+    def _fail(self, text: str) -> None:
+        self.tally.failures.append(f"{self.phase.name}, round {self._round}: {text}")
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._last_answer > REPORT_EVERY_S:
+            self._last_answer = now
+            self._collect()
+            self._log.flush()
+            answer(self._answers, "tally", self.tally)
+
+    def died(self, text: str) -> None:
+        """The engine raised: everything in flight has failed."""
+        self._fail(text)
+        self.tally.failed += len(self.in_flight)
+        self._collect()
+
+
+def _make_engine(phase: Phase) -> Any:
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    from vtoken.vllm import engine_args
+
+    extra = engine_args({}, verify_ratio=1.0, strict=True, check_every_step=True)
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(EngineArgs(model=phase.model, **phase.engine, **extra))
+
+
+def answer(answers: TextIO, kind: str, tally: Tally) -> None:
+    answers.write(msgspec.json.encode({kind: tally}).decode() + "\n")
+    answers.flush()
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "w")
+    phase = msgspec.json.decode(sys.stdin.readline(), type=Phase)
+    with Path(phase.log).open("w") as log:
+        soak = Soak(phase, log, answers)
+        try:
+            soak.run()
+        except Exception:
+            traceback.print_exc()
+            soak.died(traceback.format_exc(limit=-3).strip().replace("\n", " | "))
+        answer(answers, "done", soak.tally)
+
+
+if __name__ == "__main__":
+    main()
