@@ -247,6 +247,7 @@ class Controller:
             if "policy" in changes and before.policy.name != after.policy.name:
                 for state in self.runtime.states.values():
                     state.scores = None  # scores count from the moment the policy was chosen
+                    state.scores_from_step = self.runtime.step + 1
             self.runtime.config = config
             self.revision += 1
             told = ", ".join(

@@ -27,6 +27,12 @@ class Evictor:
         rules = self._ledger.rules(table.request_id)
         return rules.evicts and table.num_live > rules.budget_tokens + rules.interval_tokens
 
+    def wants_scores(self, table: TokenTable) -> bool:
+        """Whether the report of this step may be the newest one when `table` is next due."""
+        rules = self._ledger.rules(table.request_id)
+        soon = table.num_live + self._ledger.report_lag_steps
+        return rules.evicts and soon > rules.budget_tokens + rules.interval_tokens
+
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
         """The ids that `config` would evict from `table` now; None when nothing is due."""
         config = self._ledger.rules(table.request_id, config)
@@ -38,6 +44,8 @@ class Evictor:
         if "attention" in config.policy.needs:
             if state.scores is None:
                 return None  # nothing has been probed yet: wait rather than guess
+            if table.num_tokens - len(state.scores) > self._ledger.report_lag_steps:
+                return None  # older than the steps in flight explain: wait for the next report
             # Tokens newer than the last report have not been seen: they count as heavy.
             known = np.full(table.num_tokens, np.inf, dtype=np.float32)
             known[: len(state.scores)] = state.scores[: table.num_tokens]

@@ -46,15 +46,25 @@ class BlockStore(Protocol):
 
 
 class Ledger:
-    """Tables, request states, counters and events of one block pool, at engine step `step`."""
+    """Tables, request states, counters and events of one block pool, at engine step `step`.
+
+    `report_lag_steps`: how many steps may be with the worker while the next one is planned.
+    """
 
     def __init__(
-        self, geometry: Geometry, store: BlockStore, config: VTokenConfig, *, strict: bool
+        self,
+        geometry: Geometry,
+        store: BlockStore,
+        config: VTokenConfig,
+        *,
+        strict: bool,
+        report_lag_steps: int = 0,
     ) -> None:
         self.geometry = geometry
         self.store = store
         self.config = config
         self.strict = strict
+        self.report_lag_steps = report_lag_steps
         self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
         self.states: dict[str, RequestState] = {}
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own

@@ -65,13 +65,12 @@ class Operations:
             )
         return operation
 
-    def start_pending(self) -> list[Operation]:
-        """Every pending operation, now running."""
-        started = [op for op in self._all.values() if op.state == "pending"]
-        for operation in started:
-            self._move(operation, "running")
-            self._started[operation.id] = time.perf_counter()
-        return started
+    def list_pending(self) -> list[Operation]:
+        return [op for op in self._all.values() if op.state == "pending"]
+
+    def start(self, operation: Operation) -> None:
+        self._move(operation, "running")
+        self._started[operation.id] = time.perf_counter()
 
     def planned(self, operation: Operation, found: Round, bytes_per_token: int) -> None:
         """Record the round that the operation led to."""

@@ -94,15 +94,24 @@ class Relocator:
     def finish_step(self, step: int, copy_us: int) -> None:
         """The worker has executed the copies of `step`."""
         for flight in self._in_flight.pop(step, []):
-            self._record(flight, copy_us)
+            self._record(flight, step, copy_us)
 
     def drop(self, request_id: str) -> None:
         """The request lets go of its blocks: what was planned for it leaves the step's plan."""
         planned = self.planned.pop(request_id, None)
         if planned is not None and planned[1].operation_id is not None:
-            operation = self.operations.drop_part(planned[1].operation_id)
-            if operation is not None:
-                self.operations.finish(operation)
+            finished = self.operations.drop_part(planned[1].operation_id)
+            if finished is not None:
+                self.operations.finish(finished)
+        for operation in self.operations.list_pending():
+            if operation.request_id == request_id:
+                self.operations.fail(operation, f"request {request_id} is no longer running")
+
+    def settle(self) -> None:
+        """Nobody holds a block any more: what is pending is done, and moved nothing."""
+        for operation in self.operations.list_pending():
+            self.operations.start(operation)
+            self.operations.finish(operation)
 
     @property
     def num_in_flight_tokens(self) -> int:
@@ -237,11 +246,11 @@ class Relocator:
         self.planned[plan.request_id] = (bound, InFlight(relocation, operation_id))
 
     def _run_operations(self, freed: list[int]) -> None:
-        for operation in self.operations.start_pending():
+        for operation in self.operations.list_pending():
+            if self._is_in_flight(operation.request_id):
+                continue  # I4: its turn comes when that relocation has been reported
+            self.operations.start(operation)
             ids = None if operation.request_id is None else [operation.request_id]
-            if ids is not None and ids[0] not in self._ledger.tables:
-                self.operations.fail(operation, f"request {ids[0]} is no longer running")
-                continue
             found = self._reclaim(
                 freed,
                 batch_size=operation.batch_size,
@@ -252,14 +261,21 @@ class Relocator:
             if not found.plans:
                 self.operations.finish(operation)
 
-    def _record(self, flight: InFlight, copy_us: int) -> None:
+    def _is_in_flight(self, request_id: str | None) -> bool:
+        """Whether a relocation of this request, of any one for None, was not reported yet."""
+        states = self._ledger.states
+        if request_id is None:
+            return any(state.in_flight_step for state in states.values())
+        return request_id in states and bool(states[request_id].in_flight_step)
+
+    def _record(self, flight: InFlight, step: int, copy_us: int) -> None:
         moved = flight.relocation
         moved.copy_us = copy_us
         self._ledger.counters.relocations += 1
         self._ledger.counters.moved_tokens += moved.moved_tokens
         self._ledger.counters.reclaimed_blocks += moved.freed_blocks
         state = self._ledger.states.get(moved.request_id)
-        if state is not None:
+        if state is not None and state.in_flight_step == step:  # else: of an earlier life
             state.in_flight_step = 0
         self._ledger.events.add(
             self._ledger.step,

@@ -59,8 +59,9 @@ class Runtime(Ledger):
         verify_ratio: float = 0.0,
         strict: bool = True,
         check_every_step: bool = False,
+        report_lag_steps: int = 0,
     ) -> None:
-        super().__init__(geometry, store, config, strict=strict)
+        super().__init__(geometry, store, config, strict=strict, report_lag_steps=report_lag_steps)
         self.check_every_step = check_every_step
         self.evictor = Evictor(self)
         self.relocator = Relocator(self, verify_ratio)
@@ -74,6 +75,7 @@ class Runtime(Ledger):
     def forget(self, request_id: str) -> None:
         """The request is over for good, scheduled ever or not; its blocks have been released."""
         self.own_rules.pop(request_id, None)
+        self.counters.preempted_per_request.pop(request_id, None)
 
     def begin_step(self, ready: Iterable[str]) -> None:
         """Decide what dies and what moves before this step's allocation.
@@ -107,7 +109,7 @@ class Runtime(Ledger):
         want = []
         for request in grown:
             table = self._grow(request)
-            if probing and self.evictor.is_due(table):
+            if probing and self.evictor.wants_scores(table):
                 want.append(request.request_id)
         plan.want_scores = tuple(want)
         for request_id, state in self.states.items():
@@ -165,8 +167,9 @@ class Runtime(Ledger):
             self.violated(InvariantViolation("I1", report.violation))
         for request_id, scores in report.scores.items():
             state = self.states.get(request_id)
-            if state is not None and state.admitted_step <= report.step:
-                state.scores = scores
+            if state is None or report.step < max(state.admitted_step, state.scores_from_step):
+                continue  # of a request, or of a policy, that is gone
+            state.scores = scores
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request lets go of its blocks: finished, aborted or preempted."""
@@ -177,6 +180,8 @@ class Runtime(Ledger):
         self.relocator.drop(request_id)
         self.tables.release(request_id)
         del self.states[request_id]
+        if len(self.tables) == 0:
+            self.relocator.settle()
         per_request = self.counters.preempted_per_request
         if preempted:
             self.counters.preemptions += 1
@@ -188,8 +193,8 @@ class Runtime(Ledger):
                 {"request_id": request_id, "dead_tokens_restored": num_dead},
             )
         else:
-            per_request.pop(request_id, None)
             self.counters.finished_requests += 1
+            self.forget(request_id)
 
     def _pick_holes(self) -> None:
         recycling = self.config.recycle and self.config.reclamation != "off"

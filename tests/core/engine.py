@@ -140,6 +140,7 @@ class CoreEngine:
                 self._let_go(request, preempted=False)
                 return
         self.waiting = deque(r for r in self.waiting if r.id != request_id)
+        self.runtime.forget(request_id)
 
     def preempt_newest(self) -> None:
         """Preempt between two steps, as a priority scheduler or a reset may."""
@@ -166,6 +167,7 @@ class CoreEngine:
             for r in self.running
             if r.num_computed >= r.num_prompt_tokens and r.num_known - r.num_computed == 1
         ]
+        self.runtime.report_lag_steps = self.worker_lag_steps
         self.runtime.begin_step(ready)
         message = StepMessage(StepPlan(0))
         grown: list[GrownRequest] = []

@@ -78,7 +78,7 @@ def test_finished_operations_are_forgotten_before_unfinished_ones() -> None:
 def test_a_round_without_plans_finishes_with_zeroes() -> None:
     operations = Operations()
     operation = operations.add("me", None, 1, False)
-    operations.start_pending()
+    operations.start(operation)
     operations.planned(operation, Round((), 0), 1)
     operations.finish(operation)
     assert operation.state == "done"

@@ -42,9 +42,7 @@ def _command(core: Any, payload: bytes) -> bytes:
     return reply
 
 
-def engine_args(
-    config: dict[str, Any] | None = None, *, async_scheduling: bool = False, **settings: Any
-) -> dict[str, Any]:
+def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     """Arguments for vLLM's engine that turn vToken on, and the environment with them.
 
     `config`: the initial configuration, a merge patch as for `PATCH /vtoken/v1/config`.
@@ -55,9 +53,8 @@ def engine_args(
     plugins = sys.modules.get("vllm.plugins")
     if plugins is not None and plugins.plugins_loaded:
         register()  # vLLM loads its plugins once a process, and has done so without us
-    name = "VTokenAsyncScheduler" if async_scheduling else "VTokenScheduler"
     return {
-        "scheduler_cls": f"vtoken.vllm.scheduler.{name}",
+        "scheduler_cls": "vtoken.vllm.scheduler.make_scheduler",
         "worker_cls": "vtoken.vllm.worker.VTokenCPUWorker",
         "logits_processors": ["vtoken.vllm.request_arguments:RequestArguments"],
         "additional_config": {"vtoken": {"config": config or {}, **settings}},

@@ -53,6 +53,7 @@ class VTokenSchedulerMixin:
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         kv_cache_config: Any = self.kv_cache_config  # type: ignore[attr-defined]
         support.check_config(config)
+        support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
         support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
         assert isinstance(manager, VTokenAttentionManager)
@@ -67,6 +68,7 @@ class VTokenSchedulerMixin:
             verify_ratio=settings.verify_ratio,
             strict=settings.strict,
             check_every_step=settings.check_every_step,
+            report_lag_steps=config.max_concurrent_batches - 1,
         )
         manager.runtime = self.vtoken
         self._facts = EngineFacts(
@@ -93,10 +95,10 @@ class VTokenSchedulerMixin:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         step = scheduler_output.vtoken.step
         self.vtoken.finish_step(getattr(model_runner_output, "vtoken", None), step)
-        self.vtoken.counters.generated_tokens += sum(
-            map(len, model_runner_output.sampled_token_ids)
-        )
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.vtoken.counters.generated_tokens += sum(
+            len(output.new_token_ids) for client in result.values() for output in client.outputs
+        )
         self._note_step()
         return result
 
@@ -179,4 +181,17 @@ class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
 
 
 class VTokenAsyncScheduler(VTokenSchedulerMixin, AsyncScheduler):
-    """The same over asynchronous scheduling."""
+    """The same over asynchronous scheduling: step n + 1 is planned while step n runs."""
+
+
+def make_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
+    """The scheduler for this configuration; what `scheduler_cls` names.
+
+    Whether scheduling is asynchronous is settled by vLLM (flag, platform, executor) only after its
+    arguments have been read, so the class is chosen here.
+    """
+    chosen = VTokenScheduler
+    if vllm_config.scheduler_config.async_scheduling:
+        chosen = VTokenAsyncScheduler
+    scheduler: Scheduler = chosen(vllm_config, *args, **kwargs)
+    return scheduler

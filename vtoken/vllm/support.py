@@ -64,6 +64,19 @@ def check_config(config: Any) -> None:
     _raise([reason for broken, reason in _config_rules(config) if broken])
 
 
+def check_scheduler(config: Any, *, is_async: bool) -> None:
+    """Raises UnsupportedError when the scheduler's class and vLLM's flag disagree."""
+    flag = bool(config.scheduler_config.async_scheduling)
+    if flag == is_async:
+        return
+    have = "VTokenAsyncScheduler" if is_async else "VTokenScheduler"
+    raise UnsupportedError(
+        f"scheduler_cls is {have}, but async_scheduling is {flag}: the engine would plan steps "
+        "in another order than they are reported. Let scheduler_cls be "
+        "vtoken.vllm.scheduler.make_scheduler, which chooses."
+    )
+
+
 def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
     """Raises UnsupportedError unless the model has one full-attention KV cache group of ours."""
     groups = kv_cache_config.kv_cache_groups

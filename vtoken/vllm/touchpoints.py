@@ -85,6 +85,20 @@ TOUCH_POINTS = (
         ("sampling_params",),
     ),
     TouchPoint(
+        "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
+        "subclass",
+        "the same hooks when steps overlap",
+        "scheduler_cls",
+        "-",
+    ),
+    TouchPoint(
+        "vllm.config.vllm:VllmConfig.max_concurrent_batches",
+        "call",
+        "how many steps late a report may come",
+        _OPEN,
+        "-",
+    ),
+    TouchPoint(
         f"{_SCHEDULER}.get_request_counts",
         "call",
         "running and waiting requests",

@@ -1,0 +1,186 @@
+"""Reports that come one step late, as under asynchronous scheduling: what is believed or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine, LiveEngine, make_engine
+from vtoken.step import WorkerReport
+
+
+def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:
+    params = {"recent": 2, "sinks": 1} if policy == "random" else {}
+    values: dict[str, Any] = {
+        "policy": {"name": policy, "params": params},
+        "budget_tokens": 16,
+        "interval_tokens": 5,
+        "theta_f": 0.0,
+        "low_watermark_blocks": 64,
+        "headroom_blocks": 8,
+        "recycle": False,
+    }
+    engine = CoreEngine(worker_lag_steps=lag, config=values | config)
+    for i in range(3):
+        engine.add(f"r{i}", 30, max_tokens=200, seed=i)
+    return engine
+
+
+def run(engine: CoreEngine, num_steps: int) -> CoreEngine:
+    for _ in range(num_steps):
+        engine.step()
+        engine.check()
+    return engine
+
+
+def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
+    """How many tokens were newer than the scores, at every eviction."""
+    ages: set[int] = set()
+    pick = engine.runtime.evictor.pick_victims
+
+    def pick_and_note(table: Any, config: Any) -> Any:
+        victims = pick(table, config)
+        if victims is not None:
+            scores = engine.runtime.states[table.request_id].scores
+            assert scores is not None
+            ages.add(table.num_tokens - len(scores))
+        return victims
+
+    engine.runtime.evictor.pick_victims = pick_and_note  # type: ignore[method-assign]
+    run(engine, num_steps)
+    return ages
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_scores_are_exactly_as_old_as_the_steps_in_flight(lag: int) -> None:
+    engine = late(lag=lag)
+    assert ages_of_scores(engine, 80) == {lag}
+    assert engine.runtime.counters.evicted_tokens > 150
+
+
+def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
+    engine = late()
+    engine.runtime.evictor.wants_scores = engine.runtime.evictor.is_due  # type: ignore[method-assign]
+    evictor, picked = engine.runtime.evictor, []
+    pick = evictor.pick_victims
+    evictor.pick_victims = lambda *args: picked.append(pick(*args)) or picked[-1]  # type: ignore[method-assign,func-returns-value,assignment]
+    run(engine, 80)
+    assert any(victims is None for victims in picked[10:])  # too old: it had to wait a step
+
+
+def test_a_lowered_budget_waits_for_scores_of_now() -> None:
+    """Scores of the last eviction are there, but say nothing of the tokens since."""
+    engine = run(late(lag=0, interval_tokens=30), 25)
+    before = engine.runtime.counters.evicted_tokens
+    assert before > 0
+    engine.runtime.config = replace(engine.runtime.config, interval_tokens=0)
+    assert ages_of_scores(engine, 1) == set()
+    assert engine.runtime.counters.evicted_tokens == before
+    assert ages_of_scores(engine, 1) == {0}
+    assert engine.runtime.counters.evicted_tokens > before
+
+
+def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
+    live = make_engine(concurrency=1, prompt_tokens=40, max_tokens=400)
+    try:
+        patch = {"policy": {"name": "h2o"}, "budget_tokens": 32, "interval_tokens": 0}
+        live.call("patch_config", patch=patch)
+        live.core.worker_lag_steps = 1
+        live.steps(4)
+        runtime = live.core.runtime
+        (name,) = runtime.states
+        in_flight = WorkerReport(runtime.step, scores={name: np.ones(3, dtype=np.float32)})
+        for policy in ("random", "h2o"):
+            live.call("patch_config", patch={"policy": {"name": policy}})
+        runtime.finish_step(in_flight, in_flight.step)
+        assert runtime.states[name].scores is None
+        live.steps(3)
+        assert runtime.states[name].scores is not None
+    finally:
+        live.close()
+
+
+def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> None:
+    engine = late("random", lag=1, batch_size=2)
+    while not engine.runtime.relocator.num_in_flight_tokens:
+        engine.step()
+    state = next(s for s in engine.runtime.states.values() if s.in_flight_step)
+    earlier, name = state.in_flight_step, state.request_id
+    state.in_flight_step = earlier + 1  # preempted, back, and relocated again
+    engine.runtime.finish_step(None, earlier)
+    assert engine.runtime.states[name].in_flight_step == earlier + 1
+
+
+# ---------------------------------------------------------------- manual compactions
+
+
+@pytest.fixture
+def holes() -> Iterator[LiveEngine]:
+    live = make_engine(
+        block_size=4,
+        num_blocks=96,
+        concurrency=2,
+        prompt_tokens=40,
+        prefix_tokens=0,
+        max_tokens=400,
+        config={
+            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
+            "budget_tokens": 16,
+            "interval_tokens": 4,
+            "reclamation": "paused",
+            "recycle": False,
+            "headroom_blocks": 8,
+        },
+    )
+    live.steps(5)
+    live.core.worker_lag_steps = 1
+    yield live
+    live.close()
+
+
+@pytest.mark.parametrize("request_id", ["req-0", None])
+def test_a_compaction_waits_for_the_relocation_in_flight(
+    holes: LiveEngine, request_id: str | None
+) -> None:
+    first = holes.call("compact", request_id="req-0", batch_size=3)
+    holes.steps()
+    assert holes.core.runtime.relocator.num_in_flight_tokens > 0
+    second = holes.call("compact", request_id=request_id, batch_size=64)
+    holes.steps()
+    assert holes.call("operation", id=first.id).state == "done"
+    assert holes.call("operation", id=second.id).state == "pending"
+    holes.steps(2)
+    done = holes.call("operation", id=second.id)
+    assert done.state == "done"
+    assert done.result.freed_blocks > 0
+
+
+def test_a_compaction_that_waits_is_settled_when_the_last_request_ends(holes: LiveEngine) -> None:
+    holes.call("compact", batch_size=3)
+    holes.steps()
+    one = holes.call("compact", request_id="req-0")
+    everything = holes.call("compact")
+    for request in list(holes.core.running):
+        holes.core.remove(request.id)
+    failed = holes.call("operation", id=one.id)
+    assert failed.state == "failed"
+    assert "req-0" in failed.error
+    assert holes.call("operation", id=everything.id).state == "done"
+    assert not holes.core.runtime.operations.pending
+
+
+# ---------------------------------------------------------------- requests that do not come back
+
+
+def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
+    engine = run(late(lag=0), 3)
+    name = engine.running[-1].id
+    engine.preempt_newest()
+    assert engine.runtime.counters.preempted_per_request == {name: 1}
+    engine.remove(name)
+    assert engine.runtime.counters.preempted_per_request == {}
+    assert name not in {request.id for request in engine.waiting}
