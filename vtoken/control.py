@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from vtoken.arguments import boolean, check_fit, integer, text
 from vtoken.config import VTokenConfig, bounds, diff, merge_patch
 from vtoken.errors import RefusedError, StaleRevisionError, UnknownRequestError
 from vtoken.operations import describe_round
@@ -73,7 +74,7 @@ class Controller:
         self._with_actor = {"patch_config", "undo", "compact"}
 
     def handle(self, command: Command) -> Reply:
-        """Execute one command; never raises for bad input."""
+        """Execute one command. Never raises for bad input; what it raises is a fault of our own."""
         op = self._ops.get(command.op)
         try:
             if command.expires_ts is not None and time.time() > command.expires_ts:
@@ -93,6 +94,7 @@ class Controller:
             args = dict(command.args)
             if command.op in self._with_actor:
                 args["actor"] = command.actor
+            check_fit(command.op, op, args)
             return Reply(value=op(**args))
         except RefusedError as error:
             return Reply(
@@ -104,10 +106,6 @@ class Controller:
                     value=error.value,
                     bound=error.bound,
                 )
-            )
-        except TypeError as error:
-            return Reply(
-                problem=Problem(status=400, title="Bad command", detail=f"{command.op}: {error}")
             )
 
     def handle_bytes(self, payload: bytes) -> bytes:
@@ -170,23 +168,25 @@ class Controller:
         )
 
     def block(self, id: int) -> Any:  # noqa: A002  (the command's argument name)
-        return self.reporter.block(_integer("id", id))
+        return self.reporter.block(integer("id", id))
 
     def request(self, id: str) -> Any:  # noqa: A002
-        return self.reporter.request(id)
+        return self.reporter.request(text("id", id))
 
     def tokens(self, request_id: str, start: int = 0, limit: int = 256) -> Any:
         return self.reporter.tokens(
-            request_id, _integer("start", start), _integer("limit", limit, low=1, high=MAX_PAGE)
+            text("request_id", request_id),
+            integer("start", start),
+            integer("limit", limit, low=1, high=MAX_PAGE),
         )
 
     def events(self, after: int = 0, limit: int = 256) -> Any:
         return self.runtime.events.page(
-            _integer("after", after), _integer("limit", limit, low=1, high=MAX_PAGE)
+            integer("after", after), integer("limit", limit, low=1, high=MAX_PAGE)
         )
 
     def operation(self, id: str) -> Operation:  # noqa: A002
-        return self.runtime.operations.get(id)
+        return self.runtime.operations.get(text("id", id))
 
     # ------------------------------------------------------------ changing
 
@@ -198,14 +198,8 @@ class Controller:
         actor: str = "local",
     ) -> PatchResult:
         """Apply a JSON merge patch as a whole, from the next step on; or say what it would do."""
-        if not isinstance(validate_only, bool):
-            raise RefusedError(
-                "validate_only must be true or false",
-                field="validate_only",
-                value=validate_only,
-                bound="boolean",
-            )
-        if if_match is not None and _integer("If-Match", if_match) != self.revision:
+        boolean("validate_only", validate_only)
+        if if_match is not None and integer("If-Match", if_match) != self.revision:
             raise StaleRevisionError(if_match, self.revision)
         geometry = self.runtime.geometry
         merged = merge_patch(
@@ -276,17 +270,14 @@ class Controller:
     ) -> Operation:
         """Relocate once, at the next step, whatever the gates say; `dry_run` only plans."""
         runtime = self.runtime
-        if request_id is not None and request_id not in runtime.tables:
-            raise UnknownRequestError(str(request_id))
+        if request_id is not None and text("request_id", request_id) not in runtime.tables:
+            raise UnknownRequestError(request_id)
         size = (
             runtime.config.batch_size
             if batch_size is None
-            else _integer("batch_size", batch_size, low=1, high=runtime.geometry.num_blocks)
+            else integer("batch_size", batch_size, low=1, high=runtime.geometry.num_blocks)
         )
-        if not isinstance(dry_run, bool):
-            raise RefusedError(
-                "dry_run must be true or false", field="dry_run", value=dry_run, bound="boolean"
-            )
+        boolean("dry_run", dry_run)
         operation = runtime.operations.add(actor, request_id, size, dry_run)
         if dry_run:
             found = plan_round(
@@ -300,17 +291,6 @@ class Controller:
         elif len(runtime.tables) == 0:
             runtime.operations.finish(operation)  # nothing holds a block: done, nothing moved
         return operation
-
-
-def _integer(name: str, value: Any, *, low: int = 0, high: int = 2**53) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RefusedError(
-            f"{name} = {value!r} is not an integer in {low}..{high}",
-            field=name,
-            value=value,
-            bound=f"{low}..{high}",
-        )
-    return value
 
 
 def _short(value: Any) -> str:

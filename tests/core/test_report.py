@@ -176,7 +176,7 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
         ("block", {"id": "1"}, 422),
         ("block", {"id": True}, 422),
         ("request", {"id": "nobody"}, 404),
-        ("request", {"id": []}, 400),
+        ("request", {"id": []}, 422),
         ("tokens", {"request_id": "nobody"}, 404),
         ("tokens", {"request_id": "req-0", "start": -1}, 422),
         ("tokens", {"request_id": "req-0", "limit": 0}, 422),
