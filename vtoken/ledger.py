@@ -67,6 +67,7 @@ class Ledger:
         self.report_lag_steps = report_lag_steps
         self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
         self.states: dict[str, RequestState] = {}
+        self.parts: dict[str, RequestStep] = {}  # of the step being planned
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.counters = Counters()
         self.events = EventLog()
@@ -80,10 +81,10 @@ class Ledger:
 
     def pending(self, table: TokenTable) -> RequestStep:
         """The request's part of the step being planned."""
-        state = self.states[table.request_id]
-        if state.pending is None:
-            state.pending = RequestStep(num_tokens=table.num_tokens)
-        return state.pending
+        part = self.parts.get(table.request_id)
+        if part is None:
+            part = self.parts[table.request_id] = RequestStep(table.num_tokens)
+        return part
 
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.step import RequestStep
-
 
 @dataclass(slots=True)
 class RequestState:
@@ -27,7 +25,6 @@ class RequestState:
     admitted_step: int
     readonly: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to
-    pending: RequestStep | None = None  # part of the step being planned
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
     scores: npt.NDArray[np.float32] | None = None
     scores_from_step: int = 0  # reports of earlier steps count for another policy

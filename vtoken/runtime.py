@@ -19,32 +19,19 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.eviction import Evictor
+from vtoken.growth import Grower, GrownRequest
 from vtoken.ledger import BlockStore, Ledger
 from vtoken.relocation import Relocator
-from vtoken.requests import RequestState
 from vtoken.rules import RequestRules
 from vtoken.step import StepPlan, WorkerReport
-from vtoken.table import TokenTable
 from vtoken.wire import Geometry
 
 __all__ = ["BlockStore", "GrownRequest", "Runtime"]
-
-
-@dataclass(slots=True)
-class GrownRequest:
-    """A scheduled request after allocation: its whole block table and its tokens so far."""
-
-    request_id: str
-    block_ids: Sequence[int]
-    num_tokens: int
-    num_prompt_tokens: int
-    seed: int
 
 
 class Runtime(Ledger):
@@ -63,6 +50,7 @@ class Runtime(Ledger):
     ) -> None:
         super().__init__(geometry, store, config, strict=strict, report_lag_steps=report_lag_steps)
         self.check_every_step = check_every_step
+        self.grower = Grower(self)
         self.evictor = Evictor(self)
         self.relocator = Relocator(self, verify_ratio)
         self.operations = self.relocator.operations
@@ -88,17 +76,11 @@ class Runtime(Ledger):
         self.relocator.plan_step(freed, new_holes=died)
         if freed:
             self.store.give_back(freed)
-        self._pick_holes()
+        self.grower.pick_holes()
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        table = self.tables.get(request_id)
-        if table is None or not table.virtual:
-            return None
-        state = self.states[request_id]
-        if num_new == 1 and state.hole is not None:
-            return table.extent
-        return table.append_start(state.readonly) + num_new
+        return self.grower.required_extent(request_id, num_new)
 
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
@@ -106,20 +88,21 @@ class Runtime(Ledger):
         plan.probing = probing = self._probing
         if probing and self.step % self.config.probe_every_steps == 0:
             plan.probe_layers = self.config.probe_layers or (self.geometry.num_layers // 2,)
-        want = []
-        for request in grown:
-            table = self._grow(request)
-            if probing and self.evictor.wants_scores(table):
-                want.append(request.request_id)
-        plan.want_scores = tuple(want)
-        for request_id, state in self.states.items():
-            if state.pending is not None:
-                table = self.tables[request_id]
-                state.pending.num_live = table.num_live
-                state.pending.dense = table.dense
-                plan.requests[request_id] = state.pending
-                state.pending = None
-        self._lend_scratch(plan)
+        if probing:
+            grown = list(grown)
+        self.grower.enter(grown)
+        if probing:
+            plan.want_scores = tuple(
+                request.request_id
+                for request in grown
+                if self.evictor.wants_scores(self.tables[request.request_id])
+            )
+        plan.requests, self.parts = self.parts, {}
+        for request_id, part in plan.requests.items():
+            table = self.tables[request_id]
+            part.num_live = table.num_live
+            part.dense = table.dense
+        self.grower.lend_scratch(plan)
         self.relocator.hand_over(plan)
         self.counters.commits_checked += 1
         if self.check_every_step:
@@ -136,25 +119,6 @@ class Runtime(Ledger):
             own.policy is not None and "attention" in own.policy.needs
             for own in self.own_rules.values()
         )
-
-    def _lend_scratch(self, plan: StepPlan) -> None:
-        """Free blocks for packing the holey requests that decode one token in this step."""
-        size = self.geometry.block_size
-        packed = {
-            request_id: self.tables[request_id].full_and_loose()
-            for request_id, part in plan.requests.items()
-            if not part.dense and len(part.new_slots) == 1
-        }
-        if not packed:
-            return
-        needs = {request_id: -(-len(loose) // size) for request_id, (_, loose) in packed.items()}
-        lent = self.store.lend(sum(needs.values()))
-        for request_id, need in needs.items():
-            if need <= len(lent):
-                part = plan.requests[request_id]
-                part.full_blocks, part.loose_slots = packed[request_id]
-                part.scratch = lent[:need]
-                del lent[:need]
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""
@@ -182,6 +146,7 @@ class Runtime(Ledger):
         del self.states[request_id]
         if len(self.tables) == 0:
             self.relocator.settle()
+        self.parts.pop(request_id, None)
         per_request = self.counters.preempted_per_request
         if preempted:
             self.counters.preemptions += 1
@@ -195,43 +160,6 @@ class Runtime(Ledger):
         else:
             self.counters.finished_requests += 1
             self.forget(request_id)
-
-    def _pick_holes(self) -> None:
-        recycling = self.config.recycle and self.config.reclamation != "off"
-        for request_id, state in self.states.items():
-            state.hole = None
-            if not recycling:
-                continue
-            table = self.tables[request_id]
-            if table.virtual and not table.dense:
-                state.hole = table.first_hole(state.readonly)
-
-    def _grow(self, request: GrownRequest) -> TokenTable:
-        request_id = request.request_id
-        state = self.states.get(request_id)
-        if state is None:
-            state = self.states[request_id] = RequestState(
-                request_id, request.num_prompt_tokens, request.seed, self.step
-            )
-        table = self.tables.get(request_id)
-        if table is None or not table.virtual:
-            self.tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
-            return self.tables[request_id]
-        num_new = request.num_tokens - table.num_tokens
-        hole = state.hole if num_new == 1 else None
-        pending = self.pending(table)
-        if hole is not None:
-            state.recycled_slots += 1
-            self.counters.recycled_slots += 1
-        start = table.append_start(state.readonly) if hole is None else hole
-        pending.new_slots = self.tables.sync_new_tokens(
-            request_id, request.block_ids, request.num_tokens, start
-        )
-        size = self.geometry.block_size
-        for block in {slot // size for slot in pending.new_slots.tolist()}:
-            if not self.store.is_writable(block):
-                self.violated(InvariantViolation("I4", f"block {block} is written, not private"))
-        return table
 
     def check(self) -> None:
         """All invariants, recomputed from nothing; raises InvariantViolation."""

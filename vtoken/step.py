@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from vtoken.pool import Slots
@@ -23,8 +24,7 @@ from vtoken.table import Ids
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
-@dataclass(slots=True)
-class RequestStep:
+class RequestStep(msgspec.Struct):
     """One request's part of a step; only requests that have evicted something have one.
 
     `num_tokens`: tokens before this step, dead ones included. `evicted` [v] ids that died,
@@ -36,16 +36,16 @@ class RequestStep:
     """
 
     num_tokens: int
-    evicted: Ids = field(default_factory=lambda: NO_IDS)
-    moved_ids: Ids = field(default_factory=lambda: NO_IDS)
-    moved_slots: Slots = field(default_factory=lambda: NO_IDS)
+    evicted: Ids = NO_IDS
+    moved_ids: Ids = NO_IDS
+    moved_slots: Slots = NO_IDS
     blocks: list[int] | None = None
-    new_slots: Slots = field(default_factory=lambda: NO_IDS)
+    new_slots: Slots = NO_IDS
     num_live: int = 0
     dense: bool = True
-    scratch: list[int] = field(default_factory=list)
-    full_blocks: Ids = field(default_factory=lambda: NO_IDS)
-    loose_slots: Slots = field(default_factory=lambda: NO_IDS)
+    scratch: list[int] = msgspec.field(default_factory=list)
+    full_blocks: Ids = NO_IDS
+    loose_slots: Slots = NO_IDS
 
 
 @dataclass(slots=True)

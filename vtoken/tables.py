@@ -57,16 +57,20 @@ class TokenTables:
         table = self._tables.get(request_id)
         if table is None:
             table = self._tables[request_id] = TokenTable(request_id, self.pool)
+        self.sync_blocks(table, block_ids)
+        slots = table.place(total_len - table.num_tokens, start)
+        self.pool.add(slots)
+        return slots
+
+    def sync_blocks(self, table: TokenTable, block_ids: Sequence[int]) -> None:
+        """`block_ids` is the whole block table of `table`'s request; it may only have grown."""
         known = len(table.blocks)
         if len(block_ids) > known:
             table.extend_blocks(block_ids[known:])
         elif len(block_ids) < known:
             raise InvariantViolation(
-                "I4", f"{request_id} holds {len(block_ids)} blocks, its table has {known}"
+                "I4", f"{table.request_id} holds {len(block_ids)} blocks, its table has {known}"
             )
-        slots = table.place(total_len - table.num_tokens, start)
-        self.pool.add(slots)
-        return slots
 
     def evict_token(self, request_id: str, token_id: int) -> None:
         """Mark one token dead: attention does not read it from the next step on."""

@@ -133,7 +133,8 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         assert runtime.counters.violations == 0
-        assert all(s.pending is None and s.in_flight_step >= 0 for s in runtime.states.values())
+        assert not runtime.parts
+        assert all(s.in_flight_step >= 0 for s in runtime.states.values())
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.evicted_tokens
 

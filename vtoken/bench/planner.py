@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from vtoken.step import WorkerReport
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16
+PAUSED = {"reclamation": "paused"}
+EAGER = {"reclamation": "auto", "theta_f": 0.0}
 SLACK_TOKENS = 256  # that the pool can take beyond the prompts, a request
 GOALS_US = {"nothing due": 100.0, "plan": 2000.0}  # design figures, 64 requests of 4k tokens
 
@@ -48,7 +51,7 @@ class Store:
         return [self.free.popleft() for _ in range(num_blocks)]
 
     def lend(self, num_blocks: int) -> list[int]:
-        return [self.free[i] for i in range(min(num_blocks, len(self.free)))]
+        return list(islice(self.free, num_blocks))
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
@@ -115,13 +118,18 @@ class Scenario:
     measure: Callable[[int, int, int], list[list[float]]]
 
 
-def _warm(patch: dict[str, Any], *, fragment: bool) -> Callable[[int, int, int], list[list[float]]]:
-    """Steps in which nothing is due, of positional tables or of half-evicted ones."""
+def _warm(
+    patch: dict[str, Any], *, fragment: bool, dense: bool = False
+) -> Callable[[int, int, int], list[list[float]]]:
+    """Steps in which nothing is due: tables are positional, or half-evicted, or packed again."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         engine = Decoding(num_requests, num_tokens, patch)
         if fragment:
             _evict_half(engine, num_tokens)
+        if dense:
+            engine.configure(EAGER | {"low_watermark_blocks": engine.num_blocks})
+            engine.configure({"batch_size": engine.num_blocks, "recycle": False})
         engine.steps(8)
         return engine.steps(min(count, SLACK_TOKENS - 32))
 
@@ -138,7 +146,7 @@ def _evict_half(engine: Decoding, num_tokens: int) -> None:
 
 def _steady(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
     """One eviction and one recycled slot a request in every step."""
-    engine = Decoding(num_requests, num_tokens, {"reclamation": "paused"})
+    engine = Decoding(num_requests, num_tokens, PAUSED)
     _evict_half(engine, num_tokens)
     engine.configure({"interval_tokens": 0, "policy": {"name": "streaming_llm"}})
     engine.steps(8)
@@ -151,13 +159,12 @@ def _plan(planner: str, batch_size: int | None) -> Callable[[int, int, int], lis
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         timings: list[list[float]] = []
         while len(timings) < min(count, 40):
-            engine = Decoding(num_requests, num_tokens, {"reclamation": "paused"})
+            engine = Decoding(num_requests, num_tokens, PAUSED)
             _evict_half(engine, num_tokens)
             engine.configure(
-                {
-                    "reclamation": "auto",
+                EAGER
+                | {
                     "planner": planner,
-                    "theta_f": 0.0,
                     "low_watermark_blocks": engine.num_blocks,
                     "headroom_blocks": engine.num_blocks // 2,
                     "batch_size": batch_size or engine.num_blocks,
@@ -178,8 +185,9 @@ def _plan(planner: str, batch_size: int | None) -> Callable[[int, int, int], lis
 
 SCENARIOS = (
     Scenario("positional, nothing due", "nothing due", _warm({}, fragment=False)),
-    Scenario("evicted, appending", "nothing due", _warm({"recycle": False}, fragment=True)),
-    Scenario("evicted, recycling", "nothing due", _warm({}, fragment=True)),
+    Scenario("evicted, dense", "nothing due", _warm({}, fragment=True, dense=True)),
+    Scenario("holes, appending", "", _warm(PAUSED | {"recycle": False}, fragment=True)),
+    Scenario("holes, recycling", "", _warm(PAUSED, fragment=True)),
     Scenario("1 eviction + 1 recycled slot a request", "", _steady),
     Scenario("plug, B = 32", "plan", _plan("plug", 32)),
     Scenario("plug, B = 256", "plan", _plan("plug", 256)),
