@@ -1,7 +1,7 @@
 """The loose tokens of one table: those that live in blocks which are not full of live tokens.
 
-Packed for attention where a kernel reads whole blocks. Follows single new tokens; any other change
-of the table makes a new one.
+Packed for attention where a kernel reads whole blocks. Follows single tokens that come and go; any
+other change of the table makes a new one. Arrays that were handed out are not written again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ class LooseTokens:
     def __init__(self, places: Places, blocks: Ints) -> None:
         s = places.block_size
         full = places.live[: len(blocks)] == s
-        rows, offsets = np.nonzero(places.occupied[: len(blocks) * s].reshape(-1, s)[~full])
+        occupied = np.flatnonzero(places.occupied[: len(blocks) * s])
+        ranks, offsets = np.divmod(occupied, s)
+        loose = ~full[ranks]
         self.full_blocks: Ints = blocks[full]
-        self._slots: Ints = blocks[~full][rows] * s + offsets
+        self._slots: Ints = blocks[ranks[loose]] * s + offsets[loose]
         self._count = len(self._slots)
 
     @property
@@ -31,9 +33,14 @@ class LooseTokens:
 
     def add(self, slot: int) -> None:
         """One more token lives at `slot`, whose block is not full yet."""
-        if self._count == len(self._slots):  # arrays handed out before are not written again
+        if self._count == len(self._slots):
             grown = np.empty(max(32, 2 * self._count), dtype=np.int64)
             grown[: self._count] = self._slots
             self._slots = grown
         self._slots[self._count] = slot
         self._count += 1
+
+    def remove(self, slot: int) -> None:
+        """The loose token at `slot` is dead."""
+        self._slots = self.slots[self.slots != slot]
+        self._count = len(self._slots)

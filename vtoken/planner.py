@@ -152,59 +152,63 @@ def _lay_out(
     is_source = np.zeros(len(layout.blocks), dtype=np.bool_)
     is_source[sources] = True
     kept = np.flatnonzero(~is_source)
-    movers = np.sort(grid[sources][grid[sources] >= 0])
+    source = _occupied(grid, sources)
+    source = source[np.argsort(grid.ravel()[source])]
     fillable = kept[layout.writable[kept]] if planner == "plug" else kept[:0]
     fillable = fillable[np.argsort(-live[fillable], kind="stable")]
     partial = kept[live[kept] < s]
-    if np.isin(partial, fillable).all():
-        evacuated, holes = _dense_holes(grid, fillable, live, len(movers))
-        movers = np.concatenate([movers, evacuated])
+    if len(partial) == 0 or (planner == "plug" and layout.writable[partial].all()):
+        evacuated, holes = _dense_holes(grid, fillable, live, len(source))
+        source = np.concatenate([source, evacuated])
     else:
         holes = _holes(grid, fillable)
-    taken = holes[: len(movers)]
-    num_out = len(movers) - len(taken)
-    destination = np.concatenate([taken, -1 - np.arange(num_out, dtype=np.int64)])
-
-    place = np.full(int(grid.max()) + 1, -1, dtype=np.int64)
-    where = np.flatnonzero(grid.ravel() >= 0)
-    place[grid.ravel()[where]] = where
-    source = place[movers]
+    taken = holes[: len(source)]
+    num_out = len(source) - len(taken)
+    fresh = -1 - np.arange(num_fresh, dtype=np.int64)
 
     # Read-only blocks first, the rest by falling occupancy: the append position lies in the last.
-    after = live.copy()
-    np.add.at(after, taken // s, 1)
-    np.subtract.at(after, source // s, 1)
-    entries = [(bool(layout.writable[i]), -int(after[i]), layout.blocks[i]) for i in kept]
-    entries += [(True, -min(s, num_out - i * s), -1 - i) for i in range(num_fresh)]
-    entries.sort(key=lambda entry: entry[:2])
-
+    after = live + np.bincount(taken // s, minlength=len(live))
+    after -= np.bincount(source // s, minlength=len(live))
+    filled = np.append(after[kept], np.clip(num_out + (fresh + 1) * s, 0, s))
+    writable = np.append(layout.writable[kept], np.ones(num_fresh, dtype=np.bool_))
     blocks = np.asarray(layout.blocks, dtype=np.int64)
+    table = np.append(blocks[kept], fresh)[np.lexsort((-filled, writable))]
 
-    def slot(index: Ints) -> Ints:
-        slots: Ints = np.where(index >= 0, blocks[index // s] * s + index % s, index)
+    def slot(places: Ints) -> Ints:
+        slots: Ints = blocks[places // s] * s + places % s
         return slots
 
     return RelocationPlan(
         request_id=layout.request_id,
         planner=planner,
-        token_ids=movers,
+        token_ids=grid.ravel()[source],
         source_slots=slot(source),
-        destination_slots=slot(destination),
-        source_blocks=tuple(int(blocks[i]) for i in sources),
+        destination_slots=np.append(slot(taken), -1 - np.arange(num_out, dtype=np.int64)),
+        source_blocks=tuple(blocks[sources].tolist()),
         num_fresh_blocks=num_fresh,
-        blocks=tuple(block for _, _, block in entries),
+        blocks=tuple(table.tolist()),
     )
+
+
+def _places(mask: Mask, blocks: Ints, block_size: int) -> Ints:
+    """Where `mask` [m, S] holds, as places; its rows are those of `blocks` [m], in their order."""
+    rows, offsets = np.divmod(np.flatnonzero(mask), block_size)
+    places: Ints = blocks[rows] * block_size + offsets
+    return places
+
+
+def _occupied(grid: Ints, blocks: Ints) -> Ints:
+    """Places with a live token in `blocks`, in the order given."""
+    return _places(grid[blocks] >= 0, blocks, grid.shape[1])
 
 
 def _holes(grid: Ints, blocks: Ints) -> Ints:
     """Places without a live token in `blocks`, in the order given."""
-    rows, cols = np.nonzero(grid[blocks] < 0)
-    places: Ints = blocks[rows] * grid.shape[1] + cols
-    return places
+    return _places(grid[blocks] < 0, blocks, grid.shape[1])
 
 
 def _dense_holes(grid: Ints, blocks: Ints, live: Ints, num_movers: int) -> tuple[Ints, Ints]:
-    """Tokens to evacuate from the last of `blocks` and the holes to fill, so that nothing is left
+    """Places to evacuate in the last of `blocks` and the holes to fill, so that nothing is left
     open but the end of that block.
 
     `blocks` are by falling occupancy. With x tokens in the last one at the end, its tokens at
@@ -220,6 +224,6 @@ def _dense_holes(grid: Ints, blocks: Ints, live: Ints, num_movers: int) -> tuple
     x = int(live[blocks].sum()) + num_movers - (len(blocks) - 1) * s
     if x <= 0:
         return none, holes
-    evacuated = grid[last, x:]
+    evacuated: Ints = last * s + x + np.flatnonzero(grid[last, x:] >= 0)
     kept_holes: Ints = holes[(holes // s != last) | (holes % s < x)]
-    return evacuated[evacuated >= 0], kept_holes
+    return evacuated, kept_holes

@@ -98,9 +98,16 @@ class TokenTable(Placement):
         self.materialize()
         if not self._live[ids].all():
             raise InvariantViolation("I2", f"a victim of {self.request_id} is already dead")
-        self._naive_blocks = self._loose = None
+        self._naive_blocks = None
         index = self._index[ids]
-        self.pool.remove(self._slots(index))
+        slots = self._slots(index)
+        self.pool.remove(slots)
+        if self._loose is not None:
+            was_full = self._places.live[index[0] // self.block_size] == self.block_size
+            if len(ids) > 1 or was_full:
+                self._loose = None
+            else:
+                self._loose.remove(int(slots[0]))
         self._live[ids] = False
         self._places.vacate(index)
         self.num_live -= len(ids)
