@@ -149,13 +149,19 @@ class Relocator:
         if dead is not None and len(dead):
             grid[np.isin(grid, dead)] = -1
         store = self._ledger.store
-        return Layout(
-            table.request_id,
-            tuple(table.blocks),
-            grid,
-            movable=np.array([not store.is_shared(b) for b in table.blocks], dtype=np.bool_),
-            writable=np.array([store.is_writable(b) for b in table.blocks], dtype=np.bool_),
-        )
+        # Blocks outside `readonly` are private and unhashed, see RequestState.
+        readonly = self._ledger.states[table.request_id].readonly
+        asked = [
+            (i, block)
+            for i, block in enumerate(table.blocks if readonly or not table.virtual else ())
+            if not table.virtual or block in readonly
+        ]
+        movable = np.ones(len(table.blocks), dtype=np.bool_)
+        writable = movable.copy()
+        for i, block in asked:
+            movable[i] = not store.is_shared(block)
+            writable[i] = store.is_writable(block)
+        return Layout(table.request_id, tuple(table.blocks), grid, movable, writable)
 
     def headroom(self, config: VTokenConfig) -> int:
         return min(config.headroom_blocks, self._ledger.store.num_free_blocks())

@@ -1,16 +1,28 @@
-"""One engine in one process, timed step by step on demand; the other end of `vtoken.bench`.
+"""One engine in one process, measured step by step on demand; the other end of `vtoken.bench`.
 
 Reads JSON lines on stdin: first the engine's description, then one workload a line; answers each
-with a JSON line on the descriptor named in the first argument (stdout belongs to vLLM).
+with a JSON line on the descriptor named in the first argument (stdout belongs to vLLM). A workload:
+
+    requests          [{"prompt": [ids], "num_new": n, "arguments": {...} for vllm_xargs}]
+    concurrency       keep so many unfinished (default: all at once)
+    config            a patch of the configuration, applied before
+    gaps              note when each token arrives (costs time in every step, in all variants)
+    sample_every      sample the memory every so many steps, outside the clock
+    stop_on_overflow  stop once a request has been preempted or waits while another has its prompt
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 from typing import Any
+
+import msgspec
+
+from vtoken.bench.samples import sample, summary
 
 
 def _engine(spec: dict[str, Any]) -> Any:
@@ -32,9 +44,8 @@ def _engine(spec: dict[str, Any]) -> Any:
 class HookTimer:
     """Adds up the time that vToken's own code takes in the scheduler, publishing included."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, scheduler: Any) -> None:
         self.seconds = 0.0
-        scheduler = engine.engine_core.engine_core.scheduler
         runtime = getattr(scheduler, "vtoken", None)
         if runtime is not None:
             for name in ("begin_step", "commit_step", "finish_step"):
@@ -54,49 +65,137 @@ class HookTimer:
         setattr(owner, name, timed)
 
 
-def _run(engine: Any, workload: dict[str, Any], tag: int) -> dict[str, Any]:
-    """Closed batch: all prompts at once, greedy, `num_new` tokens each; times every engine step."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+class Run:
+    """One workload on one engine."""
 
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=workload["num_new"],
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-    for i, prompt in enumerate(workload["prompts"]):
-        engine.add_request(f"{tag}-{i}", {"prompt_token_ids": prompt}, params)
-    steps_ms = []
-    started, cpu = time.perf_counter(), time.process_time()
-    last = started
-    num_tokens = 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            num_tokens += sum(len(o.token_ids) for o in output.outputs if output.finished)
-        now = time.perf_counter()
-        steps_ms.append((now - last) * 1e3)
-        last = now
-    return {
-        "seconds": last - started,
-        "cpu_seconds": time.process_time() - cpu,
-        "tokens": num_tokens,
-        "steps_ms": steps_ms,
-    }
+    def __init__(self, engine: Any, workload: dict[str, Any], tag: int) -> None:
+        self.engine, self.workload, self.tag = engine, workload, tag
+        self.scheduler = engine.engine_core.engine_core.scheduler
+        self.runtime = getattr(self.scheduler, "vtoken", None)
+        self.queue = list(enumerate(workload["requests"]))
+        self.steps_ms: list[float] = []
+        self.gaps_ms: list[float] = []
+        self.samples: list[dict[str, Any]] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.last_token: dict[str, float] = {}
+        self.most_running = 0
+        self.overflowed = False
+
+    def go(self) -> dict[str, Any]:
+        concurrency = self.workload.get("concurrency") or len(self.queue)
+        every = self.workload.get("sample_every", 0)
+        preemptions = self._preemptions()
+        for _ in range(min(concurrency, len(self.queue))):
+            self._add()
+        started, cpu = time.perf_counter(), time.process_time()
+        last, aside = started, 0.0
+        while self.engine.has_unfinished_requests():
+            outputs = self.engine.step()
+            now = time.perf_counter()
+            self.steps_ms.append((now - last) * 1e3)
+            finished = self._take(outputs, now)
+            running, waiting = self.scheduler.get_request_counts()
+            self.most_running = max(self.most_running, running)
+            if self._preemptions() > preemptions or (waiting and self._all_decode()):
+                self.overflowed = True
+                if self.workload.get("stop_on_overflow"):
+                    break
+            if every and len(self.steps_ms) % every == 0 and self.runtime is not None:
+                found = sample(self.runtime)
+                if found is not None:
+                    self.samples.append(found)
+            for _ in range(min(finished, len(self.queue))):
+                self._add()
+            last = time.perf_counter()
+            aside += last - now
+        answer = {
+            "seconds": last - started - aside,
+            "cpu_seconds": time.process_time() - cpu,
+            "tokens": sum(map(len, self.tokens.values())),
+            "steps_ms": self.steps_ms,
+            "tokens_hash": self._hash(),
+            "most_running": self.most_running,
+            "overflowed": self.overflowed,
+            "preemptions": self._preemptions() - preemptions,
+        }
+        if self.gaps_ms:
+            gaps = sorted(self.gaps_ms)
+            answer["gap_p50_ms"] = gaps[len(gaps) // 2]
+            answer["gap_p95_ms"] = gaps[int(len(gaps) * 0.95)]
+        if self.samples:
+            answer["memory"] = summary(self.samples)
+        self._stop()
+        return answer
+
+    def _add(self) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        number, request = self.queue.pop(0)
+        kind = RequestOutputKind.DELTA if self.workload.get("gaps") else None
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=request["num_new"],
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=kind or RequestOutputKind.FINAL_ONLY,
+            extra_args=request.get("arguments"),
+        )
+        name = f"{self.tag}-{number}"
+        self.engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
+
+    def _take(self, outputs: Any, now: float) -> int:
+        """Note the tokens of one step; how many requests are done."""
+        finished = 0
+        gaps = self.workload.get("gaps")
+        for output in outputs:
+            ids = output.outputs[0].token_ids
+            self.tokens.setdefault(output.request_id, []).extend(ids)
+            if gaps and len(ids):
+                before = self.last_token.get(output.request_id)
+                if before is not None:
+                    self.gaps_ms.append((now - before) * 1e3)
+                self.last_token[output.request_id] = now
+            finished += output.finished
+        return finished
+
+    def _all_decode(self) -> bool:
+        return all(r.num_computed_tokens >= r.num_prompt_tokens for r in self.scheduler.running)
+
+    def _preemptions(self) -> int:
+        return 0 if self.runtime is None else self.runtime.counters.preemptions
+
+    def _hash(self) -> str:
+        """Names all tokens of all requests, in the order of the workload."""
+        numbers = sorted(self.tokens, key=lambda name: int(name.split("-")[1]))
+        text = json.dumps([list(map(int, self.tokens[name])) for name in numbers])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _stop(self) -> None:
+        """Abort what an early stop left."""
+        left = [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]
+        if left:
+            self.engine.abort_request(left, internal=True)
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        self.engine.reset_prefix_cache()
 
 
-def _facts(engine: Any) -> dict[str, Any]:
-    scheduler = engine.engine_core.engine_core.scheduler
+def _facts(scheduler: Any) -> dict[str, Any]:
     runtime = getattr(scheduler, "vtoken", None)
     if runtime is None:
         return {"endpoint": None}
     counters = runtime.counters
     return {
         "endpoint": scheduler.vtoken_controller.telemetry_endpoint,
+        "num_blocks": runtime.geometry.num_blocks,
+        "block_size": runtime.geometry.block_size,
+        "fields": list(msgspec.structs.asdict(runtime.config.values())),
         "recycled_slots": counters.recycled_slots,
         "evicted_tokens": counters.evicted_tokens,
         "relocations": counters.relocations,
+        "moved_tokens": counters.moved_tokens,
+        "shared_skipped_blocks": getattr(counters, "shared_skipped_blocks", None),
         "violations": counters.violations,
     }
 
@@ -108,12 +207,21 @@ def main() -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     engine = _engine(json.loads(sys.stdin.readline()))
-    answer(_facts(engine))
-    hooks = HookTimer(engine)
+    scheduler = engine.engine_core.engine_core.scheduler
+    answer(_facts(scheduler))
+    hooks = HookTimer(scheduler)
     for tag, line in enumerate(sys.stdin):
+        workload = json.loads(line)
+        if workload.get("config"):
+            scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
+        before = _facts(scheduler)
         hooks.seconds = 0.0
-        result = _run(engine, json.loads(line), tag)
-        answer(result | _facts(engine) | {"hook_seconds": hooks.seconds})
+        result = Run(engine, workload, tag).go()
+        after = _facts(scheduler)
+        for name in ("recycled_slots", "evicted_tokens", "relocations", "moved_tokens"):
+            if name in after:
+                after[name] -= before[name]
+        answer(result | after | {"hook_seconds": hooks.seconds})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,311 @@
+"""What eviction leaves in memory: retained blocks, utilisation and F, before and after reclaiming.
+
+Every variant is an engine of its own and runs the same closed-loop workloads with the same budgets:
+half of prompt and output, a request. Memory is sampled between steps. Tokens of the evicting
+variants are compared: where they are equal, so were the decisions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from vtoken.bench.engines import Engine, engine_args, prompt
+from vtoken.bench.output import Table, finish, new_result
+from vtoken.policies import policy_names
+
+BLOCK_SIZE = 16
+INTERVAL_TOKENS = 16
+SAMPLE_EVERY = 8
+OTHER_POLICIES = ("random", "scissorhands", "streaming_llm")  # beside h2o; those registered
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 64, "batch_size": 256}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "naive-evict": {"reclamation": "off"},
+    "vToken, eager plug": EAGER | {"recycle": False},
+    "vToken, eager plug, recycling": EAGER,
+    "vToken, defaults": {},
+}
+PAPER = {
+    "retained": "27.2 to 72.3% fewer blocks than naive-evict",
+    "utilisation": "+21.9 points",
+    "f": "naive-evict: most blocks at most 50% full, F 40 to 60%",
+}
+PAPER_SHARING = {1: "28.6%", 2: "33.0%", 4: "32.3%", 8: "42.2%"}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`prompts`, `outputs`: inclusive ranges of lengths; `concurrency` requests at a time."""
+
+    name: str
+    requests: int
+    concurrency: int
+    prompts: tuple[int, int]
+    outputs: tuple[int, int]
+
+    def requests_of(self, seed: int, *, evicting: bool) -> list[dict[str, Any]]:
+        rng = random.Random(seed)
+        out = []
+        for _ in range(self.requests):
+            num_prompt, num_new = rng.randint(*self.prompts), rng.randint(*self.outputs)
+            out.append(_request(prompt(rng, num_prompt), num_new, evicting=evicting))
+        return out
+
+
+WORKLOADS = (
+    Workload("short chat", 24, 8, (64, 512), (64, 256)),
+    Workload("long context", 8, 4, (1000, 1500), (256, 384)),
+)
+
+
+def _request(ids: list[int], num_new: int, *, evicting: bool) -> dict[str, Any]:
+    budget = (len(ids) + num_new) // 2
+    arguments = {"vtoken_budget_tokens": budget} if evicting else None
+    return {"prompt": ids, "num_new": num_new, "arguments": arguments}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policies", nargs="+", help="(default: h2o and its peers)")
+    parser.add_argument("--model", help="a model folder (default: the demo model)")
+    parser.add_argument("--part", choices=["workloads", "prefix", "both"], default="both")
+
+
+def policies(asked: list[str] | None) -> list[str]:
+    """The policies to measure; ValueError when one is not registered."""
+    known = policy_names()
+    if asked is None:
+        return ["h2o", *[name for name in OTHER_POLICIES if name in known]]
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"no policy {name!r}; there are {', '.join(known)}")
+    return asked
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    names = policies(args.policies)[: 1 if args.quick else None]
+    setup = {"block size": BLOCK_SIZE, "budget": "half of prompt and output"}
+    result = new_result("memory", "make bench-memory", setup | {"interval": INTERVAL_TOKENS})
+    raw: dict[str, Any] = {"workloads": [], "prefix": []}
+    if args.part != "prefix":
+        raw["workloads"] = _workloads(names, args)
+        result.tables += _memory_tables(raw["workloads"])
+    if args.part != "workloads":
+        raw["prefix"] = _prefixes(args)
+        result.tables.append(_prefix_table(raw["prefix"]))
+    result.raw = raw | {"paper": PAPER, "paper_sharing": PAPER_SHARING}
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
+    return 0
+
+
+def start(name: str, config: dict[str, Any], num_blocks: int, **engine: Any) -> Engine:
+    """An engine with `num_blocks` usable blocks and `config`, "pool" standing for all of them."""
+    print(f"starting {name}", file=sys.stderr, flush=True)
+    config = {key: num_blocks if value == "pool" else value for key, value in config.items()}
+    args = engine_args(
+        engine.pop("model", None),
+        block_size=BLOCK_SIZE,
+        max_model_len=2048,
+        num_gpu_blocks_override=num_blocks + 1,
+        **engine,
+    )
+    return Engine(name, config | {"interval_tokens": INTERVAL_TOKENS}, args)
+
+
+# ---------------------------------------------------------------- workloads
+
+
+def _workloads(names: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for variant, config in {"native": {}, **VARIANTS}.items():
+        engine = start(variant, config, 1024, model=args.model)
+        try:
+            for workload in WORKLOADS:
+                for policy in ["none"] if variant == "native" else names:
+                    answer = engine.ask(
+                        {
+                            "requests": workload.requests_of(1, evicting=variant != "native"),
+                            "concurrency": workload.concurrency,
+                            "config": {"policy": {"name": policy}},
+                            "sample_every": SAMPLE_EVERY,
+                        }
+                    )
+                    answer.pop("steps_ms")
+                    keys = {"workload": workload.name, "policy": policy, "variant": variant}
+                    rows.append(keys | answer)
+                    print(f"{variant}, {workload.name}, {policy}", file=sys.stderr, flush=True)
+        finally:
+            engine.close()
+    for row in rows:
+        naive = _find(rows, row, "naive-evict")
+        row["tokens_equal_naive"] = naive and row["tokens_hash"] == naive["tokens_hash"]
+    return rows
+
+
+def _find(rows: list[dict[str, Any]], like: dict[str, Any], variant: str) -> dict[str, Any] | None:
+    """The row of `variant` beside `like`."""
+    for row in rows:
+        same = all(row.get(k) == like.get(k) for k in ("workload", "policy", "degree"))
+        if same and row["variant"] == variant:
+            return row
+    return None
+
+
+def _memory_tables(rows: list[dict[str, Any]]) -> list[Table]:
+    tables = []
+    for workload in WORKLOADS:
+        table = Table(
+            f"Retained memory, {workload.name}: {workload.requests} requests of "
+            f"{workload.prompts[0]} to {workload.prompts[1]} + {workload.outputs[0]} to "
+            f"{workload.outputs[1]} tokens, {workload.concurrency} at a time",
+            [
+                "policy, variant",
+                "blocks a request",
+                "peak",
+                "vs naive",
+                "packed bound",
+                "over bound",
+                "utilisation",
+                "F",
+                "blocks ≤ 25%",
+                "≤ 50%",
+                "≤ 75%",
+                "≤ 100%",
+                "moved tokens",
+                "tokens = naive",
+            ],
+            [],
+        )
+        for row in sorted((r for r in rows if r["workload"] == workload.name), key=_by_policy):
+            memory, naive = row["memory"], _find(rows, row, "naive-evict")
+            saved = None
+            if naive is not None and naive is not row:
+                ratio = memory["blocks_per_request"] / naive["memory"]["blocks_per_request"]
+                saved = f"{ratio - 1:+.1%}"
+            equal = row["tokens_equal_naive"]
+            table.rows.append(
+                [
+                    f"{row['policy']}, {row['variant']}",
+                    memory["blocks_per_request"],
+                    memory["peak_blocks_per_request"],
+                    saved,
+                    memory["bound_per_request"],
+                    f"{memory['over_bound_ratio']:+.1%}",
+                    f"{1 - memory['f']:.1%}",
+                    f"{memory['f']:.1%}",
+                    *[f"{share:.0%}" for share in memory["bins_ratio"]],
+                    row.get("moved_tokens"),
+                    None if naive is None else "yes" if equal else "no",
+                ]
+            )
+        tables.append(table)
+    tables[-1].notes = [
+        f"paper: {PAPER['retained']}; utilisation {PAPER['utilisation']}; {PAPER['f']}",
+        "goal: eager within 2% of the packed bound Σ ceil(live / S), live counted at the sample",
+    ]
+    return tables
+
+
+def _by_policy(row: dict[str, Any]) -> tuple[int, str]:
+    return (row["policy"] != "none", row["policy"])
+
+
+# ---------------------------------------------------------------- shared prefixes
+
+
+PREFIX_TOKENS, SUFFIX_TOKENS, NEW_TOKENS, PREFIX_REQUESTS = 512, 512, 256, 8
+
+
+def _prefix_requests(degree: int) -> list[dict[str, Any]]:
+    """Groups of `degree` requests share a prefix, each with a suffix of its own."""
+    rng = random.Random(degree)
+    out = []
+    for number in range(PREFIX_REQUESTS):
+        if number % degree == 0:
+            prefix = prompt(rng, PREFIX_TOKENS)
+        out.append(_request(prefix + prompt(rng, SUFFIX_TOKENS), NEW_TOKENS, evicting=True))
+    return out
+
+
+def _prefixes(args: argparse.Namespace) -> list[dict[str, Any]]:
+    degrees = (1, 4) if args.quick else (1, 2, 4, 8)
+    rows: list[dict[str, Any]] = []
+    variants = {"naive-evict": VARIANTS["naive-evict"], "vToken": VARIANTS["vToken, eager plug"]}
+    for variant, config in variants.items():
+        engine = start(f"{variant}, prefix caching", config, 1024, enable_prefix_caching=True)
+        tiers: list[str | None] = [None]
+        if variant == "vToken" and "prefix_sharing" in engine.facts["fields"]:
+            tiers = ["skip", "index", "copy"]
+        try:
+            for tier in tiers:
+                for degree in degrees:
+                    patch: dict[str, Any] = {"policy": {"name": "h2o"}}
+                    if tier is not None:
+                        patch["prefix_sharing"] = tier
+                    answer = engine.ask(
+                        {
+                            "requests": _prefix_requests(degree),
+                            "config": patch,
+                            "gaps": True,
+                            "sample_every": SAMPLE_EVERY,
+                        }
+                    )
+                    answer.pop("steps_ms")
+                    name = variant if tier is None else f"{variant}, {tier}"
+                    rows.append({"degree": degree, "variant": name} | answer)
+                    print(f"{name}, degree {degree}", file=sys.stderr, flush=True)
+        finally:
+            engine.close()
+    return rows
+
+
+def _prefix_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        f"Shared prefixes: {PREFIX_REQUESTS} requests of {PREFIX_TOKENS} shared + {SUFFIX_TOKENS} "
+        f"own + {NEW_TOKENS} new tokens, h2o, prefix caching on",
+        [
+            "degree, variant",
+            "used blocks",
+            "vs naive",
+            "paper",
+            "F",
+            "shared skipped",
+            "tok/s vs naive",
+            "p95 vs naive",
+            "tokens = naive",
+        ],
+        [],
+        ["used blocks: of the whole pool, a shared block counts once"],
+    )
+    for row in sorted(rows, key=lambda r: r["degree"]):
+        memory, naive = row["memory"], _find(rows, row, "naive-evict")
+        assert naive is not None
+        cells: list[str | None] = [None] * 4
+        if row is not naive:
+            speed = row["tokens"] / row["seconds"] / (naive["tokens"] / naive["seconds"])
+            cells = [
+                f"{memory['used_blocks'] / naive['memory']['used_blocks'] - 1:+.1%}",
+                f"-{PAPER_SHARING[row['degree']]}",
+                f"{speed - 1:+.1%}",
+                f"{row['gap_p95_ms'] / naive['gap_p95_ms'] - 1:+.1%}",
+            ]
+        equal = "yes" if row["tokens_hash"] == naive["tokens_hash"] else "no"
+        table.rows.append(
+            [
+                f"{row['degree']}, {row['variant']}",
+                memory["used_blocks"],
+                cells[0],
+                cells[1],
+                f"{memory['f']:.1%}",
+                row.get("shared_skipped_blocks"),
+                cells[2],
+                cells[3],
+                equal,
+            ]
+        )
+    return table
