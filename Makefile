@@ -40,8 +40,20 @@ check: $(SETUP) ## lint, format, types, import boundaries
 screenshots: $(SETUP) ## pictures of the console into screenshots/
 	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)
 
-bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken without eviction
+bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
+	$(BIN)/vtoken bench planner $(ARGS)
+
+bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
 	$(BIN)/vtoken bench overhead $(ARGS)
+
+bench-memory: $(SETUP) ## blocks held by native, naive-evict and vToken; shared prefixes
+	$(BIN)/vtoken bench memory $(ARGS)
+
+bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput under an SLA
+	$(BIN)/vtoken bench capacity $(ARGS)
+
+bench: bench-planner bench-overhead bench-memory bench-capacity ## all benchmarks, into docs/results.md
+	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
 	$(BIN)/vtoken soak --minutes $(or $(MINUTES),20) $(ARGS)

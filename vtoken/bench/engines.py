@@ -25,7 +25,7 @@ class Engine:
     ) -> None:
         self.name = name
         read, write = os.pipe()
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vtoken.vllm.bench_worker", str(write)],
             stdin=subprocess.PIPE,

@@ -9,19 +9,15 @@ on a shared machine; the second stock engine shows the noise.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from vtoken.bench.engines import Engine, engine_args, prompt
+from vtoken.bench.output import Table, finish, new_result
 
 EVICTING = {
     "policy": {"name": "streaming_llm"},
@@ -58,62 +54,11 @@ VARIANTS = (
 )
 
 
-class Engine:
-    """A worker process with one engine in it."""
-
-    def __init__(self, variant: Variant, engine_args: dict[str, Any]) -> None:
-        self.variant = variant
-        read, write = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "vtoken.vllm.bench_worker", str(write)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(write,),
-            text=True,
-        )
-        os.close(write)
-        self._answers = os.fdopen(read)
-        facts = self.ask({"vtoken": variant.config, "engine": engine_args})
-        if variant.console:
-            threading.Thread(target=_drain, args=(facts["endpoint"],), daemon=True).start()
-            time.sleep(0.3)
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._answers.readline()
-        if not line:
-            raise RuntimeError(f"the engine of {self.variant.name!r} died; run it by hand")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-
-
-def _drain(endpoint: str) -> None:
-    """A console's share of the engine's work: subscribe to everything and read it."""
-    import zmq
-
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-    socket.setsockopt(zmq.SUBSCRIBE, b"")
-    socket.connect(endpoint)
-    while True:
-        socket.recv_multipart()
-
-
 def _workload(requests: int, num_new: int) -> dict[str, Any]:
     rng = random.Random(0)
     lengths = [rng.randrange(64, 640) for _ in range(requests)]
-    prompts = [[rng.randrange(32, 127) for _ in range(length)] for length in lengths]
-    return {"prompts": prompts, "num_new": num_new}
+    prompts = [prompt(rng, length) for length in lengths]
+    return {"requests": [{"prompt": ids, "num_new": num_new} for ids in prompts]}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,63 +69,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vtoken.demo.model import build
-
-    os.environ["HF_HUB_OFFLINE"] = (
-        "1" if args.model is None else os.environ.get("HF_HUB_OFFLINE", "0")
+    started = time.monotonic()
+    if args.quick:
+        args.rounds, args.new_tokens = 1, 64
+    common = engine_args(
+        args.model, block_size=32, max_model_len=2048, kv_cache_memory_bytes=64 << 20
     )
-    model = args.model or str(build(Path(tempfile.gettempdir()) / "vtoken-demo-model"))
-    engine_args = {
-        "model": model,
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": 2048,
-        "block_size": 32,
-        "kv_cache_memory_bytes": 64 << 20,
-        "enable_prefix_caching": False,
-    }
     workload = _workload(args.requests, args.new_tokens)
     engines: list[Engine] = []
     rounds: list[dict[str, dict[str, float]]] = []
     try:
         for variant in VARIANTS:
             print(f"starting {variant.name}", file=sys.stderr, flush=True)
-            engines.append(Engine(variant, engine_args))
+            engines.append(Engine(variant.name, variant.config, common))
+            if variant.console:
+                engines[-1].subscribe()
         for engine in engines:
             engine.ask(workload)  # warm-up
         for number in range(args.rounds):
             order = engines if number % 2 == 0 else engines[::-1]
-            result = {}
+            figures = {}
             for engine in order:
                 answer = engine.ask(workload)
-                if answer.get("violations"):
-                    raise RuntimeError(f"{engine.variant.name}: an invariant broke")
                 steps = sorted(answer["steps_ms"])
-                result[engine.variant.name] = {
+                figures[engine.name] = {
                     "tokens_per_second": answer["tokens"] / answer["seconds"],
                     "p50_ms": steps[len(steps) // 2],
                     "p95_ms": steps[int(len(steps) * 0.95)],
                     "hook_us": answer["hook_seconds"] * 1e6 / len(steps),
                     "cpu_ms": answer["cpu_seconds"] * 1e3 / len(steps),
                 }
-            rounds.append(result)
+            rounds.append(figures)
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
     finally:
         for engine in engines:
             engine.close()
     rows = [_row(variant.name, rounds) for variant in VARIANTS]
-    _print(rows, args)
-    if args.json:
-        args.json.write_text(
-            json.dumps(
-                {
-                    "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                    "rounds": rounds,
-                    "rows": rows,
-                },
-                indent=1,
-            )
-        )
+    setup = {
+        "requests": args.requests,
+        "new tokens each": args.new_tokens,
+        "rounds": args.rounds,
+        "block size": 32,
+    }
+    result = new_result("overhead", "make bench-overhead", setup)
+    result.tables = [_table(rows)]
+    result.raw = {"rounds": rounds, "rows": rows}
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
     return 0
 
 
@@ -200,21 +135,28 @@ def _row(name: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]
     return out
 
 
-def _print(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    print(
-        f"{args.requests} requests, {args.new_tokens} new tokens each, {args.rounds} rounds; "
-        "ratios to stock vLLM of the same round: median [lowest .. highest]"
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "Ratios to stock vLLM of the same round: median [lowest .. highest]",
+        [
+            "variant",
+            "tok/s",
+            "tok/s ratio",
+            "step p50 ratio",
+            "step p95 ratio",
+            "CPU a step ratio",
+            "µs a step",
+        ],
+        [],
+        [
+            "µs a step: time in vToken's own scheduler code, publishing included",
+            "goal and paper: idle plugin within 1.0% of native, throughput and p95",
+        ],
     )
-    heads = ("tok/s ratio", "step p50 ratio", "step p95 ratio", "CPU a step ratio")
-    print(f"{'variant':40} {'tok/s':>8} " + " ".join(f"{head:>22}" for head in heads) + "  µs*")
     for row in rows:
         cells = []
         for key in KEYS:
             low, high = row[f"{key}_ratio_range"]
             cells.append(f"{row[f'{key}_ratio']:.3f} [{low:.2f} .. {high:.2f}]")
-        print(
-            f"{row['variant']:40} {row['tokens_per_second']:8.0f} "
-            + " ".join(f"{cell:>22}" for cell in cells)
-            + f"{row['hook_us']:5.0f}"
-        )
-    print("* time a step in vToken's own scheduler code, publishing included")
+        table.rows.append([row["variant"], row["tokens_per_second"], *cells, row["hook_us"]])
+    return table

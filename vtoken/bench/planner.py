@@ -167,7 +167,7 @@ def _plan(planner: str, batch_size: int | None) -> Callable[[int, int, int], lis
                     "planner": planner,
                     "low_watermark_blocks": engine.num_blocks,
                     "headroom_blocks": engine.num_blocks // 2,
-                    "batch_size": batch_size or engine.num_blocks,
+                    "batch_size": min(batch_size or engine.num_blocks, engine.num_blocks),
                     "recycle": False,
                 }
             )
