@@ -58,12 +58,14 @@ class Grower:
         state = self._ledger.states[request_id]
         if num_new == 1 and state.hole is not None:
             return table.extent
+        if not state.readonly:
+            return table.extent + num_new
         return table.append_start(state.readonly) + num_new
 
     def enter(self, grown: Iterable[GrownRequest]) -> None:
         """Register the new tokens of all scheduled requests."""
         ledger = self._ledger
-        known = ledger.tables.get
+        known, pending = ledger.tables.get, ledger.pending
         slots: list[int] = []  # of single new tokens; the pool is told of them all at once
         parts: list[tuple[RequestStep, int]] = []  # of virtual requests, with the index in `slots`
         for request in grown:
@@ -77,7 +79,7 @@ class Grower:
                 continue
             start = None
             if table.virtual:
-                parts.append((ledger.pending(table), len(slots)))
+                parts.append((pending(table), len(slots)))
                 start = self._next_place(table)
             if len(request.block_ids) != len(table.blocks):
                 ledger.tables.sync_blocks(table, request.block_ids)
