@@ -6,8 +6,9 @@ way. It is slow and allocates freely.
 The moment of eviction: `evict(num_tokens, live, step)` is asked between two forwards, for the
 first time after the whole prompt has been computed and its first token sampled. The cache then
 holds K and V of the positions `live`, a sorted subset of range(num_tokens), the newest included.
-What it returns is invisible from the next forward on. `step` counts the calls from 0, so the
-tokens sampled so far are `step + 1`.
+What it returns is invisible from the next forward on. `step` counts these calls from 0, so the
+tokens sampled so far are `step + 1`. `evict_prompt` is asked the same way between two chunks of the
+prompt, `step` being the tokens computed so far less the whole prompt, a negative number.
 
 1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered.
 2. len(live) + evicted == num_tokens.
@@ -96,12 +97,14 @@ def generate(
     evict: Evict,
     *,
     chunk: int | None = None,
+    evict_prompt: Evict = full,
 ) -> list[int]:
     """Greedy continuation of `prompt_ids` by `num_new` tokens under `evict`.
 
-    `chunk`: compute the prompt in pieces of that many tokens (None: at once).
+    `chunk`: compute the prompt in pieces of that many tokens (None: at once), with `evict_prompt`
+    between them.
     """
-    return trace(model, prompt_ids, num_new, evict, chunk=chunk).tokens
+    return trace(model, prompt_ids, num_new, evict, chunk=chunk, evict_prompt=evict_prompt).tokens
 
 
 def trace(
@@ -111,15 +114,22 @@ def trace(
     evict: Evict,
     *,
     chunk: int | None = None,
+    evict_prompt: Evict = full,
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step."""
     cache = DynamicCache()
     prompt = list(prompt_ids)
     size = chunk or len(prompt)
-    for start in range(0, len(prompt), size):
-        logits = _forward(model, prompt[start : start + size], start, cache)
     result = Trace()
-    live = list(range(len(prompt)))
+    live: list[int] = []
+    for start in range(0, len(prompt), size):
+        step = start - len(prompt)
+        if start and (victims := evict_prompt(start, list(live), step)):
+            live = prune(cache, live, victims)
+            result.victims[step] = victims
+        piece = prompt[start : start + size]
+        logits = _forward(model, piece, start, cache)
+        live += range(start, start + len(piece))
     num_tokens = len(prompt)
     while True:
         result.logits.append(logits)

@@ -15,6 +15,8 @@ from vtoken.wire import Bound, ConfigValues, PolicyChoice, Probe
 
 PLANNERS = ("plug", "pack")
 MODES = ("auto", "paused", "off")
+PHASES = ("decode", "prefill", "both")
+ADMISSIONS = ("compressed", "stock")
 MAX_TOKENS = 1 << 24
 
 
@@ -32,6 +34,8 @@ class VTokenConfig:
     recycle: bool = True
     budget_tokens: int = 2048
     interval_tokens: int = 128
+    evict_during: str = "decode"
+    admission: str = "compressed"
     probe_layers: tuple[int, ...] = ()  # empty: the middle layer
     probe_every_steps: int = 1
 
@@ -47,6 +51,8 @@ class VTokenConfig:
             recycle=self.recycle,
             budget_tokens=self.budget_tokens,
             interval_tokens=self.interval_tokens,
+            evict_during=self.evict_during,  # type: ignore[arg-type]
+            admission=self.admission,  # type: ignore[arg-type]
             probe=Probe(layers=list(self.probe_layers), every_steps=self.probe_every_steps),
         )
 
@@ -94,6 +100,16 @@ def bounds(num_blocks: int, num_layers: int) -> dict[str, Bound]:
         "budget_tokens": integer(1, MAX_TOKENS, "live tokens that a request may keep"),
         "interval_tokens": integer(
             0, MAX_TOKENS, "evict when live exceeds the budget by more than this"
+        ),
+        "evict_during": Bound(
+            type="enum",
+            summary="decode: once the prompt is computed; prefill: between its chunks; both",
+            choices=[*PHASES],
+        ),
+        "admission": Bound(
+            type="enum",
+            summary="compressed: by what a request will hold after eviction; stock: vLLM's rule",
+            choices=[*ADMISSIONS],
         ),
         "probe": Bound(
             type="object",

@@ -23,9 +23,17 @@ class Evictor:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def is_due(self, table: TokenTable) -> bool:
-        rules = self._ledger.rules(table.request_id)
-        return rules.evicts and table.num_live > rules.budget_tokens + rules.interval_tokens
+    def is_due(self, table: TokenTable, config: VTokenConfig | None = None) -> bool:
+        """Whether `table` is to be cut down to its budget before its next tokens are computed."""
+        rules = self._ledger.rules(table.request_id, config)
+        if not rules.evicts or table.num_live <= rules.budget_tokens + rules.interval_tokens:
+            return False
+        to_compute = self._ledger.states[table.request_id].prefill_end - table.num_tokens
+        if to_compute == 0:
+            return True  # the end of the prompt belongs to both phases
+        return rules.evict_during == "both" or (
+            (rules.evict_during == "prefill") == (to_compute > 0)
+        )
 
     def wants_scores(self, table: TokenTable) -> bool:
         """Whether the report of this step may be the newest one when `table` is next due."""
@@ -35,9 +43,9 @@ class Evictor:
 
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
         """The ids that `config` would evict from `table` now; None when nothing is due."""
-        config = self._ledger.rules(table.request_id, config)
-        if not config.evicts or (table.num_live <= config.budget_tokens + config.interval_tokens):
+        if not self.is_due(table, config):
             return None
+        config = self._ledger.rules(table.request_id, config)
         state = self._ledger.states[table.request_id]
         ids = table.live_ids()
         scores = None
@@ -74,7 +82,7 @@ class Evictor:
         num_requests = num_tokens = num_blocks = 0
         for request_id in ready:
             table = ledger.tables.get(request_id)
-            if table is None or not self.is_due(table):
+            if table is None:
                 continue
             victims = self.pick_victims(table, ledger.config)
             if victims is None:

@@ -30,6 +30,7 @@ class GrownRequest(msgspec.Struct, gc=False):
     num_tokens: int
     num_prompt_tokens: int
     seed: int
+    num_prefill_tokens: int = 0  # when first scheduled: tokens to compute before it decodes
 
 
 class Grower:
@@ -101,7 +102,11 @@ class Grower:
         ledger = self._ledger
         request_id = request.request_id
         ledger.states[request_id] = RequestState(
-            request_id, request.num_prompt_tokens, request.seed, ledger.step
+            request_id,
+            request.num_prompt_tokens,
+            max(request.num_prompt_tokens, request.num_prefill_tokens),
+            request.seed,
+            ledger.step,
         )
         ledger.tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
 

@@ -72,6 +72,7 @@ class Ledger:
         self.counters = Counters()
         self.events = EventLog()
         self.step = 0
+        self.wanted_blocks = 0  # what the request that waits first lacked in the last step
 
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
         """The configuration as it holds for one request; `config`: under that one instead."""

@@ -57,8 +57,13 @@ class Relocator:
         self._last_deferral = 0.0
         self._in_flight: dict[int, list[InFlight]] = {}
 
-    def plan_step(self, freed: list[int], *, new_holes: bool) -> None:
-        """Run pending operations, else an automatic round if the gates are open."""
+    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int = 0) -> None:
+        """Run pending operations, else an automatic round if the gates are open.
+
+        `missing_blocks`: how many more blocks than are free this step's prompt chunks will take.
+        While some are missing, a round is due whatever F is, and B does not bound it: the
+        alternative is a preemption, which computes a whole prompt again.
+        """
         ledger = self._ledger
         self.planned.clear()
         self.in_flight_blocks = frozenset()
@@ -66,6 +71,8 @@ class Relocator:
             self._last_round_empty = False
         if self.operations.pending:
             self._run_operations(freed)
+        elif missing_blocks > 0 and ledger.config.reclamation == "auto":
+            self._reclaim(freed, batch_size=ledger.geometry.num_blocks)
         elif gates_open(ledger.config, self._pressure()) and (
             ledger.tables.pool.num_low_utilization() >= MIN_LOW_UTILIZATION_BLOCKS
         ):
@@ -117,10 +124,14 @@ class Relocator:
     def num_in_flight_tokens(self) -> int:
         return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
 
+    @property
+    def last_round_gained(self) -> bool:
+        return not self._last_round_empty
+
     def _pressure(self) -> Pressure:
         return Pressure(
             f=self._ledger.tables.pool.fragmentation,
-            free_blocks=self._ledger.store.num_free_blocks(),
+            free_blocks=self._ledger.store.num_free_blocks() - self._ledger.wanted_blocks,
             steps_since_round=self._ledger.step - self._last_round_step,
             last_round_empty=self._last_round_empty,
         )

@@ -21,6 +21,7 @@ class RequestState:
 
     request_id: str
     num_prompt_tokens: int
+    prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
     seed: int
     admitted_step: int
     readonly: frozenset[int] = frozenset()

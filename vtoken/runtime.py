@@ -2,7 +2,7 @@
 
 Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once a step,
 
-    begin_step(ready)       before allocation: evict, give all-dead blocks back, relocate
+    begin_step(ready, …)    before allocation: evict, give all-dead blocks back, relocate
     required_extent(id, n)  during it: how many places the request needs for n new tokens
     commit_step(grown)      after it: register the new tokens, return the worker's plan
     finish_step(report)     what the worker reports of a step
@@ -19,9 +19,11 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from vtoken.config import VTokenConfig
+from vtoken.admission import Admission
+from vtoken.config import MAX_TOKENS, VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.eviction import Evictor
 from vtoken.growth import Grower, GrownRequest
@@ -47,6 +49,7 @@ class Runtime(Ledger):
         strict: bool = True,
         check_every_step: bool = False,
         report_lag_steps: int = 0,
+        max_chunk_tokens: int = MAX_TOKENS,
     ) -> None:
         super().__init__(geometry, store, config, strict=strict, report_lag_steps=report_lag_steps)
         self.check_every_step = check_every_step
@@ -54,26 +57,43 @@ class Runtime(Ledger):
         self.evictor = Evictor(self)
         self.relocator = Relocator(self, verify_ratio)
         self.operations = self.relocator.operations
+        self.admission = Admission(self, self.relocator, max_chunk_tokens)
 
-    def announce(self, request_id: str, rules: RequestRules | None) -> None:
-        """A request has arrived; `rules` are its own, None when the configuration rules it."""
+    def announce(
+        self,
+        request_id: str,
+        rules: RequestRules | None,
+        *,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+    ) -> None:
+        """A request has arrived; `rules` are its own, None when the configuration rules it.
+
+        `max_tokens`: its prompt and output at most.
+        """
         if rules is not None:
             self.own_rules[request_id] = rules
+        self.admission.announce(request_id, num_prompt_tokens, max_tokens)
 
     def forget(self, request_id: str) -> None:
         """The request is over for good, scheduled ever or not; its blocks have been released."""
         self.own_rules.pop(request_id, None)
         self.counters.preempted_per_request.pop(request_id, None)
+        self.admission.forget(request_id)
 
-    def begin_step(self, ready: Iterable[str]) -> None:
+    def begin_step(self, ready: Iterable[str], prefilling: Sequence[tuple[str, int]] = ()) -> None:
         """Decide what dies and what moves before this step's allocation.
 
         `ready`: requests whose prompt is computed and that will append one token next.
+        `prefilling`: those in the middle of their prompt, each with its next chunk's most tokens.
         """
         self.step += 1
         freed: list[int] = []
-        died = self._may_evict and self.evictor.evict_due(ready, freed)
-        self.relocator.plan_step(freed, new_holes=died)
+        due = chain(ready, (request_id for request_id, _ in prefilling))
+        died = self._may_evict and self.evictor.evict_due(due, freed)
+        missing = self._missing_blocks(prefilling, freed) if prefilling else 0
+        self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
+        self.wanted_blocks = 0
         if freed:
             self.store.give_back(freed)
         self.grower.pick_holes()
@@ -109,6 +129,19 @@ class Runtime(Ledger):
             self.check()
         return plan
 
+    def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
+        """Blocks that the next chunks take beyond those that are free, `freed` included."""
+        needed = 0
+        for request_id, num_new in prefilling:
+            table = self.tables.get(request_id)
+            if table is not None and table.virtual:
+                state = self.states[request_id]
+                places = table.append_start(state.readonly) + num_new
+                needed += max(0, -(-places // self.geometry.block_size) - len(table.blocks))
+        holders = self.tables.pool.holders
+        free = self.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
+        return needed - free
+
     @property
     def _may_evict(self) -> bool:
         return self.config.evicts or bool(self.own_rules)
@@ -140,7 +173,7 @@ class Runtime(Ledger):
         table = self.tables.get(request_id)
         if table is None:
             return
-        num_dead = table.num_dead
+        num_dead, num_tokens = table.num_dead, table.num_tokens
         self.relocator.drop(request_id)
         self.tables.release(request_id)
         del self.states[request_id]
@@ -149,6 +182,7 @@ class Runtime(Ledger):
         self.parts.pop(request_id, None)
         per_request = self.counters.preempted_per_request
         if preempted:
+            self.admission.resumes(request_id, num_tokens + 1)
             self.counters.preemptions += 1
             per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(

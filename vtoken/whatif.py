@@ -24,8 +24,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     dropped: Counter[int] = Counter()
     layouts: list[Layout] = []
     for table in runtime.tables:
-        prefilling = table.num_tokens < runtime.states[table.request_id].num_prompt_tokens
-        victims = None if prefilling else runtime.evictor.pick_victims(table, config)
+        victims = runtime.evictor.pick_victims(table, config)
         num_victims = 0 if victims is None else len(victims)
         if num_victims == 0 and not table.virtual:
             continue

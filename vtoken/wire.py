@@ -28,6 +28,8 @@ FLAG_TAIL = 16  # the block that its request appends to
 Cause = Literal["ok", "fragmented", "full"]
 ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["pack", "plug"]
+EvictionPhase = Literal["decode", "prefill", "both"]
+AdmissionRule = Literal["compressed", "stock"]
 RequestState = Literal["running", "waiting", "preempted"]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 SlotState = Literal["live", "dead", "free"]
@@ -165,6 +167,8 @@ class ConfigValues(Doc):
     budget_tokens: int
     interval_tokens: int
     probe: Probe
+    evict_during: EvictionPhase = "decode"
+    admission: AdmissionRule = "compressed"
 
 
 class Probe(Doc):

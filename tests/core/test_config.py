@@ -44,6 +44,8 @@ GOOD: dict[str, list[Any]] = {
     "recycle": [True, False],
     "budget_tokens": [3, 1 << 24],
     "interval_tokens": [0, 1 << 24],
+    "evict_during": ["decode", "prefill", "both"],
+    "admission": ["compressed", "stock"],
     "probe": [{"layers": [3, 0]}, {"every_steps": 1024}, {"layers": [], "every_steps": 1}, {}],
 }
 _SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
@@ -62,6 +64,8 @@ BAD: dict[str, list[Any]] = {
     "recycle": [0, 1, "true"],
     "budget_tokens": [0, 2, (1 << 24) + 1, 64.0, True],
     "interval_tokens": [(1 << 24) + 1, 1.0, True],
+    "evict_during": ["Decode", "never", 0],
+    "admission": ["vllm", "", True],
     "probe": [{"layers": value} for value in _LAYERS]
     + [{"every_steps": value} for value in (0, 1025, True, None)]
     + [{"steps": 1}],

@@ -58,9 +58,16 @@ class VTokenAttentionManager(FullAttentionManager):
     def get_num_blocks_to_allocate(
         self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
     ) -> int:
-        places = self._num_places(request_id, num_tokens)
+        runtime = self.runtime
+        if runtime is not None and request_id not in runtime.tables:
+            places = runtime.admission.peak_tokens(request_id, num_tokens)
+            extra = runtime.admission.extra_blocks(request_id, places)
+        else:
+            places, extra = self._num_places(request_id, num_tokens), 0
         needed: int = super().get_num_blocks_to_allocate(request_id, places, *args, **kwargs)
-        return needed
+        if extra and runtime is not None:
+            runtime.admission.asked(needed + extra)
+        return needed + extra
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
@@ -71,6 +78,8 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         for block in blocks:
             self.hashed[block.block_id] = False
+        if self.runtime is not None and request_id not in self.runtime.tables:
+            self.runtime.admission.admitted(request_id, len(self.req_to_blocks[request_id]))
         return blocks
 
     def add_local_computed_blocks(

@@ -59,6 +59,10 @@ class VTokenSchedulerMixin:
         assert isinstance(manager, VTokenAttentionManager)
         settings = read_settings(config.additional_config or {})
         geometry = _geometry(kv_cache_config)
+        scheduling = config.scheduler_config
+        self._max_chunk_tokens: int = (
+            scheduling.long_prefill_token_threshold or scheduling.max_num_batched_tokens
+        )
         self.vtoken = Runtime(
             geometry,
             VLLMBlockStore(manager),
@@ -69,6 +73,7 @@ class VTokenSchedulerMixin:
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
+            max_chunk_tokens=self._max_chunk_tokens,
         )
         manager.runtime = self.vtoken
         self._facts = EngineFacts(
@@ -87,7 +92,7 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ the step
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.vtoken.begin_step(self._ready())
+        self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
         return output
@@ -102,14 +107,21 @@ class VTokenSchedulerMixin:
         self._note_step()
         return result
 
-    def _ready(self) -> Iterator[str]:
-        """Requests that append exactly one token next: everything before it has been computed."""
+    def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
+        """Requests that decode next; those in their prompt, with their next chunk's most tokens."""
+        ready, prefilling = [], []
+        states = self.vtoken.states
         for request in self.running:  # type: ignore[attr-defined]
+            state = states.get(request.request_id)
             known = request.num_tokens + request.num_output_placeholders
-            if request.num_computed_tokens >= request.num_prompt_tokens and (
-                known - request.num_computed_tokens == 1
-            ):
-                yield request.request_id
+            left = known - request.num_computed_tokens
+            if state is None or left < 1:
+                continue
+            if request.num_computed_tokens < state.prefill_end:
+                prefilling.append((request.request_id, min(left, self._max_chunk_tokens)))
+            elif left == 1:
+                ready.append(request.request_id)
+        return ready, prefilling
 
     def _grown(self, num_scheduled_tokens: dict[str, int]) -> Iterator[GrownRequest]:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
@@ -126,13 +138,20 @@ class VTokenSchedulerMixin:
                 request.num_computed_tokens,
                 request.num_prompt_tokens,
                 _prompt_seed(request) if table is None else 0,
+                request.num_tokens,
             )
 
     # ------------------------------------------------------------ arriving and letting go
 
     def add_request(self, request: Any) -> None:
         arguments = getattr(request.sampling_params, "extra_args", None)
-        self.vtoken.announce(request.request_id, request_rules(arguments))
+        limit = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
+        self.vtoken.announce(
+            request.request_id,
+            request_rules(arguments),
+            num_prompt_tokens=request.num_tokens,
+            max_tokens=min(request.num_prompt_tokens + request.max_tokens, limit),
+        )
         super().add_request(request)  # type: ignore[misc]
 
     def _free_blocks(self, request: Any) -> None:

@@ -1,0 +1,114 @@
+"""Eviction between the chunks of a prompt, against a reference that prunes at the same borders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import reference
+from observe import Observer
+
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+CHUNK, BUDGET, NUM_NEW = 96, 128, 64
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((700, 333, 180))]
+ENGINE = {"enable_prefix_caching": False, "long_prefill_token_threshold": CHUNK}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plug": {"planner": "plug"},
+    "pack": {"planner": "pack"},
+    "naive": {"reclamation": "off"},
+}
+
+
+def vtoken_args(policy: str, during: str, **config: Any) -> dict[str, Any]:
+    return engine_args(
+        {
+            "policy": {"name": policy},
+            "budget_tokens": BUDGET,
+            "interval_tokens": 32,
+            "evict_during": during,
+            "theta_f": 0.0,
+            "low_watermark_blocks": 512,
+            "headroom_blocks": 64,
+            **config,
+        },
+        verify_ratio=1.0,
+        check_every_step=True,
+    )
+
+
+@pytest.mark.parametrize("during", ["prefill", "both"])
+def test_tokens_equal_the_reference_pruned_at_the_same_chunks(
+    during: str, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    evict = reference.streaming_llm(4, BUDGET, 32)
+
+    def at_the_end(num_tokens: int, live: list[int], step: int) -> set[int]:
+        return evict(num_tokens, live, step) if step == 0 else set()
+
+    with engine(**ENGINE, **vtoken_args("streaming_llm", during)) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        assert observer.runtime.counters.violations == 0
+        borders = {step for log in observer.logs() for step in log if step < 0}
+    assert min(borders) < -4 * CHUNK
+    expected = [
+        reference.generate(
+            hf_model,
+            prompt,
+            NUM_NEW,
+            evict if during == "both" else at_the_end,
+            chunk=CHUNK,
+            evict_prompt=evict,
+        )
+        for prompt in PROMPTS
+    ]
+    assert tokens == expected
+    # It bites: pruning in the decode phase alone gives other tokens.
+    assert tokens[0] != reference.generate(hf_model, PROMPTS[0], NUM_NEW, evict, chunk=CHUNK)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "random"])
+def test_scattered_victims_replay_whatever_the_placement(
+    policy: str, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    runs = {}
+    for name, config in VARIANTS.items():
+        with engine(**ENGINE, **vtoken_args(policy, "both", **config)) as llm:
+            observer = Observer(llm)
+            tokens = greedy(llm, PROMPTS, NUM_NEW)
+            runs[name] = tokens, observer.logs()
+            assert (observer.runtime.counters.relocations > 0) == (name != "naive")
+    tokens, logs = runs["naive"]
+    assert runs["plug"] == runs["pack"] == runs["naive"]
+    for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
+        evict = reference.replay(log)
+        assert found == reference.generate(
+            hf_model, prompt, NUM_NEW, evict, chunk=CHUNK, evict_prompt=evict
+        )
+
+
+def test_a_prompt_larger_than_the_free_pool_is_served_without_preemption(
+    engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    long = reference.random_prompt(1500, 7)
+    evict = reference.streaming_llm(4, BUDGET, 32)
+    expected = reference.generate(hf_model, long, 24, evict, chunk=CHUNK, evict_prompt=evict)
+    pool_blocks = 1 + 33  # the null block; 33 blocks hold 1,056 tokens
+    for policy in ("streaming_llm", "h2o"):
+        config = {"low_watermark_blocks": 1, "headroom_blocks": 2}
+        with engine(
+            **ENGINE,
+            num_gpu_blocks_override=pool_blocks,
+            max_model_len=1600,
+            max_num_batched_tokens=256,
+            **vtoken_args(policy, "both", **config),
+        ) as llm:
+            observer = Observer(llm)
+            found = greedy(llm, [long, PROMPTS[1], long], 24)
+            assert observer.runtime.counters.preemptions == 0
+            assert max(map(max, observer.held.values())) <= 12
+            if policy == "streaming_llm":
+                assert found[0] == found[2] == expected

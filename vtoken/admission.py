@@ -1,0 +1,133 @@
+"""Admission: how many blocks a waiting request must find free, by what it will hold after eviction.
+
+Knows the ledger, not the engine's queue: whoever admits asks `extra_blocks` and `peak_tokens`, and
+tells `admitted`. With S the block size, L = budget + interval, a request of P tokens to compute and
+T at most in all needs at its peak
+
+  prompt:  min(P, L + chunk) where eviction runs between the chunks of the prompt, else P
+  output:  min(T, L + 1) where eviction runs while it decodes, else T - P + what the prompt keeps
+
+tokens. Invariant: the blocks that running requests may still take on the way to their peaks, and
+the headroom for relocation, stay free when a further request is admitted. So nothing that runs is
+preempted to make room for what was admitted later, as long as reclamation keeps up. A request that
+evicts nothing is counted as vLLM does, by its prompt alone. An idle pool admits whatever fits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vtoken.config import VTokenConfig
+from vtoken.ledger import Ledger
+from vtoken.relocation import Relocator
+from vtoken.table import TokenTable
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request that is known to the engine. `max_tokens`: prompt and output at most."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class Admission:
+    """Counts for one ledger what admitted requests may still take."""
+
+    def __init__(self, ledger: Ledger, relocator: Relocator, max_chunk_tokens: int) -> None:
+        self._ledger = ledger
+        self._relocator = relocator
+        self._max_chunk_tokens = max_chunk_tokens
+        self._arrivals: dict[str, Arrival] = {}
+        self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
+        self._admitted_step = -1
+
+    def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
+        self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
+
+    def resumes(self, request_id: str, num_tokens: int) -> None:
+        """A preempted request will compute `num_tokens` again before it decodes."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is not None:
+            arrival.num_prompt_tokens = num_tokens
+
+    def forget(self, request_id: str) -> None:
+        self._arrivals.pop(request_id, None)
+
+    def peak_tokens(self, request_id: str, num_tokens: int) -> int:
+        """Tokens that must find places before it may start; `num_tokens` is vLLM's count."""
+        rules = self._ledger.rules(request_id)
+        if not self._compresses(rules) or rules.evict_during == "decode":
+            return num_tokens
+        return min(num_tokens, self._limit(rules) + self._max_chunk_tokens)
+
+    def extra_blocks(self, request_id: str, num_tokens: int) -> int:
+        """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
+        config = self._ledger.config
+        evicting = config.evicts or bool(self._ledger.own_rules)
+        idle = len(self._ledger.tables) == 0 and self._admitted_step != self._ledger.step
+        if config.admission == "stock" or config.reclamation != "auto" or not evicting or idle:
+            return 0
+        growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
+        return growth + self._outstanding_blocks() + self._reserve()
+
+    def asked(self, num_blocks: int) -> None:
+        """A waiting request needs `num_blocks` free ones; what is missing opens the gates."""
+        missing = num_blocks - self._ledger.store.num_free_blocks()
+        self._ledger.wanted_blocks = max(self._ledger.wanted_blocks, missing)
+
+    def admitted(self, request_id: str, num_blocks: int) -> None:
+        """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
+        growth = max(0, self._peak_blocks(request_id) - num_blocks)
+        self._admitted_step = self._ledger.step
+        self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
+
+    def _reserve(self) -> int:
+        """Headroom; or the low watermark while reclamation has something to gain (backpressure)."""
+        config = self._ledger.config
+        gaining = (
+            config.reclamation == "auto"
+            and self._ledger.tables.pool.fragmentation > config.theta_f
+            and self._relocator.last_round_gained
+        )
+        return max(config.headroom_blocks, config.low_watermark_blocks if gaining else 0)
+
+    def _outstanding_blocks(self) -> int:
+        step, blocks = self._outstanding
+        if step != self._ledger.step:
+            blocks = sum(map(self._growth, self._ledger.tables))
+            self._outstanding = self._ledger.step, blocks
+        return blocks
+
+    def _growth(self, table: TokenTable) -> int:
+        return max(0, self._peak_blocks(table.request_id) - len(table.blocks))
+
+    def _peak_blocks(self, request_id: str) -> int:
+        arrival = self._arrivals.get(request_id)
+        rules = self._ledger.rules(request_id)
+        if arrival is None or not self._compresses(rules):
+            return 0
+        limit = self._limit(rules)
+        state = self._ledger.states.get(request_id)
+        prompt = arrival.num_prompt_tokens if state is None else state.prefill_end
+        table = self._ledger.tables.get(request_id)
+        prefilling = table is None or table.num_tokens < prompt
+        tokens = 0
+        if prefilling:
+            chunked = limit + self._max_chunk_tokens
+            tokens = prompt if rules.evict_during == "decode" else min(prompt, chunked)
+        if rules.evict_during == "prefill":
+            kept = prompt if prompt <= limit else rules.budget_tokens
+            tokens = max(tokens, kept + arrival.max_tokens - prompt)
+        else:
+            tokens = max(tokens, min(arrival.max_tokens, limit + 1))
+        return self._blocks(tokens)
+
+    def _compresses(self, rules: VTokenConfig) -> bool:
+        return rules.admission == "compressed" and rules.evicts and rules.reclamation == "auto"
+
+    def _limit(self, rules: VTokenConfig) -> int:
+        return rules.budget_tokens + rules.interval_tokens
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._ledger.geometry.block_size)
