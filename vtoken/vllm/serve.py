@@ -41,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--vtoken-policy-params", metavar="JSON", help="its parameters, a JSON object")
     add("--vtoken-budget-tokens", type=int, metavar="N", help="live tokens a request may keep")
     add("--vtoken-interval-tokens", type=int, metavar="N", help="evict beyond budget + N")
+    add("--vtoken-evict-during", choices=("decode", "prefill", "both"))
+    add("--vtoken-admission", choices=("compressed", "stock"), help="who may start")
     add("--vtoken-theta-f", type=float, metavar="X", help="reclaim when F exceeds X, 0..1")
     add("--vtoken-batch-size", type=int, metavar="B", help="most source blocks in a round")
     add("--vtoken-planner", choices=("plug", "pack"))
@@ -85,6 +87,8 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     for name in (
         "budget_tokens",
         "interval_tokens",
+        "evict_during",
+        "admission",
         "theta_f",
         "batch_size",
         "planner",

@@ -1,0 +1,107 @@
+"""Admission by what a request will hold after eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from core_engine import CoreEngine
+
+from vtoken.admission import Admission
+
+CHUNK = 64
+
+
+@pytest.fixture
+def engine() -> Iterator[CoreEngine]:
+    made = CoreEngine(num_blocks=65, block_size=16)
+    made.runtime.admission = Admission(made.runtime, made.runtime.relocator, CHUNK)
+    made.configure(
+        policy={"name": "streaming_llm"},
+        budget_tokens=96,
+        interval_tokens=32,
+        headroom_blocks=2,
+        low_watermark_blocks=8,
+    )
+    yield made
+    made.close()
+
+
+def running(engine: CoreEngine, request_id: str, prompt: int, max_tokens: int) -> None:
+    engine.runtime.announce(request_id, None, num_prompt_tokens=prompt, max_tokens=max_tokens)
+    engine.admit(request_id, prompt)
+    engine.step()
+
+
+def asks(engine: CoreEngine, prompt: int, max_tokens: int) -> int:
+    """Blocks that a request must find free to be admitted now."""
+    admission = engine.runtime.admission
+    engine.runtime.announce("new", None, num_prompt_tokens=prompt, max_tokens=max_tokens)
+    peak = admission.peak_tokens("new", prompt)
+    return -(-peak // 16) + admission.extra_blocks("new", peak)
+
+
+def test_an_idle_pool_asks_for_the_prompt_alone(engine: CoreEngine) -> None:
+    assert asks(engine, 200, 1000) == 13
+
+
+def test_a_request_is_counted_by_its_peak_under_eviction(engine: CoreEngine) -> None:
+    running(engine, "a", 160, 160)  # at its peak: it grows no more
+    headroom = 2
+    assert asks(engine, 200, 1000) == 13 + headroom  # the prompt is the peak
+    assert asks(engine, 32, 1000) == 9 + headroom  # budget + interval + 1 = 129 tokens
+    assert asks(engine, 32, 64) == 4 + headroom
+    engine.configure(evict_during="both")
+    assert asks(engine, 1000, 2000) == 12 + headroom  # budget + interval + chunk = 192 tokens
+    engine.configure(evict_during="prefill")
+    assert asks(engine, 1000, 1100) == 13 + headroom  # the budget, then 100 more
+
+
+def test_what_running_requests_may_still_take_stays_free(engine: CoreEngine) -> None:
+    running(engine, "a", 16, 1000)  # holds 1 of the 9 blocks of 129 tokens
+    assert asks(engine, 32, 64) == 4 + 8 + 2
+    engine.step(16)
+    assert asks(engine, 32, 64) == 4 + 7 + 2
+
+
+def test_requests_admitted_in_one_step_count_for_each_other(engine: CoreEngine) -> None:
+    engine.step()
+    engine.runtime.announce("first", None, num_prompt_tokens=16, max_tokens=1000)
+    engine.runtime.admission.admitted("first", 1)
+    assert asks(engine, 32, 64) == 4 + 8 + 2
+
+
+def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: CoreEngine) -> None:
+    running(engine, "a", 16, 1000)
+    for patch in (
+        {"admission": "stock"},
+        {"admission": "compressed", "reclamation": "off"},
+        {"reclamation": "paused"},
+        {"reclamation": "auto", "policy": {"name": "none"}},
+    ):
+        engine.configure(**patch)
+        assert asks(engine, 200, 1000) == 13
+
+
+def test_while_reclamation_gains_admission_leaves_the_low_watermark(engine: CoreEngine) -> None:
+    running(engine, "a", 160, 160)
+    engine.configure(policy={"name": "random"}, interval_tokens=0, reclamation="off")
+    engine.step(2)  # scattered holes, left where they are
+    assert engine.runtime.tables.pool.fragmentation > 0.25
+    engine.configure(reclamation="auto", recycle=False)
+    assert asks(engine, 32, 64) == 4 + 8
+    engine.configure(theta_f=0.9)
+    assert asks(engine, 32, 64) == 4 + 2
+
+
+def test_a_waiting_request_opens_the_gates(engine: CoreEngine) -> None:
+    running(engine, "a", 400, 400)
+    engine.configure(policy={"name": "random"}, interval_tokens=0, recycle=False)
+    engine.step(4)
+    assert engine.runtime.counters.relocations == 0  # enough blocks are free
+    engine.runtime.admission.asked(engine.pool.num_free_blocks() - 4)
+    engine.step()
+    assert engine.runtime.counters.relocations == 0  # it would fit and leave more than it needs
+    engine.runtime.admission.asked(engine.pool.num_free_blocks() + 40)
+    engine.step()
+    assert engine.runtime.counters.relocations > 0
