@@ -165,8 +165,10 @@ class Placement:
     def _entered_places(self) -> tuple[Places, int]:
         """The places with the run entered, and how many of them the blocks have."""
         self._enter()
-        self._places.reserve(len(self.blocks))
-        return self._places, len(self.blocks) * self.block_size
+        size = len(self.blocks) * self.block_size
+        if size > len(self._places.tokens):
+            self._places.reserve(len(self.blocks))
+        return self._places, size
 
     def _enter(self) -> None:
         """Enter the run into the arrays."""
@@ -188,7 +190,8 @@ class Placement:
     def _enter_one(self, place: int) -> None:
         """Enter the token W at `place`: plain indexing is several times faster than arrays."""
         token = self._num_entered
-        self._reserve(token + 1)
+        if token >= len(self._index) or place >= len(self._places.tokens):
+            self._reserve(token + 1)
         ghost = self._places.write_one(place, token)
         if ghost >= 0:
             self._index[ghost] = -1
