@@ -50,7 +50,7 @@ class VTokenAttentionManager(FullAttentionManager):
         if self.runtime is None:
             return num_tokens
         table = self.runtime.tables.get(request_id)
-        if table is None:
+        if table is None or not table.virtual:
             return num_tokens
         extent = self.runtime.required_extent(request_id, num_tokens - table.num_tokens)
         return num_tokens if extent is None else extent

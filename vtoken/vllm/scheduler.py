@@ -125,16 +125,17 @@ class VTokenSchedulerMixin:
 
     def _grown(self, num_scheduled_tokens: dict[str, int]) -> Iterator[GrownRequest]:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
-        known = self.vtoken.tables
+        known = self.vtoken.tables.get
         for request_id in num_scheduled_tokens:
             request = self.requests[request_id]  # type: ignore[attr-defined]
             blocks = manager.req_to_blocks[request_id]
-            table = known.get(request_id)
+            table = known(request_id)
             held = [] if table is None else table.blocks
-            fresh = [block.block_id for block in blocks[len(held) :]]
+            if len(held) != len(blocks):
+                held = [*held, *[block.block_id for block in blocks[len(held) :]]]
             yield GrownRequest(
                 request_id,
-                [*held, *fresh] if fresh else held,
+                held,
                 request.num_computed_tokens,
                 request.num_prompt_tokens,
                 _prompt_seed(request) if table is None else 0,
