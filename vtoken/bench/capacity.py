@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 from vtoken.bench.engines import Engine, prompt
-from vtoken.bench.memory import BLOCK_SIZE, INTERVAL_TOKENS, VARIANTS, start
 from vtoken.bench.output import Result, Table, finish, new_result
+from vtoken.bench.variants import BLOCK_SIZE, INTERVAL_TOKENS, VARIANTS, start
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 512
 TOTAL_TOKENS = PROMPT_TOKENS + NEW_TOKENS

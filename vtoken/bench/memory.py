@@ -14,28 +14,27 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from vtoken.bench.engines import Engine, engine_args, prompt
+from vtoken.bench import prefixes
+from vtoken.bench.engines import prompt
 from vtoken.bench.output import Table, finish, new_result
+from vtoken.bench.variants import (
+    BLOCK_SIZE,
+    INTERVAL_TOKENS,
+    SAMPLE_EVERY,
+    VARIANTS,
+    find,
+    request,
+    start,
+)
 from vtoken.policies import policy_names
 
-BLOCK_SIZE = 16
-INTERVAL_TOKENS = 16
-SAMPLE_EVERY = 8
 BOUND_GOAL = 0.02  # over the packed bound, reclaiming eagerly
 OTHER_POLICIES = ("random", "scissorhands", "streaming_llm")  # beside h2o; those registered
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 64, "batch_size": 256}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "naive-evict": {"reclamation": "off"},
-    "vToken, eager plug": EAGER | {"recycle": False},
-    "vToken, eager plug, recycling": EAGER,
-    "vToken, defaults": {},
-}
 PAPER = {
     "retained": "27.2 to 72.3% fewer blocks than naive-evict",
     "utilisation": "+21.9 points",
     "f": "naive-evict: most blocks at most 50% full, F 40 to 60%",
 }
-PAPER_SHARING = {1: "28.6%", 2: "33.0%", 4: "32.3%", 8: "42.2%"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Workload:
         out = []
         for _ in range(self.requests):
             num_prompt, num_new = rng.randint(*self.prompts), rng.randint(*self.outputs)
-            out.append(_request(prompt(rng, num_prompt), num_new, evicting=evicting))
+            out.append(request(prompt(rng, num_prompt), num_new, evicting=evicting))
         return out
 
 
@@ -61,12 +60,6 @@ WORKLOADS = (
     Workload("short chat", 24, 8, (64, 512), (64, 256)),
     Workload("long context", 8, 4, (1000, 1500), (256, 384)),
 )
-
-
-def _request(ids: list[int], num_new: int, *, evicting: bool) -> dict[str, Any]:
-    budget = (len(ids) + num_new) // 2
-    arguments = {"vtoken_budget_tokens": budget} if evicting else None
-    return {"prompt": ids, "num_new": num_new, "arguments": arguments}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,29 +89,12 @@ def run(args: argparse.Namespace) -> int:
         raw["workloads"] = _workloads(names, args)
         result.tables += _memory_tables(raw["workloads"])
     if args.part != "workloads":
-        raw["prefix"] = _prefixes(args)
-        result.tables.append(_prefix_table(raw["prefix"]))
-    result.raw = raw | {"paper": PAPER, "paper_sharing": PAPER_SHARING}
+        raw["prefix"] = prefixes.measure(quick=args.quick)
+        result.tables.append(prefixes.table(raw["prefix"]))
+    result.raw = raw | {"paper": PAPER}
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
-
-
-def start(name: str, config: dict[str, Any], num_blocks: int, **engine: Any) -> Engine:
-    """An engine with `num_blocks` usable blocks and `config`, "pool" standing for all of them."""
-    print(f"starting {name}", file=sys.stderr, flush=True)
-    config = {key: num_blocks if value == "pool" else value for key, value in config.items()}
-    args = engine_args(
-        engine.pop("model", None),
-        block_size=BLOCK_SIZE,
-        max_model_len=2048,
-        num_gpu_blocks_override=num_blocks + 1,
-        **engine,
-    )
-    return Engine(name, config | {"interval_tokens": INTERVAL_TOKENS}, args)
-
-
-# ---------------------------------------------------------------- workloads
 
 
 def _workloads(names: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -143,18 +119,9 @@ def _workloads(names: list[str], args: argparse.Namespace) -> list[dict[str, Any
         finally:
             engine.close()
     for row in rows:
-        naive = _find(rows, row, "naive-evict")
+        naive = find(rows, row, "naive-evict")
         row["tokens_equal_naive"] = naive and row["tokens_hash"] == naive["tokens_hash"]
     return rows
-
-
-def _find(rows: list[dict[str, Any]], like: dict[str, Any], variant: str) -> dict[str, Any] | None:
-    """The row of `variant` beside `like`."""
-    for row in rows:
-        same = all(row.get(k) == like.get(k) for k in ("workload", "policy", "degree"))
-        if same and row["variant"] == variant:
-            return row
-    return None
 
 
 def _memory_tables(rows: list[dict[str, Any]]) -> list[Table]:
@@ -184,7 +151,7 @@ def _memory_tables(rows: list[dict[str, Any]]) -> list[Table]:
             [],
         )
         for row in sorted((r for r in rows if r["workload"] == workload.name), key=_by_policy):
-            memory, naive = row["memory"], _find(rows, row, "naive-evict")
+            memory, naive = row["memory"], find(rows, row, "naive-evict")
             saved = None
             if naive is not None and naive is not row:
                 ratio = memory["blocks_per_request"] / naive["memory"]["blocks_per_request"]
@@ -223,99 +190,3 @@ def _goal(row: dict[str, Any]) -> str | None:
 
 def _by_policy(row: dict[str, Any]) -> tuple[int, str]:
     return (row["policy"] != "none", row["policy"])
-
-
-# ---------------------------------------------------------------- shared prefixes
-
-
-PREFIX_TOKENS, SUFFIX_TOKENS, NEW_TOKENS, PREFIX_REQUESTS = 512, 512, 256, 8
-
-
-def _prefix_requests(degree: int) -> list[dict[str, Any]]:
-    """Groups of `degree` requests share a prefix, each with a suffix of its own."""
-    rng = random.Random(degree)
-    out = []
-    for number in range(PREFIX_REQUESTS):
-        if number % degree == 0:
-            prefix = prompt(rng, PREFIX_TOKENS)
-        out.append(_request(prefix + prompt(rng, SUFFIX_TOKENS), NEW_TOKENS, evicting=True))
-    return out
-
-
-def _prefixes(args: argparse.Namespace) -> list[dict[str, Any]]:
-    degrees = (1, 4) if args.quick else (1, 2, 4, 8)
-    rows: list[dict[str, Any]] = []
-    variants = {"naive-evict": VARIANTS["naive-evict"], "vToken": VARIANTS["vToken, eager plug"]}
-    for variant, config in variants.items():
-        engine = start(f"{variant}, prefix caching", config, 1024, enable_prefix_caching=True)
-        tiers: list[str | None] = [None]
-        if variant == "vToken" and "prefix_sharing" in engine.facts["fields"]:
-            tiers = ["skip", "index", "copy"]
-        try:
-            for tier in tiers:
-                for degree in degrees:
-                    patch: dict[str, Any] = {"policy": {"name": "h2o"}}
-                    if tier is not None:
-                        patch["prefix_sharing"] = tier
-                    answer = engine.ask(
-                        {
-                            "requests": _prefix_requests(degree),
-                            "config": patch,
-                            "gaps": True,
-                            "sample_every": SAMPLE_EVERY,
-                        }
-                    )
-                    answer.pop("steps_ms")
-                    name = variant if tier is None else f"{variant}, {tier}"
-                    rows.append({"degree": degree, "variant": name} | answer)
-                    print(f"{name}, degree {degree}", file=sys.stderr, flush=True)
-        finally:
-            engine.close()
-    return rows
-
-
-def _prefix_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        f"Shared prefixes: {PREFIX_REQUESTS} requests of {PREFIX_TOKENS} shared + {SUFFIX_TOKENS} "
-        f"own + {NEW_TOKENS} new tokens, h2o, prefix caching on",
-        [
-            "degree, variant",
-            "used blocks",
-            "vs naive",
-            "paper",
-            "F",
-            "shared skipped",
-            "tok/s vs naive",
-            "p95 vs naive",
-            "tokens = naive",
-        ],
-        [],
-        ["used blocks: of the whole pool, a shared block counts once"],
-    )
-    for row in sorted(rows, key=lambda r: r["degree"]):
-        memory, naive = row["memory"], _find(rows, row, "naive-evict")
-        assert naive is not None
-        cells: list[str | None] = [None] * 4
-        if row is not naive:
-            speed = row["tokens"] / row["seconds"] / (naive["tokens"] / naive["seconds"])
-            cells = [
-                f"{memory['used_blocks'] / naive['memory']['used_blocks'] - 1:+.1%}",
-                f"-{PAPER_SHARING[row['degree']]}",
-                f"{speed - 1:+.1%}",
-                f"{row['gap_p95_ms'] / naive['gap_p95_ms'] - 1:+.1%}",
-            ]
-        equal = "yes" if row["tokens_hash"] == naive["tokens_hash"] else "no"
-        table.rows.append(
-            [
-                f"{row['degree']}, {row['variant']}",
-                memory["used_blocks"],
-                cells[0],
-                cells[1],
-                f"{memory['f']:.1%}",
-                row.get("shared_skipped_blocks"),
-                cells[2],
-                cells[3],
-                equal,
-            ]
-        )
-    return table
