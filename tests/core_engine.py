@@ -112,7 +112,8 @@ class CoreEngine:
             self.runtime.begin_step([key for key, (done, _) in self.tokens.items() if done])
             grown = [self._grow(request_id) for request_id in self.tokens]
             plan = self.runtime.commit_step(grown)
-            self.runtime.finish_step(WorkerReport(plan.step), plan.step)
+            report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
+            self.runtime.finish_step(report, plan.step)
             self.reporter.facts.running = len(self.tokens)
             self.publisher.publish(self.controller.frame)
 

@@ -36,6 +36,7 @@ class VTokenConfig:
     interval_tokens: int = 128
     evict_during: str = "decode"
     admission: str = "compressed"
+    verify_ratio: float = 0.0  # share of relocations whose K/V is hashed before and after (I1)
     probe_layers: tuple[int, ...] = ()  # empty: the middle layer
     probe_every_steps: int = 1
 
@@ -53,6 +54,7 @@ class VTokenConfig:
             interval_tokens=self.interval_tokens,
             evict_during=self.evict_during,  # type: ignore[arg-type]
             admission=self.admission,  # type: ignore[arg-type]
+            verify_ratio=self.verify_ratio,
             probe=Probe(layers=list(self.probe_layers), every_steps=self.probe_every_steps),
         )
 
@@ -110,6 +112,12 @@ def bounds(num_blocks: int, num_layers: int) -> dict[str, Bound]:
             type="enum",
             summary="compressed: by what a request will hold after eviction; stock: vLLM's rule",
             choices=[*ADMISSIONS],
+        ),
+        "verify_ratio": Bound(
+            type="float",
+            summary="share of relocations verified by content hash",
+            minimum=0.0,
+            maximum=1.0,
         ),
         "probe": Bound(
             type="object",

@@ -27,7 +27,7 @@ from vtoken.reclaim import (
     gates_open,
     plan_round,
 )
-from vtoken.step import StepPlan
+from vtoken.step import Retained, StepPlan
 from vtoken.table import Ids, TokenTable
 from vtoken.wire import Relocation
 
@@ -45,12 +45,11 @@ class InFlight:
 class Relocator:
     """Plans, applies and follows the relocations of one ledger."""
 
-    def __init__(self, ledger: Ledger, verify_ratio: float) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.operations = Operations()
         self.in_flight_blocks: frozenset[int] = frozenset()
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
-        self._verify_ratio = verify_ratio
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
@@ -92,10 +91,6 @@ class Relocator:
             for flight in flights
             for block in (*flight.relocation.source_blocks, *flight.relocation.destination_blocks)
         )
-        self._verify_credit += self._verify_ratio
-        if self._verify_credit >= 1.0:
-            self._verify_credit -= 1.0
-            plan.verify = True
         self.planned.clear()
 
     def finish_step(self, step: int, copy_us: int) -> None:
@@ -119,6 +114,10 @@ class Relocator:
         for operation in self.operations.list_pending():
             self.operations.start(operation)
             self.operations.finish(operation)
+
+    def num_planned_copies(self, step: int) -> int:
+        """Tokens that the plan of `step` copies; 0 once its report has come."""
+        return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
 
     @property
     def num_in_flight_tokens(self) -> int:
@@ -245,6 +244,9 @@ class Relocator:
                 )
             )
         pending.moved_ids, pending.moved_slots = bound.token_ids, bound.destination_slots
+        if self._samples():
+            ids = table.live_ids()
+            pending.retained = Retained(ids, table.slots_of(ids))
         self._ledger.rebound(table)
         freed.extend(dropped)
         state.in_flight_step = self._ledger.step
@@ -261,6 +263,14 @@ class Relocator:
             plan_us=plan_us,
         )
         self.planned[plan.request_id] = (bound, InFlight(relocation, operation_id))
+
+    def _samples(self) -> bool:
+        """Whether this relocation is verified by content: `verify_ratio` of them, evenly spread."""
+        self._verify_credit += self._ledger.config.verify_ratio
+        if self._verify_credit < 1.0 - 1e-9:
+            return False
+        self._verify_credit -= 1.0
+        return True
 
     def _run_operations(self, freed: list[int]) -> None:
         for operation in self.operations.list_pending():

@@ -265,7 +265,14 @@ class Reporter:
                 preempted=counters.preemptions,
                 finished=counters.finished_requests,
             ),
-            invariants=Invariants(checked=counters.commits_checked, violations=counters.violations),
+            invariants=Invariants(
+                checked=counters.commits_checked,
+                violations=counters.violations,
+                verified_relocations=counters.verified_relocations,
+                verify_us=counters.verify_us,
+                strict=runtime.strict,
+                check_every_step=runtime.check_every_step,
+            ),
             config_revision=0,
             step_ms=facts.step_ms,
         )

@@ -48,6 +48,8 @@ class Counters:
     finished_requests: int = 0
     commits_checked: int = 0
     violations: int = 0
+    verified_relocations: int = 0
+    verify_us: int = 0
     copy_us: int = 0
     plan_us: int = 0
     preempted_per_request: dict[str, int] = field(default_factory=dict)

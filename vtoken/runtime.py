@@ -45,7 +45,6 @@ class Runtime(Ledger):
         store: BlockStore,
         config: VTokenConfig,
         *,
-        verify_ratio: float = 0.0,
         strict: bool = True,
         check_every_step: bool = False,
         report_lag_steps: int = 0,
@@ -55,7 +54,7 @@ class Runtime(Ledger):
         self.check_every_step = check_every_step
         self.grower = Grower(self)
         self.evictor = Evictor(self)
-        self.relocator = Relocator(self, verify_ratio)
+        self.relocator = Relocator(self)
         self.operations = self.relocator.operations
         self.admission = Admission(self, self.relocator, max_chunk_tokens)
 
@@ -155,11 +154,14 @@ class Runtime(Ledger):
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""
+        self._check_copies(report, step)
         copy_us = report.copy_us if report is not None else 0
         self.counters.copy_us += copy_us
         self.relocator.finish_step(step, copy_us)
         if report is None:
             return
+        self.counters.verified_relocations += report.verified_relocations
+        self.counters.verify_us += report.verify_us
         if report.violation is not None:
             self.violated(InvariantViolation("I1", report.violation))
         for request_id, scores in report.scores.items():
@@ -167,6 +169,18 @@ class Runtime(Ledger):
             if state is None or report.step < max(state.admitted_step, state.scores_from_step):
                 continue  # of a request, or of a policy, that is gone
             state.scores = scores
+
+    def _check_copies(self, report: WorkerReport | None, step: int) -> None:
+        """The report is of this step, and says that every copy of its plan was made (I3)."""
+        planned = self.relocator.num_planned_copies(step)
+        told, done = (step, 0) if report is None else (report.step, report.moved_tokens)
+        if told != step or done != planned:
+            self.violated(
+                InvariantViolation(
+                    "I3",
+                    f"step {step} copies {planned} tokens, the report of {told} says {done}",
+                )
+            )
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request lets go of its blocks: finished, aborted or preempted."""

@@ -24,6 +24,14 @@ from vtoken.table import Ids
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What the scheduler's table says of a relocated request: ids [n], ascending, and slots [n]."""
+
+    ids: Ids
+    slots: Slots
+
+
 class RequestStep(msgspec.Struct):
     """One request's part of a step; only requests that have evicted something have one.
 
@@ -31,6 +39,7 @@ class RequestStep(msgspec.Struct):
     `moved_ids`/`moved_slots` [m] relocated tokens, `blocks` the block table before this step's
     allocations (None: unchanged), `new_slots` [k] where the step's new tokens are written.
     `num_live`, `dense`: after the new tokens. Unscheduled requests have no new slots.
+    `retained`: the live tokens after the relocation, when it is to be verified by content (I1).
     `scratch`: free blocks lent for this step, into which a holey request's `loose_slots` [l] may be
     packed for attention, to be read behind its `full_blocks` [f]; empty when there were too few.
     """
@@ -39,6 +48,7 @@ class RequestStep(msgspec.Struct):
     evicted: Ids = NO_IDS
     moved_ids: Ids = NO_IDS
     moved_slots: Slots = NO_IDS
+    retained: Retained | None = None
     blocks: list[int] | None = None
     new_slots: Slots = NO_IDS
     num_live: int = 0
@@ -59,12 +69,11 @@ class StepPlan:
     probing: bool = False  # the policy needs attention: mirrors follow every request
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
     want_scores: tuple[str, ...] = ()
-    verify: bool = False  # read the relocated tokens back and compare (I1)
 
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What the worker says about the step `step`.
+    """What the worker says about the step `step`; `verified_tokens`: whose contents were hashed.
 
     `scores`: request -> accumulated attention [num_tokens] float32, indexed by token id.
     """
@@ -73,5 +82,7 @@ class WorkerReport:
     copy_us: int = 0
     moved_tokens: int = 0
     verified_tokens: int = 0
+    verified_relocations: int = 0
+    verify_us: int = 0
     violation: str | None = None
     scores: dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=dict)

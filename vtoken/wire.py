@@ -108,6 +108,10 @@ class RequestCounts(Doc):
 class Invariants(Doc):
     checked: int  # commits checked
     violations: int
+    verified_relocations: int = 0  # contents hashed before and after, cumulative
+    verify_us: int = 0  # time in that, cumulative
+    strict: bool = True  # a violation stops the engine; fixed at start-up
+    check_every_step: bool = False  # all tables are recomputed in every step; fixed at start-up
 
 
 class PolicyChoice(Doc):
@@ -169,6 +173,7 @@ class ConfigValues(Doc):
     probe: Probe
     evict_during: EvictionPhase = "decode"
     admission: AdmissionRule = "compressed"
+    verify_ratio: float = 0.0  # share of relocations whose contents are hashed before and after
 
 
 class Probe(Doc):

@@ -60,7 +60,6 @@ class CoreEngine:
         prefill_chunk_tokens: int = 1 << 20,
         worker_lag_steps: int = 0,
         prefix_caching: bool = True,
-        verify_ratio: float = 1.0,
         strict: bool = True,
         check_every_step: bool = True,
         store: SimpleStore | None = None,
@@ -84,7 +83,7 @@ class CoreEngine:
         if not isinstance(config, VTokenConfig):
             config = merge_patch(
                 default_config(num_blocks),
-                config or {},
+                {"verify_ratio": 1.0} | (config or {}),
                 num_blocks=num_blocks,
                 num_layers=num_layers,
             )
@@ -92,7 +91,6 @@ class CoreEngine:
             geometry,
             self.store,
             config,
-            verify_ratio=verify_ratio,
             strict=strict,
             check_every_step=check_every_step,
         )

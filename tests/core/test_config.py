@@ -46,6 +46,7 @@ GOOD: dict[str, list[Any]] = {
     "interval_tokens": [0, 1 << 24],
     "evict_during": ["decode", "prefill", "both"],
     "admission": ["compressed", "stock"],
+    "verify_ratio": [0, 0.01, 1.0],
     "probe": [{"layers": [3, 0]}, {"every_steps": 1024}, {"layers": [], "every_steps": 1}, {}],
 }
 _SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
@@ -66,6 +67,7 @@ BAD: dict[str, list[Any]] = {
     "interval_tokens": [(1 << 24) + 1, 1.0, True],
     "evict_during": ["Decode", "never", 0],
     "admission": ["vllm", "", True],
+    "verify_ratio": [-0.01, 1.01, True],
     "probe": [{"layers": value} for value in _LAYERS]
     + [{"every_steps": value} for value in (0, 1025, True, None)]
     + [{"steps": 1}],

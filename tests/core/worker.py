@@ -67,7 +67,9 @@ class SimulatedWorker:
 
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
+        before = self._retained(plan, old=True)
         self._copy(plan)
+        after = self._retained(plan, old=False)
         for request_id in message.gone:
             self.mirrors.pop(request_id, None)
         for request_id, (blocks, contents) in message.new.items():
@@ -96,12 +98,30 @@ class SimulatedWorker:
         self._use_scratch(plan)
         self._attend(plan)
         report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots), copy_us=1)
-        report.verified_tokens = len(plan.source_slots) if plan.verify else 0
+        report.verified_relocations = len(after)
+        for request_id, contents in after.items():
+            if contents != before[request_id]:
+                report.violation = f"relocation of {request_id}: a retained token changed"
         if plan.probe_layers is not None:
             for request_id in plan.want_scores:
                 num_tokens = len(self.mirrors[request_id].contents)
                 report.scores[request_id] = self.score(request_id, num_tokens)
         return report
+
+    def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
+        """Contents by id of what verified relocations retain: where it lay, or where it lies."""
+        out = {}
+        for request_id, part in plan.requests.items():
+            if part.retained is None:
+                continue
+            ids, slots = part.retained.ids.tolist(), part.retained.slots.tolist()
+            places = dict(zip(ids, slots, strict=True))
+            if old:
+                places = self.live_slots(self.mirrors[request_id])
+                for token in part.evicted.tolist():
+                    del places[token]
+            out[request_id] = {token: self.memory[slot] for token, slot in places.items()}
+        return out
 
     def live_slots(self, mirror: Mirror) -> dict[int, int]:
         """id -> slot of every live token."""

@@ -79,23 +79,10 @@ def test_copies_read_all_sources_before_they_write() -> None:
     layout = learn_layout(cache, "vec")
     source = np.array([3, 70, 71], dtype=np.int64)
     destination = np.array([70, 71, 3], dtype=np.int64)  # a cycle
-    _, wrong = CPUCopyEngine([cache], layout, 32).copy(source, destination, verify=True)
-    assert wrong is None
+    CPUCopyEngine([cache], layout, 32).copy(source, destination)
     k, v = (view.flatten(0, 1) for view in layout.views(cache))
     assert torch.equal(k[destination], key[source])
     assert torch.equal(v[destination], value[source])
-
-
-def test_the_content_check_notices_a_lost_token() -> None:
-    from vtoken.vllm.copy_engine import CPUCopyEngine
-    from vtoken.vllm.layout import learn_layout
-
-    cache, _, _ = written("vec", 32, 64, "float32")
-    copies = CPUCopyEngine([cache], learn_layout(cache, "vec"), 32)
-    source, twice = np.array([3, 4]), np.array([70, 70])
-    _, wrong = copies.copy(source, twice, verify=True)
-    assert wrong is not None
-    assert "layer 0" in wrong
 
 
 def holey_slots(num_new: int) -> np.ndarray:

@@ -6,16 +6,19 @@ and sequence lengths of the requests that have evicted something.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.model_executor.layers.attention import Attention
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.mirror import Mirror
 from vtoken.step import StepPlan, WorkerReport
 from vtoken.vllm import context, support
+from vtoken.vllm.content_check import ContentCheck
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
@@ -54,6 +57,7 @@ class VTokenCPURunner(CPUModelRunner):
         self.vtoken_copies = CPUCopyEngine(
             self.kv_caches, self.vtoken_layout, self.vtoken_block_size
         )
+        self.vtoken_check = ContentCheck(self.vtoken_copies.contents, self.vtoken_block_size)
 
     # ------------------------------------------------------------ before the forward
 
@@ -78,16 +82,13 @@ class VTokenCPURunner(CPUModelRunner):
                 if row is not None:
                     self.input_batch.block_table.add_row((step.blocks,), row)
         if len(plan.source_slots):
-            copy_us, wrong = self.vtoken_copies.copy(
-                plan.source_slots, plan.destination_slots, verify=plan.verify
-            )
-            self.report.copy_us = copy_us
+            self.vtoken_check.before(plan, self.mirrors, self.report)
+            self.report.copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
             self.report.moved_tokens = len(plan.source_slots)
-            self.report.verified_tokens = len(plan.source_slots) if plan.verify else 0
-            self.report.violation = wrong
         result = super()._update_states(scheduler_output)
         for request_id, step in plan.requests.items():
             self.mirrors[request_id].apply(step)
+        self.vtoken_check.after(plan, self.report)
         return result
 
     def _forget(self, scheduler_output: Any) -> None:
@@ -147,6 +148,13 @@ class VTokenCPURunner(CPUModelRunner):
         mirror.append(new_slots.copy())
 
     # ------------------------------------------------------------ after it
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().execute_model(*args, **kwargs)
+        if output is EMPTY_MODEL_RUNNER_OUTPUT and self.report is not None:
+            output = copy(output)  # that one is shared by all steps without tokens
+            output.vtoken = self.report
+        return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         context.set_current(None)

@@ -69,7 +69,6 @@ class VTokenSchedulerMixin:
             initial_config(
                 settings, num_blocks=geometry.num_blocks, num_layers=geometry.num_layers
             ),
-            verify_ratio=settings.verify_ratio,
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,

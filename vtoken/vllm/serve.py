@@ -55,14 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         help="write new tokens into dead slots (default: on)",
     )
-    trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
-    trust(
+    add(
         "--vtoken-verify-ratio",
         type=float,
-        default=0.0,
         metavar="X",
-        help="share of relocations read back and compared, 0..1",
+        help="share of relocations whose contents are hashed before and after, 0..1",
     )
+    trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
     trust(
         "--vtoken-strict",
         action=argparse.BooleanOptionalAction,
@@ -96,6 +95,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
         "headroom_blocks",
         "reclamation",
         "recycle",
+        "verify_ratio",
     ):
         value = getattr(args, f"vtoken_{name}")
         if value is not None:
@@ -121,7 +121,7 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
     except ValueError as error:
         parser.error(str(error))
-    engine = engine_args(patch, verify_ratio=args.vtoken_verify_ratio, strict=args.vtoken_strict)
+    engine = engine_args(patch, strict=args.vtoken_strict)
     model = [] if args.model is None else ["--model", args.model]
     if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
         rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface

@@ -15,7 +15,7 @@ KEY = "vtoken"
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`config`: the initial configuration as a merge patch over the defaults.
 
-    `verify_ratio`: share of relocations whose K/V is read back and compared (I1).
+    `verify_ratio`: initial share of relocations whose contents are hashed before and after (I1).
     `strict`: stop the engine on a violation. `check_every_step`: recompute all invariants.
     """
 
@@ -42,7 +42,7 @@ def initial_config(settings: Settings, *, num_blocks: int, num_layers: int) -> V
     try:
         return merge_patch(
             default_config(num_blocks),
-            settings.config,
+            {"verify_ratio": settings.verify_ratio, **settings.config},
             num_blocks=num_blocks,
             num_layers=num_layers,
         )

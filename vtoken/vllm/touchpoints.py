@@ -269,6 +269,21 @@ TOUCH_POINTS = (
         ("scheduler_output", "num_scheduled_tokens"),
     ),
     TouchPoint(
+        f"{_RUNNER}.execute_model",
+        "subclass",
+        "attach the report of a step without tokens",
+        _OPEN,
+        "-",
+        ("scheduler_output",),
+    ),
+    TouchPoint(
+        "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT",
+        "call",
+        "know that a step had no tokens",
+        _OPEN,
+        "-",
+    ),
+    TouchPoint(
         f"{_RUNNER}.sample_tokens", "subclass", "attach the report", _OPEN, "-", ("grammar_output",)
     ),
     TouchPoint(

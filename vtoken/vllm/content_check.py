@@ -1,0 +1,59 @@
+"""The worker's side of the content check (I1): hash what sampled relocations retain, twice.
+
+Before the copies the retained tokens are those that the worker's own mirror knows, read where it
+knows them; after them, those of the scheduler's table, read where that says they are. So lost,
+doubled, exchanged and overwritten tokens all differ, whoever lost them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from vtoken.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
+from vtoken.mirror import Mirror
+from vtoken.pool import Slots
+from vtoken.step import StepPlan, WorkerReport
+
+Contents = Callable[[Slots], Iterator[LayerBytes]]
+
+
+class ContentCheck:
+    """One worker's check; `contents` reads K and V of slots [n], layer by layer."""
+
+    def __init__(self, contents: Contents, block_size: int) -> None:
+        self._contents = contents
+        self._block_size = block_size
+        self._before: dict[str, Fingerprint] = {}
+
+    def before(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Call before the step's copies, and before its plan goes into `mirrors`."""
+        self._before.clear()
+        started = time.perf_counter_ns()
+        for request_id, part in plan.requests.items():
+            if part.retained is not None:
+                ids, slots = mirrors[request_id].live()
+                kept = ~np.isin(ids, part.evicted)
+                self._before[request_id] = fingerprint(ids[kept], self._contents(slots[kept]))
+        if self._before:
+            report.verify_us += (time.perf_counter_ns() - started) // 1000
+
+    def after(self, plan: StepPlan, report: WorkerReport) -> None:
+        """Call when nothing but the forward itself will write the cache; fills `report`."""
+        started = time.perf_counter_ns()
+        for request_id, before in self._before.items():
+            part = plan.requests[request_id]
+            assert part.retained is not None
+            ids, slots = part.retained.ids, part.retained.slots
+            wrong = misplaced(slots, part.blocks or (), self._block_size)
+            if wrong is None:
+                wrong = difference(before, fingerprint(ids, self._contents(slots)))
+            report.verified_relocations += 1
+            report.verified_tokens += len(ids)
+            if wrong is not None and report.violation is None:
+                report.violation = f"relocation of {request_id}: {wrong}"
+        if self._before:
+            report.verify_us += (time.perf_counter_ns() - started) // 1000
+            self._before.clear()
