@@ -111,7 +111,8 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
     state = next(s for s in engine.runtime.states.values() if s.in_flight_step)
     earlier, name = state.in_flight_step, state.request_id
     state.in_flight_step = earlier + 1  # preempted, back, and relocated again
-    engine.runtime.finish_step(None, earlier)
+    moved = engine.runtime.relocator.num_planned_copies(earlier)
+    engine.runtime.finish_step(WorkerReport(earlier, moved_tokens=moved), earlier)
     assert engine.runtime.states[name].in_flight_step == earlier + 1
 
 
