@@ -4,8 +4,9 @@ VTokenError
 ├── RefusedError            bad input: names field, value and bound; nothing was changed
 │   ├── UnknownRequestError
 │   └── StaleRevisionError
-├── InvariantViolation      protected KV data would have been lost or misread (I1, I2, I4)
+├── InvariantViolation      protected KV data would have been lost or misread (I1 to I4)
 ├── MirrorMismatchError     worker and scheduler disagree about a request
+├── SelfTestError           the data path gives wrong numbers on this machine
 └── UnsupportedError        a model, a flag or a vLLM that vToken cannot serve
 """
 
@@ -82,6 +83,10 @@ class InvariantViolation(VTokenError):  # noqa: N818  (the paper's word)
 
 class MirrorMismatchError(VTokenError):
     """The worker's mirror of a token table differs from the scheduler's table."""
+
+
+class SelfTestError(VTokenError):
+    """The start-up self-test found attention, packing or copies that do not do what they must."""
 
 
 class UnsupportedError(VTokenError):

@@ -20,9 +20,11 @@ from vtoken.step import StepPlan, WorkerReport
 from vtoken.vllm import context, support
 from vtoken.vllm.content_check import ContentCheck
 from vtoken.vllm.copy_engine import CPUCopyEngine
+from vtoken.vllm.cpu_path import CPUDataPath
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
 from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.selftest import SelfTest
 
 
 class VTokenCPURunner(CPUModelRunner):
@@ -57,6 +59,9 @@ class VTokenCPURunner(CPUModelRunner):
         self.vtoken_copies = CPUCopyEngine(
             self.kv_caches, self.vtoken_layout, self.vtoken_block_size
         )
+        builder = self.attn_groups[0][0].get_metadata_builder()
+        layer = next(iter(layers.values()))
+        SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         self.vtoken_check = ContentCheck(self.vtoken_copies.contents, self.vtoken_block_size)
 
     # ------------------------------------------------------------ before the forward

@@ -1,0 +1,142 @@
+"""The self-test at start-up refuses a data path that would serve wrong tokens, and names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vtoken.errors import SelfTestError
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def make_path(engine: Any) -> Iterator[Callable[[], Any]]:
+    """The data path of a running engine: its layer, its kernel, its builder, its learned layout."""
+    from vllm.model_executor.layers.attention import Attention
+
+    from vtoken.vllm.cpu_path import CPUDataPath
+    from vtoken.vllm.layout import learn_layout
+
+    with engine(**engine_args({})) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        runner = core.model_executor.driver_worker.worker.model_runner
+        context = runner.compilation_config.static_forward_context.values()
+        layer = next(layer for layer in context if isinstance(layer, Attention))
+        builder = runner.attn_groups[0][0].get_metadata_builder()
+        cache = runner.kv_caches[0]
+
+        yield lambda: CPUDataPath(layer, builder, cache, learn_layout(cache, layer.isa))
+
+
+def test_the_engine_at_hand_passes(make_path: Callable[[], Any]) -> None:
+    from vtoken.vllm.selftest import SelfTest
+
+    SelfTest(make_path()).run()
+
+
+def copy_all_but_the_first(path: Any, patch: pytest.MonkeyPatch) -> None:
+    copy = path._copies.copy
+    patch.setattr(path._copies, "copy", lambda a, b: copy(a[1:], b[1:]))
+
+
+def copy_keys_only(path: Any, patch: pytest.MonkeyPatch) -> None:
+    def copy(source: Any, destination: Any) -> int:
+        (s, so), (d, do) = (path._copies._split(slots) for slots in (source, destination))
+        for key, _ in path._copies._views:
+            key[d, do] = key[s, so]
+        return 0
+
+    patch.setattr(path._copies, "copy", copy)
+
+
+def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
+    """Each token alone, so that a destination which is another one's source spoils it."""
+    copy = path._copies.copy
+
+    def one_by_one(source: Any, destination: Any) -> int:
+        return sum(copy(source[i : i + 1], destination[i : i + 1]) for i in range(len(source)))
+
+    patch.setattr(path._copies, "copy", one_by_one)
+
+
+def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
+    """A layout that names K's elements as if V's order were K's."""
+    from dataclasses import replace
+
+    from vtoken.vllm.copy_engine import CPUCopyEngine
+
+    key, value = path._layout.key, path._layout.value
+    wrong = replace(
+        path._layout,
+        key=replace(key, token_stride=value.token_stride, dim_stride=value.dim_stride),
+    )
+    path._layout = wrong
+    path._copies = CPUCopyEngine([path._cache], wrong, path.block_size)
+
+
+def pack_one_token_less(path: Any, patch: pytest.MonkeyPatch) -> None:
+    from vtoken.vllm import holes
+
+    honest = holes.TokenMoves.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls: Any, source: Any, target: Any, block_size: int) -> Any:
+        return honest(cls, [s[1:] for s in source], [t[1:] for t in target], block_size)
+
+    patch.setattr(holes.TokenMoves, "of", classmethod(of))
+
+
+def read_one_token_more(path: Any, patch: pytest.MonkeyPatch) -> None:
+    common = path._common
+
+    def longer(reads: Any) -> Any:
+        out = common(reads)
+        out.seq_lens += 1
+        return out
+
+    patch.setattr(path, "_common", longer)
+
+
+def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
+    store = path.store
+    patch.setattr(path, "store", lambda k, v, slots: store(k, v, np.roll(slots, 1)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "case"),
+    [
+        (copy_all_but_the_first, "a relocated request"),
+        (copy_keys_only, "a relocated request"),
+        (copy_one_by_one, "tokens that change places"),
+        (mistake_the_strides, "lent blocks"),
+        (pack_one_token_less, "lent blocks"),
+        (read_one_token_more, "a dense request"),
+        (store_elsewhere, "a dense request"),
+    ],
+)
+def test_a_broken_part_of_the_data_path_is_named(
+    damage: Any, case: str, make_path: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtoken.vllm.selftest import SelfTest
+
+    path = make_path()
+    damage(path, monkeypatch)
+    with pytest.raises(SelfTestError, match=case):
+        SelfTest(path).run()
+
+
+def test_an_engine_with_a_broken_copy_engine_does_not_start(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtoken.vllm.copy_engine import CPUCopyEngine
+
+    monkeypatch.setattr(CPUCopyEngine, "copy", lambda *_: 0)
+    with (
+        pytest.raises(SelfTestError, match=r"a relocated request.*does not start"),
+        engine(**engine_args({})),
+    ):
+        pass

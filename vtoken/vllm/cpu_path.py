@@ -1,0 +1,90 @@
+"""The CPU's data path over a scratch cache, for the self-test: store, copy engine, kernel, packing.
+
+Everything is the engine's own: the layer, its implementation, its metadata builder, the layout that
+was learned. Only the cache is another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vtoken.pool import Slots
+from vtoken.vllm import context
+from vtoken.vllm.copy_engine import CPUCopyEngine
+from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.layout import KVLayout
+from vtoken.vllm.selftest import NUM_BLOCKS, Read
+
+
+class CPUDataPath:
+    """`vtoken.vllm.selftest.DataPath` on vLLM's CPU backend; `cache` [N, H, S, 2D] is only looked
+    at for its shape and type.
+    """
+
+    def __init__(self, layer: Any, builder: Any, cache: torch.Tensor, layout: KVLayout) -> None:
+        impl = layer.impl
+        _, self.num_kv_heads, self.block_size, two_d = cache.shape
+        self.head_size = two_d // 2
+        self.num_heads = impl.num_heads
+        self.scale = impl.scale
+        self.soft_cap = float(impl.logits_soft_cap or 0.0)
+        self.sinks = impl.sinks
+        self.dtype, self.device = cache.dtype, cache.device
+        self._layer, self._builder, self._layout = layer, builder, layout
+        self._cache = torch.zeros((NUM_BLOCKS, *cache.shape[1:]), dtype=cache.dtype)
+        self._copies = CPUCopyEngine([self._cache], layout, self.block_size)
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+        self._layer.impl.do_kv_cache_update(
+            self._layer, key, value, self._cache, torch.from_numpy(slots)
+        )
+
+    def relocate(self, source: Slots, destination: Slots) -> None:
+        self._copies.copy(source, destination)
+
+    def attend(self, query: torch.Tensor, reads: list[Read], lent: list[int]) -> torch.Tensor:
+        step = context.StepContext(self._layout, Scratch(), self.block_size)
+        for row, read in enumerate(reads):
+            if read.how == "lent":
+                full, loose = self._full_and_loose(read.slots)
+                step.lent.append(LentRequest(row, full, loose, lent))
+            elif read.how == "apart":
+                step.apart.append(HoleyRequest(row, read.slots, 1))
+        context.set_current(step)
+        try:
+            metadata = self._builder.build(0, self._common(reads))
+        finally:
+            context.set_current(None)
+        output = torch.empty_like(query)
+        unused = query[:, : self.num_kv_heads]
+        self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
+        return output
+
+    def _full_and_loose(self, slots: Slots) -> tuple[Slots, Slots]:
+        blocks, counts = np.unique(slots // self.block_size, return_counts=True)
+        full = blocks[counts == self.block_size]
+        return full, slots[~np.isin(slots // self.block_size, full)]
+
+    def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
+        """One new token a request; every one attends to all that it can see."""
+        width = max(len(read.blocks) for read in reads) + 1
+        table = torch.zeros((len(reads), width), dtype=torch.int32)
+        for row, read in enumerate(reads):
+            table[row, : len(read.blocks)] = torch.tensor(read.blocks)
+        starts = torch.arange(len(reads) + 1, dtype=torch.int32)
+        lengths = torch.tensor([len(read.slots) for read in reads], dtype=torch.int32)
+        return CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts,
+            seq_lens=lengths,
+            num_reqs=len(reads),
+            num_actual_tokens=len(reads),
+            max_query_len=1,
+            max_seq_len=int(lengths.max()),
+            block_table_tensor=table,
+            slot_mapping=torch.tensor([int(read.slots[-1]) for read in reads]),
+        )
