@@ -6,7 +6,7 @@ through the API is therefore what the core really answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from vtoken.control import Controller
 from vtoken.report import EngineFacts, Reporter
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.step import WorkerReport
+from vtoken.table import TokenTable
 from vtoken.telemetry import Publisher
 
 
@@ -50,6 +51,13 @@ class Pool:
 
     def lend(self, num_blocks: int) -> list[int]:
         return list(self.free)[:num_blocks]
+
+    def differences(self, tables: Iterable[TokenTable]) -> list[str]:
+        return [
+            f"the block table of {table.request_id} differs"
+            for table in tables
+            if table.blocks != self.tables[table.request_id]
+        ]
 
     def give_back(self, blocks: Sequence[int]) -> None:
         assert not set(blocks) & set(self.free)

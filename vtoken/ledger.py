@@ -5,7 +5,7 @@ Knows no engine and takes no decision. Everything that protects KV data is repor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from vtoken.config import VTokenConfig
@@ -43,6 +43,10 @@ class BlockStore(Protocol):
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """One reference fewer for each of `blocks`; unreferenced ones become free."""
+
+    def differences(self, tables: Iterable[TokenTable]) -> list[str]:
+        """Where the owner's books differ from `tables`, in words: block tables, reference counts,
+        free blocks. For checking; costs as much as the blocks held."""
 
 
 class Ledger:

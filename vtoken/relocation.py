@@ -85,6 +85,7 @@ class Relocator:
         flights = [flight for _, flight in self.planned.values()]
         plan.source_slots = np.concatenate([b.source_slots for b in bounds])
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
+        self._check_one_pass(plan)
         self._in_flight[self._ledger.step] = flights
         self.in_flight_blocks = frozenset(
             block
@@ -92,6 +93,19 @@ class Relocator:
             for block in (*flight.relocation.source_blocks, *flight.relocation.destination_blocks)
         )
         self.planned.clear()
+
+    def _check_one_pass(self, plan: StepPlan) -> None:
+        """The copies of one step are of requests that hold blocks, and their order is no matter."""
+        gone = [name for name in self.planned if name not in self._ledger.states]
+        both = np.intersect1d(plan.source_slots, plan.destination_slots)
+        twice = len(plan.destination_slots) - len(np.unique(plan.destination_slots))
+        if gone:
+            wrong = f"relocates {', '.join(gone)}, which holds no block"
+        elif len(both) or twice:
+            wrong = f"both reads and writes {len(both)} slots, and writes {twice} more than once"
+        else:
+            return
+        self._ledger.violated(InvariantViolation("I4", f"step {plan.step} {wrong}"))
 
     def finish_step(self, step: int, copy_us: int) -> None:
         """The worker has executed the copies of `step`."""
@@ -224,6 +238,13 @@ class Relocator:
     ) -> None:
         table = self._ledger.tables[plan.request_id]
         state = self._ledger.states[plan.request_id]
+        if state.in_flight_step:
+            self._ledger.violated(
+                InvariantViolation(
+                    "I4",
+                    f"{plan.request_id} has a relocation of step {state.in_flight_step} in flight",
+                )
+            )
         num_freed = plan.num_freed_blocks
         fresh = self._ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, self._ledger.geometry.block_size)

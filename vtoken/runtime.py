@@ -214,3 +214,5 @@ class Runtime(Ledger):
         self.tables.check()
         if set(self.states) != {table.request_id for table in self.tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
+        if differences := self.store.differences(self.tables):
+            raise InvariantViolation("I4", "; ".join(differences[:3]))

@@ -10,9 +10,11 @@ Knows nothing of tokens or vToken. Block 0 is the null block: never free, never 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
+
+from vtoken.table import TokenTable
 
 
 class SimpleStore:
@@ -52,6 +54,19 @@ class SimpleStore:
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
+
+    def differences(self, tables: Iterable[TokenTable]) -> list[str]:
+        held: Counter[int] = Counter()
+        wrong = []
+        for table in tables:
+            held.update(table.blocks)
+            if table.blocks != self.tables[table.request_id]:
+                wrong.append(f"the block table of {table.request_id} differs")
+        if [held[b] for b in range(self.num_blocks)] != self.ref_cnt:
+            wrong.append("reference counts differ")
+        if len(self.free) + len(held) != self.num_blocks - 1:
+            wrong.append(f"{len(self.free)} blocks are free and {len(held)} held")
+        return wrong
 
     def give_back(self, blocks: Sequence[int]) -> None:
         first: list[int] = []

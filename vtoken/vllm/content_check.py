@@ -14,6 +14,7 @@ import numpy as np
 
 from vtoken.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
 from vtoken.mirror import Mirror
+from vtoken.placement import Ids
 from vtoken.pool import Slots
 from vtoken.step import StepPlan, WorkerReport
 
@@ -40,14 +41,16 @@ class ContentCheck:
         if self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
 
-    def after(self, plan: StepPlan, report: WorkerReport) -> None:
-        """Call when nothing but the forward itself will write the cache; fills `report`."""
+    def after(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Call when `mirrors` follow the plan and only the forward will write; fills `report`."""
         started = time.perf_counter_ns()
         for request_id, before in self._before.items():
             part = plan.requests[request_id]
             assert part.retained is not None
             ids, slots = part.retained.ids, part.retained.slots
             wrong = misplaced(slots, part.blocks or (), self._block_size)
+            if wrong is None and not _agrees(mirrors[request_id], ids, slots, part.num_tokens):
+                wrong = "the worker's mirror and the scheduler's table place its tokens differently"
             if wrong is None:
                 wrong = difference(before, fingerprint(ids, self._contents(slots)))
             report.verified_relocations += 1
@@ -57,3 +60,10 @@ class ContentCheck:
         if self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
             self._before.clear()
+
+
+def _agrees(mirror: Mirror, ids: Ids, slots: Slots, num_tokens: int) -> bool:
+    """Whether the mirror has exactly `ids` at `slots`, this step's new tokens aside."""
+    known, places = mirror.live()
+    old = known < num_tokens
+    return np.array_equal(known[old], ids) and np.array_equal(places[old], slots)

@@ -7,7 +7,8 @@ is no longer positional, and later K/V came from a truncated context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vtoken.runtime import Runtime
+from vtoken.table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,24 @@ class VLLMBlockStore:
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks
         self._manager.req_to_blocks[request_id][:] = [pool[block] for block in blocks]
+
+    def differences(self, tables: Iterable[TokenTable]) -> list[str]:
+        wrong = []
+        held = Counter[int]()
+        for table in tables:
+            held.update(table.blocks)
+            owned = [block.block_id for block in self._manager.req_to_blocks[table.request_id]]
+            if owned != table.blocks:
+                wrong.append(f"{table.request_id} holds {owned} for vLLM, {table.blocks} here")
+        wrong += [
+            f"block {block.block_id} has {block.ref_cnt} references, {held[block.block_id]} holders"
+            for block in self._pool.blocks[1:]
+            if block.ref_cnt != held[block.block_id]
+        ]
+        free, usable = self.num_free_blocks(), len(self._pool.blocks) - 1
+        if free + len(held) != usable:
+            wrong.append(f"{free} blocks are free and {len(held)} held, of {usable}")
+        return wrong
 
     def give_back(self, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks

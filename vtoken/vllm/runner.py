@@ -93,7 +93,7 @@ class VTokenCPURunner(CPUModelRunner):
         result = super()._update_states(scheduler_output)
         for request_id, step in plan.requests.items():
             self.mirrors[request_id].apply(step)
-        self.vtoken_check.after(plan, self.report)
+        self.vtoken_check.after(plan, self.mirrors, self.report)
         return result
 
     def _forget(self, scheduler_output: Any) -> None:
