@@ -199,3 +199,33 @@ async def test_malformed_and_oversized_bodies_change_nothing(http: httpx.AsyncCl
     assert unknown.status_code == 404
     assert unknown.json()["value"] == "nobody"
     assert (await http.get(url)).json() == before
+
+
+BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"vtoken_policy": "h3o"}, "vtoken_policy"),
+    ({"vtoken_budget_tokens": -1}, "vtoken_budget_tokens"),
+    ({"vtoken_budget": 64}, "vtoken_budget"),
+    (
+        {"vtoken_policy": "random", "vtoken_policy_params": '{"recent": 0}'},
+        "vtoken_policy_params.recent",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS)
+async def test_a_bad_argument_fails_its_own_request_alone_with_400(
+    arguments: dict[str, Any], named: str, http: httpx.AsyncClient
+) -> None:
+    def completion(own: dict[str, Any], num_new: int) -> Any:
+        body = {"model": "demo", "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
+        prompt = reference.random_prompt(200, 3)
+        return http.post("/v1/completions", json=body | {"prompt": prompt, "vllm_xargs": own})
+
+    good = {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 64}
+    running = asyncio.create_task(completion(good, 200))
+    refused = await completion(arguments, 8)
+    assert refused.status_code == 400
+    assert named in refused.json()["error"]["message"]
+    answer = await running
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 200
