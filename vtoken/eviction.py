@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.config import VTokenConfig
+from vtoken.config import MAX_TOKENS, VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.ledger import Ledger
 from vtoken.policies import View
@@ -80,9 +80,11 @@ class Evictor:
         ledger = self._ledger
         names: set[str] = set()
         num_requests = num_tokens = num_blocks = 0
+        known, own, config = ledger.tables.get, ledger.own_rules, ledger.config
+        limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
         for request_id in ready:
-            table = ledger.tables.get(request_id)
-            if table is None:
+            table = known(request_id)
+            if table is None or (table.num_live <= limit and request_id not in own):
                 continue
             victims = self.pick_victims(table, ledger.config)
             if victims is None:

@@ -117,10 +117,12 @@ class Runtime(Ledger):
                 if self.evictor.wants_scores(self.tables[request.request_id])
             )
         plan.requests, self.parts = self.parts, {}
+        known = self.tables.get
         for request_id, part in plan.requests.items():
-            table = self.tables[request_id]
+            table = known(request_id)
+            assert table is not None  # what lets go of its blocks takes its part along
             part.num_live = table.num_live
-            part.dense = table.dense
+            part.dense = table.extent == table.num_live
         self.grower.lend_scratch(plan)
         self.relocator.hand_over(plan)
         self.counters.commits_checked += 1
@@ -144,6 +146,11 @@ class Runtime(Ledger):
     @property
     def _may_evict(self) -> bool:
         return self.config.evicts or bool(self.own_rules)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing may evict, and nothing ever has."""
+        return not self._may_evict and self.counters.evicted_tokens == 0
 
     @property
     def _probing(self) -> bool:

@@ -39,7 +39,7 @@ class TokenTable(Placement):
         Raises InvariantViolation when the held blocks are too few or the place is taken.
         """
         place = self.extent if start is None else start
-        rank, offset = divmod(place, self.block_size)
+        rank = place // self.block_size
         if rank >= len(self.blocks):
             raise self._does_not_fit(1, place)
         if place == self.extent:
@@ -51,7 +51,7 @@ class TokenTable(Placement):
         self._naive_blocks = None
         self.num_tokens += 1
         self.num_live += 1
-        return self.blocks[rank] * self.block_size + offset
+        return place + (self.blocks[rank] - rank) * self.block_size
 
     def place(self, num_new: int, start: int | None = None) -> Slots:
         """Register `num_new` tokens at index `start` on, by default at E; below E goes one at most.
