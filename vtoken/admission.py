@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from vtoken.config import VTokenConfig
 from vtoken.ledger import Ledger
-from vtoken.relocation import Relocator
 from vtoken.table import TokenTable
 
 
@@ -34,9 +33,8 @@ class Arrival:
 class Admission:
     """Counts for one ledger what admitted requests may still take."""
 
-    def __init__(self, ledger: Ledger, relocator: Relocator, max_chunk_tokens: int) -> None:
+    def __init__(self, ledger: Ledger, max_chunk_tokens: int) -> None:
         self._ledger = ledger
-        self._relocator = relocator
         self._max_chunk_tokens = max_chunk_tokens
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
@@ -69,7 +67,7 @@ class Admission:
         if config.admission == "stock" or config.reclamation != "auto" or not evicting or idle:
             return 0
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
-        return growth + self._outstanding_blocks() + self._reserve()
+        return growth + self._outstanding_blocks() + config.headroom_blocks
 
     def asked(self, num_blocks: int) -> None:
         """A waiting request needs `num_blocks` free ones; what is missing opens the gates."""
@@ -81,16 +79,6 @@ class Admission:
         growth = max(0, self._peak_blocks(request_id) - num_blocks)
         self._admitted_step = self._ledger.step
         self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
-
-    def _reserve(self) -> int:
-        """Headroom; or the low watermark while reclamation has something to gain (backpressure)."""
-        config = self._ledger.config
-        gaining = (
-            config.reclamation == "auto"
-            and self._ledger.tables.pool.fragmentation > config.theta_f
-            and self._relocator.last_round_gained
-        )
-        return max(config.headroom_blocks, config.low_watermark_blocks if gaining else 0)
 
     def _outstanding_blocks(self) -> int:
         step, blocks = self._outstanding

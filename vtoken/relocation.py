@@ -137,10 +137,6 @@ class Relocator:
     def num_in_flight_tokens(self) -> int:
         return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
 
-    @property
-    def last_round_gained(self) -> bool:
-        return not self._last_round_empty
-
     def _pressure(self) -> Pressure:
         return Pressure(
             f=self._ledger.tables.pool.fragmentation,

@@ -56,7 +56,7 @@ class Runtime(Ledger):
         self.evictor = Evictor(self)
         self.relocator = Relocator(self)
         self.operations = self.relocator.operations
-        self.admission = Admission(self, self.relocator, max_chunk_tokens)
+        self.admission = Admission(self, max_chunk_tokens)
 
     def announce(
         self,

@@ -15,7 +15,7 @@ CHUNK = 64
 @pytest.fixture
 def engine() -> Iterator[CoreEngine]:
     made = CoreEngine(num_blocks=65, block_size=16)
-    made.runtime.admission = Admission(made.runtime, made.runtime.relocator, CHUNK)
+    made.runtime.admission = Admission(made.runtime, CHUNK)
     made.configure(
         policy={"name": "streaming_llm"},
         budget_tokens=96,
@@ -81,17 +81,6 @@ def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: CoreEngi
     ):
         engine.configure(**patch)
         assert asks(engine, 200, 1000) == 13
-
-
-def test_while_reclamation_gains_admission_leaves_the_low_watermark(engine: CoreEngine) -> None:
-    running(engine, "a", 160, 160)
-    engine.configure(policy={"name": "random"}, interval_tokens=0, reclamation="off")
-    engine.step(2)  # scattered holes, left where they are
-    assert engine.runtime.tables.pool.fragmentation > 0.25
-    engine.configure(reclamation="auto", recycle=False)
-    assert asks(engine, 32, 64) == 4 + 8
-    engine.configure(theta_f=0.9)
-    assert asks(engine, 32, 64) == 4 + 2
 
 
 def test_a_waiting_request_opens_the_gates(engine: CoreEngine) -> None:
