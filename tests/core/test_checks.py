@@ -69,9 +69,21 @@ def revive(table: TokenTable) -> None:
     table._live[8] = True
 
 
+def miscount_block(table: TokenTable) -> None:
+    """live[r] of `vtoken.places`, equation 1."""
+    table._places.live[1] += 1
+
+
+def skip_hole(table: TokenTable) -> None:
+    """A `front` behind the hole at place 6, equation 2: recycling would never see it."""
+    table._places.front = 7
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        miscount_block,
+        skip_hole,
         swap_places,
         double_place,
         lose_place,
