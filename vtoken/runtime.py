@@ -49,9 +49,11 @@ class Runtime(Ledger):
         check_every_step: bool = False,
         report_lag_steps: int = 0,
         max_chunk_tokens: int = MAX_TOKENS,
+        lends_blocks: bool = True,
     ) -> None:
         super().__init__(geometry, store, config, strict=strict, report_lag_steps=report_lag_steps)
         self.check_every_step = check_every_step
+        self.lends_blocks = lends_blocks
         self.grower = Grower(self)
         self.evictor = Evictor(self)
         self.relocator = Relocator(self)
@@ -123,7 +125,8 @@ class Runtime(Ledger):
             assert table is not None  # what lets go of its blocks takes its part along
             part.num_live = table.num_live
             part.dense = table.extent == table.num_live
-        self.grower.lend_scratch(plan)
+        if self.lends_blocks:  # where holes are packed before attention reads
+            self.grower.lend_scratch(plan)
         self.relocator.hand_over(plan)
         self.counters.commits_checked += 1
         if self.check_every_step:

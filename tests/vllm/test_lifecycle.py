@@ -187,7 +187,7 @@ def test_a_bad_initial_configuration_is_refused_with_its_bound(engine: Any) -> N
 
 
 def test_this_vllm_has_every_touch_point() -> None:
-    assert touchpoints.differences() == []
+    assert touchpoints.differences("cpu") == []
 
 
 def test_a_vllm_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

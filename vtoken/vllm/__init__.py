@@ -19,17 +19,24 @@ def is_enabled() -> bool:
 
 
 def register() -> None:
-    """Register backend, spec, manager and the engine's command method; no-op unless enabled."""
+    """Register backends, spec, manager and the engine's command method; no-op unless enabled."""
     if not is_enabled():
         return
+    from vllm.platforms import current_platform
     from vllm.v1.attention import selector
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.engine.core import EngineCore
 
     from vtoken.vllm import touchpoints
 
-    touchpoints.check()
-    register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.backend.VTokenCPUBackend")
+    cuda = bool(current_platform.is_cuda())
+    touchpoints.check("cuda" if cuda else "cpu")
+    if cuda:
+        backends = "vtoken.vllm.cuda.backends"
+        register_backend(AttentionBackendEnum.FLASH_ATTN, f"{backends}.VTokenFlashBackend")
+        register_backend(AttentionBackendEnum.TRITON_ATTN, f"{backends}.VTokenTritonBackend")
+    else:
+        register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.backend.VTokenCPUBackend")
     selector._cached_get_attn_backend.cache_clear()  # an earlier engine has asked already
     from vtoken.vllm.manager import register_spec
 
@@ -49,13 +56,17 @@ def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[s
     `settings`: see `vtoken.vllm.settings.Settings`.
     """
     os.environ[ENABLED] = "1"
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    cuda = settings.get("experimental_cuda", False)
+    if not cuda:  # on CUDA either runner will do, and vLLM's default is V2
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     plugins = sys.modules.get("vllm.plugins")
     if plugins is not None and plugins.plugins_loaded:
         register()  # vLLM loads its plugins once a process, and has done so without us
     return {
         "scheduler_cls": "vtoken.vllm.scheduler.make_scheduler",
-        "worker_cls": "vtoken.vllm.worker.VTokenCPUWorker",
+        "worker_cls": "vtoken.vllm.cuda.worker.VTokenCUDAWorker"
+        if cuda
+        else "vtoken.vllm.worker.VTokenCPUWorker",
         "logits_processors": ["vtoken.vllm.request_arguments:RequestArguments"],
         "additional_config": {"vtoken": {"config": config or {}, **settings}},
     }

@@ -1,7 +1,8 @@
 """A request's own policy and budget (`vllm_xargs`), checked before the request is admitted.
 
 vLLM validates a request's parameters through its logits processors, in the process that answers the
-client; this one does that and nothing else: it changes no logits.
+client; this one does that and nothing else: it changes no logits. It is a processor of both of
+vLLM's model runners, since either may be chosen after it is named.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+    LogitsProcessor as LogitsProcessorV2,
+)
 
 from vtoken.errors import RefusedError
 from vtoken.rules import request_rules
 
 
-class RequestArguments(LogitsProcessor):
+class RequestArguments(LogitsProcessor, LogitsProcessorV2):
     """Fails a request with 400 when one of its `vtoken_…` arguments is bad; it alone."""
 
     @classmethod
@@ -38,5 +42,8 @@ class RequestArguments(LogitsProcessor):
     def update_state(self, batch_update: Any) -> None:
         """Nothing to follow."""
 
-    def apply(self, logits: Any) -> Any:
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:  # noqa: ARG002
+        return False
+
+    def apply(self, logits: Any, ctx: Any = None) -> Any:  # noqa: ARG002
         return logits

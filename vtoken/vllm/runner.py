@@ -6,6 +6,7 @@ and sequence lengths of the requests that have evicted something.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
@@ -15,162 +16,166 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vtoken.mirror import Mirror
-from vtoken.step import StepPlan, WorkerReport
+from vtoken.step import StepPlan
 from vtoken.vllm import context, support
-from vtoken.vllm.content_check import ContentCheck
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu_path import CPUDataPath
+from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
-from vtoken.vllm.probe import ProbedRequest
 from vtoken.vllm.selftest import SelfTest
 
 
-class VTokenCPURunner(CPUModelRunner):
-    """`adopt` turns a plain CPU runner into this one after construction."""
+class VTokenRunnerMixin:
+    """Put before a V1 model runner class in the bases; what a device does is left to three methods:
+    `_vtoken_prepare` (the cache exists), `_vtoken_copy` (relocate what the plan says, if anything)
+    and `_vtoken_present` (tell attention; None: nothing to tell).
+    """
 
-    @staticmethod
-    def adopt(runner: CPUModelRunner) -> VTokenCPURunner:
-        runner.__class__ = VTokenCPURunner
-        assert isinstance(runner, VTokenCPURunner)
-        runner.mirrors = {}
-        runner.plan = None
-        runner.report = None
+    executor: StepExecutor | None = None
+    requests: dict[str, Any]
+    input_batch: Any
+
+    @classmethod
+    def adopt(cls, runner: Any) -> Any:
+        """Turn a constructed runner of the base class into this one."""
+        runner.__class__ = cls
         return runner
 
-    mirrors: dict[str, Mirror]
-    plan: StepPlan | None
-    report: WorkerReport | None
+    def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
+        raise NotImplementedError
 
-    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        super().initialize_kv_cache(*args, **kwargs)
+    def _vtoken_copy(self, plan: StepPlan) -> None:
+        raise NotImplementedError
+
+    def _vtoken_present(self, step: PhysicalStep | None) -> None:
+        raise NotImplementedError
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any
+    ) -> None:
+        super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
+        if is_profiling:
+            return  # a small cache that is thrown away again
+        config: Any = self.compilation_config  # type: ignore[attr-defined]
         layers = {
             name: layer
-            for name, layer in self.compilation_config.static_forward_context.items()
+            for name, layer in config.static_forward_context.items()
             if isinstance(layer, Attention)
         }
         support.check_layers(layers)
-        isa = next(iter(layers.values())).isa
-        cache = self.kv_caches[0]
-        self.vtoken_block_size = cache.shape[2]
-        self.vtoken_layout = learn_layout(cache, isa)
-        self.vtoken_scratch = Scratch()
-        self.vtoken_copies = CPUCopyEngine(
-            self.kv_caches, self.vtoken_layout, self.vtoken_block_size
-        )
-        builder = self.attn_groups[0][0].get_metadata_builder()
-        layer = next(iter(layers.values()))
-        SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
-        self.vtoken_check = ContentCheck(self.vtoken_copies.contents, self.vtoken_block_size)
+        self.executor = self._vtoken_prepare(layers)
 
     # ------------------------------------------------------------ before the forward
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        plan: StepPlan | None = getattr(scheduler_output, "vtoken", None)
-        self.plan = plan
-        self.report = None
-        context.set_current(None)
+        executor, plan = self.executor, getattr(scheduler_output, "vtoken", None)
+        if executor is None:
+            return super()._update_states(scheduler_output)  # type: ignore[misc]
+        self._vtoken_present(None)
         if plan is None:
-            return super()._update_states(scheduler_output)
-        self.report = WorkerReport(plan.step)
-        self._forget(scheduler_output)
-        for request_id, step in plan.requests.items():
-            state = self.requests[request_id]
-            if request_id not in self.mirrors:
-                self.mirrors[request_id] = Mirror.positional(
-                    state.block_ids[0], step.num_tokens, self.vtoken_block_size
-                )
-            if step.blocks is not None:
-                state.block_ids[0][:] = step.blocks
-                row = self.input_batch.req_id_to_index.get(request_id)
-                if row is not None:
-                    self.input_batch.block_table.add_row((step.blocks,), row)
-        if len(plan.source_slots):
-            self.vtoken_check.before(plan, self.mirrors, self.report)
-            self.report.copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
-            self.report.moved_tokens = len(plan.source_slots)
-        result = super()._update_states(scheduler_output)
-        for request_id, step in plan.requests.items():
-            self.mirrors[request_id].apply(step)
-        self.vtoken_check.after(plan, self.mirrors, self.report)
+            executor.begin(None, ())
+            return super()._update_states(scheduler_output)  # type: ignore[misc]
+        executor.begin(plan, _gone(scheduler_output))
+        for request_id, blocks in executor.meet(self._vtoken_blocks):
+            self.requests[request_id].block_ids[0][:] = blocks
+            row = self.input_batch.req_id_to_index.get(request_id)
+            if row is not None:
+                self.input_batch.block_table.add_row((blocks,), row)
+        executor.before_copies()
+        self._vtoken_copy(plan)
+        result = super()._update_states(scheduler_output)  # type: ignore[misc]
+        executor.apply()
         return result
 
-    def _forget(self, scheduler_output: Any) -> None:
-        for request_id in scheduler_output.finished_req_ids:
-            self.mirrors.pop(request_id, None)
-        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            self.mirrors.pop(request_id, None)
-        for request in scheduler_output.scheduled_new_reqs:
-            self.mirrors.pop(request.req_id, None)
+    def _vtoken_blocks(self, request_id: str) -> list[int]:
+        blocks: list[int] = self.requests[request_id].block_ids[0]
+        return blocks
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
-        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        plan = self.plan
-        if plan is None or not (plan.requests or plan.probing or self.mirrors):
-            return prepared
-        step = context.StepContext(self.vtoken_layout, self.vtoken_scratch, self.vtoken_block_size)
-        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
-        starts = self.query_start_loc.np
-        for row, request_id in enumerate(self.input_batch.req_ids):
-            first, stop = int(starts[row]), int(starts[row + 1])
-            part = plan.requests.get(request_id)
-            if part is not None:
-                slot_mapping[first:stop] = torch.from_numpy(part.new_slots)
-                self.seq_lens[row] = part.num_live
-                self.optimistic_seq_lens_cpu[row] = part.num_live
-                if part.scratch:
-                    step.lent.append(
-                        LentRequest(row, part.full_blocks, part.loose_slots, part.scratch)
-                    )
-                elif not part.dense:
-                    _, slots = self.mirrors[request_id].live()
-                    step.apart.append(HoleyRequest(row, slots, stop - first))
-            elif plan.probing:
-                self._follow(request_id, slot_mapping[first:stop].numpy())
-            else:
-                self.mirrors.pop(request_id, None)
-                continue
-            mirror = self.mirrors[request_id]
-            if not plan.probing:
-                mirror.forget_scores()
-            elif plan.probe_layers is not None:
-                step.probed.append(ProbedRequest(first, stop - first, mirror))
-        if plan.probe_layers is not None:
-            step.probe_layers = frozenset(plan.probe_layers)
-        if step.lent or step.apart or step.probed:
-            context.set_current(step)
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+        if self.executor is not None:
+            step = self.executor.physical(self._vtoken_batch(), self._vtoken_blocks)
+            if step is not None:
+                self._vtoken_present(step)
         return prepared
 
-    def _follow(self, request_id: str, new_slots: np.ndarray) -> None:
-        """Keep the mirror of a request that has evicted nothing, for the probe."""
-        mirror = self.mirrors.get(request_id)
-        if mirror is None:
-            state = self.requests[request_id]
-            mirror = self.mirrors[request_id] = Mirror.positional(
-                state.block_ids[0], state.num_computed_tokens, self.vtoken_block_size
-            )
-        mirror.append(new_slots.copy())
+    def _vtoken_batch(self) -> Iterator[BatchRow]:
+        starts: np.ndarray = self.query_start_loc.np  # type: ignore[attr-defined]
+        computed = self.input_batch.num_computed_tokens_cpu
+        for index, request_id in enumerate(self.input_batch.req_ids):
+            first, stop = int(starts[index]), int(starts[index + 1])
+            yield BatchRow(request_id, index, first, stop - first, int(computed[index]))
 
     # ------------------------------------------------------------ after it
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().execute_model(*args, **kwargs)
-        if output is EMPTY_MODEL_RUNNER_OUTPUT and self.report is not None:
-            output = copy(output)  # that one is shared by all steps without tokens
-            output.vtoken = self.report
+        output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
+        if output is EMPTY_MODEL_RUNNER_OUTPUT and self.executor is not None:
+            return self.executor.attach(copy(output))  # all steps without tokens share that one
         return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        context.set_current(None)
-        output = super().sample_tokens(grammar_output)
-        if self.report is None or self.plan is None:
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if self.executor is None:
             return output
-        for request_id in self.plan.want_scores:
-            mirror = self.mirrors.get(request_id)
-            scores = None if mirror is None else mirror.scores()
-            if scores is not None:
-                self.report.scores[request_id] = scores
-        target = getattr(output, "_model_runner_output", output)
-        target.vtoken = self.report
-        return output
+        self._vtoken_present(None)
+        return self.executor.attach(output)
+
+
+def _gone(scheduler_output: Any) -> Iterator[str]:
+    """Requests whose layout, if they are known at all, starts anew in this step."""
+    yield from scheduler_output.finished_req_ids
+    yield from scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    for request in scheduler_output.scheduled_new_reqs:
+        yield request.req_id
+
+
+class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
+    """On the host everything happens in one thread, in program order."""
+
+    def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
+        cache, layer = self.kv_caches[0], next(iter(layers.values()))
+        block_size: int = cache.shape[2]
+        self.vtoken_layout = learn_layout(cache, layer.isa)
+        self.vtoken_scratch = Scratch()
+        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout, block_size)
+        builder = self.attn_groups[0][0].get_metadata_builder()
+        SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
+        return StepExecutor(block_size, self.vtoken_copies.contents)
+
+    def _vtoken_copy(self, plan: StepPlan) -> None:
+        assert self.executor is not None
+        if len(plan.source_slots):
+            copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
+            self.executor.note_copy(copy_us)
+
+    def _vtoken_present(self, step: PhysicalStep | None) -> None:
+        assert self.executor is not None
+        context.set_current(None)
+        if step is None:
+            return
+        if step.rows:
+            slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
+            tokens, slots = torch.from_numpy(step.writes)
+            slot_mapping[tokens] = slots
+            rows = torch.tensor(step.rows)
+            seq_lens = torch.tensor(step.seq_lens, dtype=self.seq_lens.dtype)
+            self.seq_lens[rows] = seq_lens
+            self.optimistic_seq_lens_cpu[rows] = seq_lens
+        told = context.StepContext(
+            self.vtoken_layout, self.vtoken_scratch, self.executor.block_size
+        )
+        for holey in step.holey:
+            row, part = holey.row, holey.part
+            if part.scratch:
+                told.lent.append(
+                    LentRequest(row.index, part.full_blocks, part.loose_slots, part.scratch)
+                )
+            else:
+                _, slots = holey.mirror.live()
+                told.apart.append(HoleyRequest(row.index, slots, row.num_new))
+        told.probed = step.probed
+        told.probe_layers = step.probe_layers
+        if told.lent or told.apart or told.probed:
+            context.set_current(told)

@@ -73,6 +73,7 @@ class VTokenSchedulerMixin:
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_chunk_tokens=self._max_chunk_tokens,
+            lends_blocks=config.device_config.device_type == "cpu",
         )
         manager.runtime = self.vtoken
         self._facts = EngineFacts(

@@ -68,6 +68,16 @@ def build_parser() -> argparse.ArgumentParser:
         default=True,
         help="stop the engine when an invariant breaks",
     )
+    trust(
+        "--vtoken-experimental-cuda",
+        action="store_true",
+        help="serve on CUDA: written and tested up to the device calls, never run on a GPU",
+    )
+    trust(
+        "--vtoken-copy-sync",
+        action="store_true",
+        help="CUDA: wait on the host for every relocation (an ablation)",
+    )
     parser.add_argument(
         "--logits-processors", nargs="+", default=[], metavar="CLASS", help="beside vToken's own"
     )
@@ -121,7 +131,12 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
     except ValueError as error:
         parser.error(str(error))
-    engine = engine_args(patch, strict=args.vtoken_strict)
+    settings = {"strict": args.vtoken_strict}
+    if args.vtoken_experimental_cuda:
+        settings |= {"experimental_cuda": True, "copy_sync": args.vtoken_copy_sync}
+    elif args.vtoken_copy_sync:
+        parser.error("--vtoken-copy-sync needs --vtoken-experimental-cuda")
+    engine = engine_args(patch, **settings)
     model = [] if args.model is None else ["--model", args.model]
     if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
         rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface

@@ -17,6 +17,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `verify_ratio`: initial share of relocations whose contents are hashed before and after (I1).
     `strict`: stop the engine on a violation. `check_every_step`: recompute all invariants.
+    `experimental_cuda`: serve on CUDA, which has never been run (docs/gpu.md). `copy_sync`: on
+    CUDA, the host waits for every relocation; an ablation, slower and no safer.
     """
 
     config: dict[str, Any] = {}
@@ -24,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool = True
     check_every_step: bool = False
     telemetry_hz: float = 20.0
+    experimental_cuda: bool = False
+    copy_sync: bool = False
 
 
 def read_settings(additional_config: dict[str, Any]) -> Settings:

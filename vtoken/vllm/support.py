@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from vtoken.errors import UnsupportedError
-
-Rule = tuple[bool, str]
+from vtoken.vllm.cuda.support import Rule, cuda_rules
+from vtoken.vllm.settings import read_settings
 
 
 def _config_rules(config: Any) -> list[Rule]:
@@ -18,10 +18,13 @@ def _config_rules(config: Any) -> list[Rule]:
     text = model.hf_text_config
     device = config.device_config.device_type
     return [
-        (device != "cpu", f"device {device}: only the CPU backend's attention path is built"),
         (
-            bool(config.use_v2_model_runner),
-            "model runner V2: its seams are not hooked; set VLLM_USE_V2_MODEL_RUNNER=0",
+            device not in ("cpu", "cuda"),
+            f"device {device}: only the CPU and CUDA attention paths are built",
+        ),
+        (
+            device == "cpu" and bool(config.use_v2_model_runner),
+            "model runner V2 on CPU: set VLLM_USE_V2_MODEL_RUNNER=0",
         ),
         (
             config.speculative_config is not None,
@@ -61,7 +64,11 @@ def _config_rules(config: Any) -> list[Rule]:
 
 def check_config(config: Any) -> None:
     """Raises UnsupportedError listing every reason why this vLLM configuration is refused."""
-    _raise([reason for broken, reason in _config_rules(config) if broken])
+    rules = _config_rules(config)
+    if config.device_config.device_type == "cuda":
+        settings = read_settings(config.additional_config or {})
+        rules += cuda_rules(config, experimental=settings.experimental_cuda)
+    _raise([reason for broken, reason in rules if broken])
 
 
 def check_scheduler(config: Any, *, is_async: bool) -> None:
@@ -85,7 +92,12 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
         reasons.append(f"{len(groups)} KV cache groups: the token table serves exactly one")
     for group in groups:
         spec = group.kv_cache_spec
-        if not isinstance(spec, spec_class):
+        if type(spec) is spec_class.__base__:
+            reasons.append(
+                "an attention backend that is not vToken's; on CUDA: --attention-backend "
+                "FLASH_ATTN (version 3) or TRITON_ATTN"
+            )
+        elif not isinstance(spec, spec_class):
             reasons.append(f"{type(spec).__name__} layers: only full attention has a token table")
         elif spec.sliding_window is not None or spec.attention_chunk_size is not None:
             reasons.append("sliding-window or chunked-local layers")

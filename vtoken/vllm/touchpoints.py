@@ -8,24 +8,12 @@ and names them.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from vtoken.errors import UnsupportedError
-
-
-@dataclass(frozen=True, slots=True)
-class TouchPoint:
-    """`target` is "module:Qualified.name"."""
-
-    target: str
-    kind: str
-    why: str
-    upstream: str
-    until: str
-    expects: tuple[str, ...] = ()
-
+from vtoken.vllm.cuda.touchpoints import CUDA_POINTS
+from vtoken.vllm.touchpoint import TouchPoint
 
 _CORE = "vllm.v1.core"
 _MANAGER = f"{_CORE}.single_type_kv_cache_manager:FullAttentionManager"
@@ -204,6 +192,7 @@ TOUCH_POINTS = (
         "vllm-project/vllm#42449",
         "backends build their own specs",
         ("spec",),
+        device="cpu",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionBackend.get_supported_kernel_block_sizes",
@@ -212,6 +201,7 @@ TOUCH_POINTS = (
         "stock asks for multiples of 32",
         "-",
         ("kv_cache_spec",),
+        device="cpu",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionMetadataBuilder.build",
@@ -220,6 +210,7 @@ TOUCH_POINTS = (
         "attention backend registry",
         "-",
         ("common_prefix_len", "common_attn_metadata", "fast_build"),
+        device="cpu",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionBackendImpl.forward",
@@ -228,6 +219,7 @@ TOUCH_POINTS = (
         "attention backend registry",
         "-",
         ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"),
+        device="cpu",
     ),
     TouchPoint(
         "vllm._custom_ops:cpu_attn_reshape_and_cache",
@@ -236,6 +228,7 @@ TOUCH_POINTS = (
         _OPEN,
         "-",
         ("key", "value", "key_cache", "value_cache", "slot_mapping", "isa"),
+        device="cpu",
     ),
     TouchPoint(
         "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
@@ -243,6 +236,7 @@ TOUCH_POINTS = (
         "our runner's class",
         "worker_cls",
         "a runner_cls option exists",
+        device="cpu",
     ),
     TouchPoint(
         f"{_RUNNER}.initialize_kv_cache",
@@ -301,13 +295,24 @@ TOUCH_POINTS = (
         _OPEN,
         "plugins can register utility calls",
     ),
+    *CUDA_POINTS,
 )
 
 
-def differences() -> list[str]:
-    """What of the table does not hold in the installed vLLM, in words; [] when all does."""
+def differences(device: str | None = None) -> list[str]:
+    """What of the table does not hold in the installed vLLM, in words; [] when all does.
+
+    `device`: "cpu" or "cuda", whose points are looked at beside the common ones; by default the
+    one that vLLM runs on here.
+    """
+    if device is None:
+        from vllm.platforms import current_platform
+
+        device = "cuda" if current_platform.is_cuda() else "cpu"
     wrong = []
     for point in TOUCH_POINTS:
+        if point.device not in ("", device):
+            continue
         module, _, path = point.target.partition(":")
         try:
             target: Any = import_module(module)
@@ -328,9 +333,9 @@ def differences() -> list[str]:
     return wrong
 
 
-def check() -> None:
+def check(device: str | None = None) -> None:
     """Raises UnsupportedError naming every touch point that differs."""
-    wrong = differences()
+    wrong = differences(device)
     if wrong:
         import vllm
 

@@ -1,0 +1,78 @@
+"""vToken's engine on CUDA: the same tokens whatever reclamation does, both runners, graphs on.
+
+float32 with the Triton backend and greedy decoding: placement is the only thing that differs, and
+its rounding is far below the distance between the best two tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+SCRIPT = """
+import json, sys
+from vtoken.vllm import engine_args
+from vllm import LLM, SamplingParams
+
+model, config, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+extra = {} if config is None else engine_args(
+    config | {"verify_ratio": 0.5}, experimental_cuda=True, check_every_step=True
+)
+llm = LLM(model, dtype="float32", max_model_len=1024, block_size=16, seed=0,
+          gpu_memory_utilization=0.2, attention_backend="TRITON_ATTN", **options, **extra)
+prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * i)]}
+           for i in range(6)]
+params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+tokens = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+print()
+print(json.dumps(tokens))
+"""
+EVICTING = {"policy": {"name": "streaming_llm"}, "budget_tokens": 64, "interval_tokens": 16}
+NAIVE = EVICTING | {"reclamation": "off"}
+EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 100000}
+EAGERLY: dict[str, Any] = {"enforce_eager": True}
+
+
+def generate(model: Path, config: Any, options: dict[str, Any], runner: str) -> Any:
+    environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": runner}
+    if config is None:
+        environment.pop("VTOKEN_ENABLED", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model), json.dumps(config), json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("runner", ["0", "1"], ids=["V1", "V2"])
+def test_without_eviction_the_tokens_are_stock_vllms(demo_model: Path, runner: str) -> None:
+    stock = generate(demo_model, None, {}, runner)
+    assert generate(demo_model, {}, {}, runner) == stock
+
+
+@pytest.mark.parametrize("runner", ["0", "1"], ids=["V1", "V2"])
+@pytest.mark.parametrize("options", [{}, EAGERLY], ids=["graphs", "eager"])
+def test_reclamation_changes_no_token(
+    demo_model: Path, runner: str, options: dict[str, Any]
+) -> None:
+    naive = generate(demo_model, NAIVE, options, runner)
+    assert generate(demo_model, EAGER, options, runner) == naive
+    assert generate(demo_model, EVICTING, options, runner) == naive
+    assert naive != generate(demo_model, {}, options, runner)  # eviction does change them
+
+
+def test_both_runners_give_the_same_tokens(demo_model: Path) -> None:
+    assert generate(demo_model, NAIVE, {}, "0") == generate(demo_model, NAIVE, {}, "1")

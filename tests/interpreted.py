@@ -1,0 +1,218 @@
+"""Runs vToken's CUDA worker half on the CPU, Triton's kernels in Triton's interpreter.
+
+    python tests/interpreted.py MODEL CONFIG…
+
+prints one JSON document: `attention`, vLLM's kernel at page size 1, and `engines`, one engine a
+configuration (a merge patch as for `PATCH /vtoken/v1/config`).
+
+A process of its own: the interpreter is chosen when Triton is imported, and vLLM, which switches
+Triton off on a CPU, is made to keep it. What runs: `DeviceHalf`, page tables, metadata builder and
+attention implementation, in vLLM's V1 runner and engine, with vLLM's own Triton attention kernel.
+What does not: CUDA, streams, graphs, and the kernel as the GPU would execute it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ |= {
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+
+import torch
+
+PROMPTS = [list(range(5, 45)), list(range(7, 20))]  # the first one evicts at once
+NUM_NEW = 6
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "block_size": 16,
+    "kv_cache_memory_bytes": 1 << 20,
+    "seed": 0,
+}
+
+
+def keep_triton() -> None:
+    import vllm.platforms as platforms
+
+    assert platforms.current_platform.device_type == "cpu"
+    platforms.vllm_version_matches_substr = lambda _: False  # "no Triton on the CPU build"
+    torch.cuda.get_device_capability = lambda *_: (9, 0)  # vLLM's cache kernel picks a size by it
+    from vllm.triton_utils import HAS_TRITON
+
+    assert HAS_TRITON
+
+
+class Memory:
+    """A random cache in vLLM's layout, and attention over it by vLLM's Triton kernel."""
+
+    blocks, size, heads, dim, query_heads = 24, 16, 2, 32, 4
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        memory = torch.randn(self.blocks, self.size, self.heads, 2 * self.dim)
+        self.cache = memory.permute(0, 2, 1, 3)
+
+    def attend(
+        self, cache: torch.Tensor, table: torch.Tensor, lens: list[int], query: torch.Tensor
+    ) -> torch.Tensor:
+        """One query a request: `query` [R, Hq, D]; `cache` at page size S or 1."""
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+        requests, heads, dim = query.shape
+        key, value = cache.transpose(1, 2).split(dim, dim=-1)
+        out = torch.zeros_like(query)
+        scratch = torch.empty(requests, heads, 16, dim)
+        unified_attention(
+            q=query,
+            k=key,
+            v=value,
+            out=out,
+            cu_seqlens_q=torch.arange(requests + 1, dtype=torch.int32),
+            max_seqlen_q=1,
+            seqused_k=torch.tensor(lens, dtype=torch.int32),
+            max_seqlen_k=max(lens),
+            softmax_scale=dim**-0.5,
+            causal=True,
+            alibi_slopes=None,
+            window_size=(-1, -1),
+            block_table=table,
+            softcap=0,
+            q_descale=None,
+            k_descale=torch.ones(requests, key.shape[2]),
+            v_descale=torch.ones(requests, key.shape[2]),
+            seq_threshold_3D=64,
+            num_par_softmax_segments=16,
+            softmax_segm_output=scratch,
+            softmax_segm_max=torch.empty(requests, heads, 16),
+            softmax_segm_expsum=torch.empty(requests, heads, 16),
+        )
+        return out
+
+    def oracle(self, slots: list[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
+        rows = self.cache.transpose(1, 2).reshape(-1, self.heads, 2 * self.dim)
+        groups = self.query_heads // self.heads
+        out = []
+        for q, live in zip(query, slots, strict=True):
+            k, v = rows[live].repeat_interleave(groups, dim=1).split(self.dim, dim=-1)
+            weights = torch.softmax(torch.einsum("hd,nhd->hn", q, k) * self.dim**-0.5, dim=-1)
+            out.append(torch.einsum("hn,nhd->hd", weights, v))
+        return torch.stack(out)
+
+
+def attention() -> dict[str, Any]:
+    """vLLM's Triton kernel at page size 1: against the oracle, against size S, moved elsewhere."""
+    from vtoken.vllm.cuda.layout import page_view
+
+    memory = Memory()
+    query = torch.randn(3, memory.query_heads, memory.dim)
+    order = torch.randperm(memory.blocks * memory.size)
+    scattered = [order[:70], order[70:71], order[71:200]]
+    elsewhere = [order[200:270], order[270:271]]
+    lens = [len(part) for part in scattered]
+
+    def pages(parts: list[torch.Tensor]) -> torch.Tensor:
+        table = torch.zeros(len(parts), max(map(len, parts)), dtype=torch.int32)
+        for row, part in zip(table, parts, strict=True):
+            row[: len(part)] = part
+        return table
+
+    got = memory.attend(page_view(memory.cache), pages(scattered), lens, query)
+    wrong = pages(scattered)
+    wrong[0, 3] = wrong[0, 4]  # the control: one slot of one request read twice
+    damaged = memory.attend(page_view(memory.cache), wrong, lens, query)
+    oracle = memory.oracle(scattered, query)
+
+    moved = memory.cache.clone(memory_format=torch.preserve_format)
+    for source, target in zip(scattered[:2], elsewhere, strict=True):
+        page_view(moved)[target] = page_view(memory.cache)[source]
+    again = memory.attend(page_view(moved), pages(elsewhere), lens[:2], query[:2])
+
+    blocks = torch.randperm(memory.blocks)[:9].to(torch.int32).view(3, 3)
+    dense = memory.attend(memory.cache, blocks, [48, 5, 33], query)
+    offsets = torch.arange(memory.size, dtype=torch.int32)
+    expanded = (blocks[:, :, None] * memory.size + offsets).reshape(3, -1).contiguous()
+    same = memory.attend(page_view(memory.cache), expanded, [48, 5, 33], query)
+    return {
+        "max_error": float((got - oracle).abs().max()),
+        "max_error_damaged": float((damaged - oracle).abs().max()),
+        "equal_when_moved": torch.equal(got[:2], again),
+        "equal_to_block_size": torch.equal(dense, same),
+    }
+
+
+def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens of PROMPTS under each configuration, on the CUDA half, and what ran."""
+    from vllm import LLM, SamplingParams
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    from vtoken import vllm as plugin
+    from vtoken.vllm.cuda.pages import PageTables
+    from vtoken.vllm.cuda.runner import DeviceRunnerMixin, GuardedRunnerMixin
+
+    class Runner(DeviceRunnerMixin, GuardedRunnerMixin, CPUModelRunner):
+        pass
+
+    class Worker(CPUWorker):
+        def init_device(self) -> None:
+            super().init_device()
+            self.model_runner = Runner.adopt(self.model_runner)
+
+    register = plugin.register
+
+    def register_triton() -> None:
+        register()
+        register_backend(
+            AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cuda.backends.VTokenTritonBackend"
+        )
+
+    plugin.register = register_triton
+    sys.modules[__name__].Worker = Worker  # type: ignore[attr-defined]
+    paged: list[int] = []
+    batch = PageTables.batch
+    PageTables.batch = lambda *a: (paged.append(1), batch(*a))[1]  # type: ignore[method-assign]
+    results = []
+    for config in configs:
+        paged.clear()
+        args = plugin.engine_args(config | {"verify_ratio": 1.0}, check_every_step=True)
+        llm = LLM(model, **ENGINE, **args | {"worker_cls": f"{__name__}.Worker"})
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
+        )
+        core = llm.llm_engine.engine_core.engine_core
+        counters = core.scheduler.vtoken.counters
+        results.append(
+            {
+                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "paged_steps": len(paged),
+                "moved_tokens": counters.moved_tokens,
+                "recycled_slots": counters.recycled_slots,
+                "violations": counters.violations,
+            }
+        )
+        llm.llm_engine.engine_core.shutdown()
+    return results
+
+
+def main() -> None:
+    keep_triton()
+    engines = engine(sys.argv[1], [json.loads(text) for text in sys.argv[2:]])
+    print("\n" + json.dumps({"attention": attention(), "engines": engines}))
+
+
+if __name__ == "__main__":
+    sys.modules["interpreted"] = sys.modules[__name__]
+    __name__ = "interpreted"  # vLLM imports the worker by this name
+    main()

@@ -1,0 +1,118 @@
+"""The CUDA worker half in vLLM's engine on the CPU, with Triton's kernels in its interpreter.
+
+What this shows is logic: vLLM's own Triton attention at page size 1, and an engine whose tokens
+equal those of the CPU worker. What it cannot show, CUDA itself, is marked `gpu` in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import interpreted
+import pytest
+
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+TESTS = Path(__file__).resolve().parents[1]
+EVICTING = {
+    "policy": {"name": "streaming_llm"},
+    "budget_tokens": 24,
+    "interval_tokens": 4,
+}
+NAIVE = EVICTING | {"reclamation": "off"}
+EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 1000}
+
+
+def run_apart(*command: str, **environment: str) -> Any:
+    """The JSON document on the last lines of `python COMMAND`; fails with its stderr."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout[done.stdout.index("\n{") :])
+
+
+@pytest.fixture(scope="module")
+def result(demo_model: Path) -> Any:
+    script = str(TESTS / "interpreted.py")
+    return run_apart(script, str(demo_model), json.dumps(NAIVE), json.dumps(EAGER))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(engine: Any, greedy: Any) -> list[list[int]]:
+    """The same requests on the CPU worker, whose kernels and way with holes are others."""
+    with engine(**interpreted.ENGINE, **engine_args(NAIVE)) as llm:
+        tokens: list[list[int]] = greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW)
+    return tokens
+
+
+def test_vllm_triton_attention_at_page_size_one_equals_the_oracle(result: Any) -> None:
+    attention = result["attention"]
+    assert attention["max_error"] < 1e-5
+    assert attention["max_error_damaged"] > 1e-3  # one wrong page shows
+
+
+def test_its_output_is_bit_for_bit_the_same_wherever_the_tokens_lie(result: Any) -> None:
+    assert result["attention"]["equal_when_moved"]
+    assert result["attention"]["equal_to_block_size"]
+
+
+def test_holes_are_read_through_pages_and_the_tokens_are_the_cpu_workers(
+    result: Any, on_cpu: list[list[int]]
+) -> None:
+    naive = result["engines"][0]
+    assert naive["tokens"] == on_cpu
+    assert naive["paged_steps"] > 0
+    assert naive["moved_tokens"] == naive["recycled_slots"] == 0
+
+
+def test_relocated_tokens_are_read_where_they_are_and_no_token_changes(
+    result: Any, on_cpu: list[list[int]]
+) -> None:
+    eager = result["engines"][1]
+    assert eager["tokens"] == on_cpu
+    assert eager["moved_tokens"] > 0
+    assert eager["violations"] == 0
+
+
+@pytest.mark.parametrize("check", ["pages", "copies", "overlap", "probe"])
+def test_a_check_runs_on_the_cpu_and_finds_the_kernels_exact(check: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtoken.vllm.cuda.checks", check, "--device", "cpu", "--tiny"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout)["rows"]
+    assert rows
+    for row in rows:
+        assert row.get("max_error", 0.0) < 1e-5
+        assert all(value for key, value in row.items() if key.endswith("_exact"))
+        assert all(value for key, value in row.items() if key.startswith("equal_bits"))
+
+
+def test_a_check_without_a_device_says_so_and_exits_with_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtoken.vllm.cuda.checks", "pages"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "torch sees no CUDA device" in done.stderr

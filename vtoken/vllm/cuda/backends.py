@@ -1,0 +1,196 @@
+"""vToken's CUDA attention backends: vLLM's FlashAttention 3 and Triton, at page size 1 for holes.
+
+Every number that reaches the model comes out of vLLM's own kernels, which are called once a layer,
+as always. Three things are added:
+
+- the KV cache spec that selects vToken's block manager, and the one cache layout that has a row a
+  slot (see `layout`);
+- sequence lengths of attention's own: what may be read is physical, while vLLM's sampler goes on
+  comparing the logical lengths with the prompt's. The buffer is the same in every step, so captured
+  graphs read it too;
+- in a step with holes, a page table of page size 1 for the whole batch, and the cache seen through
+  it. Such a step never runs in a full graph (`runner`), whose kernels were captured for size S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionBackend,
+    TritonAttentionImpl,
+    TritonAttentionMetadataBuilder,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from vtoken.vllm.cuda import step as steps
+from vtoken.vllm.cuda.layout import page_view
+from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.manager import VTokenAttentionSpec
+from vtoken.vllm.probe import probe
+
+
+class PhysicalBuilderMixin:
+    """Put before a vLLM metadata builder: physical lengths; page size 1 where there are holes."""
+
+    block_size: int
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
+        rows = max(
+            vllm_config.scheduler_config.max_num_seqs,
+            vllm_config.compilation_config.max_cudagraph_capture_size or 0,
+        )
+        self._seq_lens = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
+        step = steps.current()
+        common = self._with_physical_lengths(common_attn_metadata, step)
+        if step is None or not step.holey_rows:
+            metadata = super().build(common_prefix_len, common, fast_build)  # type: ignore[misc]
+            metadata.vtoken_step = step
+            return metadata
+        common = replace(
+            common,
+            block_table_tensor=step.pages.batch(
+                common.block_table_tensor, step.holey_rows, step.resident, common.max_seq_len
+            ),
+        )
+        stock, self.block_size = self.block_size, 1  # FlashAttention 3 schedules by page size
+        try:
+            metadata = super().build(common_prefix_len, common, fast_build)  # type: ignore[misc]
+        finally:
+            self.block_size = stock
+        metadata.vtoken_step = step
+        return metadata
+
+    def _with_physical_lengths(self, common: Any, step: steps.CUDAStep | None) -> Any:
+        seq_lens = self._seq_lens[: common.num_reqs]
+        seq_lens.copy_(common.seq_lens[: common.num_reqs])
+        if step is None or not step.physical.rows:
+            return replace(common, seq_lens=seq_lens)
+        told = torch.tensor([step.physical.rows, step.physical.seq_lens])
+        bound = common.seq_lens_cpu_upper_bound.clone()
+        bound[told[0]] = told[1].to(bound.dtype)
+        sent = upload(told.numpy(), seq_lens.device)
+        seq_lens.index_copy_(0, sent[0], sent[1].to(seq_lens.dtype))
+        return replace(
+            common,
+            seq_lens=seq_lens,
+            seq_lens_cpu_upper_bound=bound,
+            max_seq_len=int(bound[: common.num_reqs].max()),
+        )
+
+
+class PagedImplMixin:
+    """Put before a vLLM attention implementation: it reads a paged step through page size 1.
+
+    Writing stays vLLM's: these backends write K and V apart from `forward`, by slot.
+    """
+
+    vtoken_paged_impl = True
+    scale: float
+    logits_soft_cap: float | None
+    _paged: torch.Tensor | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        cache = kv_cache
+        step: steps.CUDAStep | None = getattr(attn_metadata, "vtoken_step", None)
+        if step is not None and step.holey_rows:
+            if self._paged is None or self._paged.data_ptr() != kv_cache.data_ptr():
+                self._paged = page_view(kv_cache)
+            cache = self._paged
+        result: torch.Tensor = super().forward(  # type: ignore[misc]
+            layer,
+            query,
+            key,
+            value,
+            cache,
+            attn_metadata,
+            output,
+            output_scale,
+            output_block_scale,
+        )
+        if step is not None and step.physical.probe_layers:
+            self._probe(layer, query, kv_cache, step)
+        return result
+
+    def _probe(
+        self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, step: steps.CUDAStep
+    ) -> None:
+        if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
+            keys = kv_cache.transpose(1, 2)[..., : query.shape[-1]]
+            soft_cap = float(self.logits_soft_cap or 0.0)
+            with query.device:  # what the probe makes on its way is made where the query is
+                probe(step.physical.probed, query, keys, scale=self.scale, soft_cap=soft_cap)
+
+
+class _SlotLayoutMixin:
+    """Put before a vLLM backend class: vToken's spec, and the layout with one row a slot."""
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return VTokenAttentionSpec.of(super().customize_spec(spec))  # type: ignore[misc]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBNHC,)
+
+
+class VTokenFlashBuilder(PhysicalBuilderMixin, FlashAttentionMetadataBuilder):
+    pass
+
+
+class VTokenFlashImpl(PagedImplMixin, FlashAttentionImpl):
+    pass
+
+
+class VTokenFlashBackend(_SlotLayoutMixin, FlashAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[FlashAttentionImpl]:
+        return VTokenFlashImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashAttentionMetadataBuilder]:
+        return VTokenFlashBuilder
+
+
+class VTokenTritonBuilder(PhysicalBuilderMixin, TritonAttentionMetadataBuilder):
+    pass
+
+
+class VTokenTritonImpl(PagedImplMixin, TritonAttentionImpl):
+    pass
+
+
+class VTokenTritonBackend(_SlotLayoutMixin, TritonAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[TritonAttentionImpl]:
+        return VTokenTritonImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[TritonAttentionMetadataBuilder]:
+        return VTokenTritonBuilder

@@ -1,0 +1,41 @@
+"""`python -m vtoken.vllm.cuda.checks pages|copies|overlap|probe [--tiny] [--device D]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from vtoken.vllm.cuda.checks.cases import Shape
+
+CHECKS = ("pages", "copies", "overlap", "probe")
+TINY_SHAPE = Shape(heads=2, query_heads=4, dim=16, dtype=torch.float32)
+TINY: dict[str, dict[str, Any]] = {
+    "pages": {"batches": (2,), "contexts": (40,), "shape": TINY_SHAPE},
+    "copies": {"layers": 2, "tokens": (1, 5, 20)},
+    "overlap": {"layers": 2, "tokens": 8, "steps": 2, "width": 16},
+    "probe": {"batches": (2,), "contexts": (70,), "shape": TINY_SHAPE},
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m vtoken.vllm.cuda.checks", description=__doc__)
+    parser.add_argument("check", choices=CHECKS)
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu in Triton's interpreter")
+    parser.add_argument("--tiny", action="store_true", help="sizes that only show that it works")
+    args = parser.parse_args(argv)
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; --device cpu --tiny checks correctness only")
+    module = import_module(f"vtoken.vllm.cuda.checks.{args.check}")
+    result = module.run(device, **(TINY[args.check] if args.tiny else {}))
+    print(json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""Time on a device by its own events, against the copy bandwidth of the same run."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CEILING_BYTES = 1 << 30
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """What a figure is worth nothing without."""
+    on_cuda = device.type == "cuda"
+    try:
+        import triton
+
+        version = triton.__version__
+    except ImportError:
+        version = None
+    return {
+        "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": version,
+        "cuda": torch.version.cuda,
+    }
+
+
+def median_us(
+    work: Callable[[], Any], device: torch.device, *, repeats: int = 30, warm_up: int = 5
+) -> float | None:
+    """Median device time of `work` in µs by CUDA events; None on a CPU, where it runs once."""
+    if device.type != "cuda":
+        work()
+        return None
+    for _ in range(warm_up):
+        work()
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for start, end in events:
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize(device)
+    return float(statistics.median(start.elapsed_time(end) * 1e3 for start, end in events))
+
+
+def ceiling_gbs(device: torch.device) -> float | None:
+    """Bytes read and written a second by one large device-to-device copy, in GB/s."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(CEILING_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    us = median_us(lambda: target.copy_(source), device)
+    return gbs(2 * CEILING_BYTES, us)
+
+
+def gbs(num_bytes: int, us: float | None) -> float | None:
+    return None if us is None else num_bytes / us / 1e3
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None else part / whole

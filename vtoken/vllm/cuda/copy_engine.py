@@ -1,0 +1,107 @@
+"""Relocation of token slots on CUDA: one launch for all layers.
+
+Knows slots and tensors, not requests, and not when it runs (see `staged_copy`). Two ways, of which
+the first needs Triton and runs on the device only:
+
+- *kernel*: one Triton launch over layers and tokens, source slot to destination slot directly. It
+  requires that no destination is a source, which `StagedCopies.begin` checks.
+- *torch*: all layers gathered at once, then scattered at once, where vLLM's layers are evenly
+  spaced in one allocation; layer by layer otherwise. The same code runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vtoken.integrity import LayerBytes
+from vtoken.pool import Slots
+from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
+from vtoken.vllm.cuda.staged_copy import StagedCopies
+from vtoken.vllm.cuda.streams import Streams
+from vtoken.vllm.cuda.upload import upload
+
+MAX_GATHERED_BYTES = 256 << 20  # the torch way holds the gathered rows of one chunk
+
+
+class TorchSlotCopy:
+    """Moves slots with torch's index operations, on any device."""
+
+    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
+        self._stacked = stacked_rows(caches)
+        self._layers = [slot_rows(cache) for cache in caches]
+
+    def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy slots `source` [k] to `destination` [k] int64 in every layer.
+
+        All of a layer's sources are read before any of its destinations is written, unless the
+        moves are so many that they are taken in chunks.
+        """
+        row = self._layers[0]
+        layers = len(self._layers) if self._stacked is not None else 1
+        chunk = max(1, MAX_GATHERED_BYTES // (layers * row.shape[1] * row.element_size()))
+        for start in range(0, len(source), chunk):
+            src, dst = source[start : start + chunk], destination[start : start + chunk]
+            if self._stacked is not None:
+                self._stacked.index_copy_(1, dst, self._stacked.index_select(1, src))
+            else:
+                for rows in self._layers:
+                    rows.index_copy_(0, dst, rows.index_select(0, src))
+
+
+class CUDACopyEngine:
+    """Relocates token slots in stage order; see `StagedCopies` for the order and its proof.
+
+    `caches`: one [N, H, S, C] a layer, in layout LBNHC (else UnsupportedError). `sync`: the host
+    waits for every relocation, the ablation; nothing else should ever set it.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[torch.Tensor],
+        streams: Streams,
+        *,
+        use_triton: bool,
+        sync: bool = False,
+    ) -> None:
+        self._layers = [slot_rows(cache) for cache in caches]
+        self._device, self._heads = caches[0].device, caches[0].shape[1]
+        if use_triton:
+            from vtoken.vllm.cuda.kernels import TritonSlotCopy
+
+            self._move: TorchSlotCopy | TritonSlotCopy = TritonSlotCopy(self._layers)
+        else:
+            self._move = TorchSlotCopy(caches)
+        self.stages = StagedCopies(streams, self._copy, sync=sync)
+
+    def copy(self, source: Slots, destination: Slots) -> int:
+        """Launch the move of `source` [k] to `destination` [k] in every layer.
+
+        Returns the host's time for it in µs, which is not the device's.
+        """
+        started = time.perf_counter_ns()
+        self.stages.begin(source, destination)
+        return (time.perf_counter_ns() - started) // 1000
+
+    def contents(self, slots: Slots) -> Iterator[LayerBytes]:
+        """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer.
+
+        Copies that were launched come first; the host waits for both.
+        """
+        self.stages.guard()
+        at = upload(slots, self._device)
+        for rows in self._layers:
+            kept = rows.index_select(0, at).view(len(slots), self._heads, 2, -1)
+            yield _bytes(kept[:, :, 0]), _bytes(kept[:, :, 1])
+
+    def _copy(self, source: Slots, destination: Slots) -> None:
+        self._move(upload(source, self._device), upload(destination, self._device))
+
+
+def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    out: npt.NDArray[np.uint8] = tensor.contiguous().cpu().view(torch.uint8).numpy()
+    return out

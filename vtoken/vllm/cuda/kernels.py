@@ -1,0 +1,213 @@
+"""Triton kernels of the CUDA worker: slot copy over all layers, and the attention score probe.
+
+Imported only where Triton is meant to be used. Both are tested in Triton's interpreter on a CPU,
+which checks their logic and nothing about speed; neither has run on a GPU (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_WORDS = 2048  # 32-bit words that one program moves of a row at once
+TOKENS_PER_PROGRAM = 4
+
+
+@triton.jit
+def _copy_slots_kernel(
+    bases,  # [L] int64: address of each layer's row 0
+    source,  # [k] int64
+    destination,  # [k] int64
+    num_tokens,
+    row_words,
+    WORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    layer = tl.program_id(1)
+    base = tl.load(bases + layer).to(tl.pointer_type(tl.int32))
+    for i in tl.static_range(TOKENS):
+        token = tl.program_id(0) * TOKENS + i
+        exists = token < num_tokens
+        src = tl.load(source + token, mask=exists, other=0) * row_words
+        dst = tl.load(destination + token, mask=exists, other=0) * row_words
+        for start in range(0, row_words, WORDS):
+            word = start + tl.arange(0, WORDS)
+            mask = word < tl.where(exists, row_words, 0)
+            tl.store(base + dst + word, tl.load(base + src + word, mask=mask), mask=mask)
+
+
+class TritonSlotCopy:
+    """`layers`: one [N * S, row] a layer, rows contiguous and of a multiple of four bytes."""
+
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        row = layers[0]
+        row_bytes = row.shape[1] * row.element_size()
+        if row_bytes % 4:
+            raise ValueError(f"a row of {row_bytes} bytes is not a multiple of 4")
+        self._layers = list(layers)  # they own the memory that the addresses point to
+        self._row_words = row_bytes // 4
+        self._words = min(MAX_WORDS, triton.next_power_of_2(self._row_words))
+        addresses = [layer.data_ptr() for layer in layers]
+        self._bases = torch.tensor(addresses, dtype=torch.int64, device=row.device)
+
+    def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy slots `source` [k] to `destination` [k] int64 in every layer, in one launch.
+
+        No destination may be a source: single copies are in no order.
+        """
+        if not len(source):
+            return
+        grid = (triton.cdiv(len(source), TOKENS_PER_PROGRAM), len(self._layers))
+        _copy_slots_kernel[grid](
+            self._bases,
+            source,
+            destination,
+            len(source),
+            self._row_words,
+            WORDS=self._words,
+            TOKENS=TOKENS_PER_PROGRAM,
+        )
+
+
+@triton.jit
+def _probe_logits_kernel(
+    query,  # [R, Hq, D]
+    key,  # [slots, H, D] by strides
+    table,  # [R, n] int32: slots in logical order
+    seq_lens,  # [R]
+    logits,  # [R, Hq, n] float32
+    tile_max,  # [R, Hq, tiles]
+    tile_sum,  # [R, Hq, tiles]
+    scale,
+    query_row,
+    key_slot,
+    key_head,
+    table_row,
+    tiles,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    request, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(seq_lens + request)
+    token = tile * TILE + tl.arange(0, TILE)
+    live = token < length
+    slot = tl.load(table + request * table_row + token, mask=live, other=0).to(tl.int64)
+    dim = tl.arange(0, D)
+    member = tl.arange(0, GROUP_PAD)
+    q_head = head * GROUP + member
+    is_head = member < GROUP
+    q = tl.load(
+        query + request * query_row + q_head[:, None] * D + dim[None, :],
+        mask=is_head[:, None],
+        other=0.0,
+    )
+    k = tl.load(
+        key + slot[None, :] * key_slot + head * key_head + dim[:, None],
+        mask=live[None, :],
+        other=0.0,
+    )
+    x = tl.dot(q, k) * scale
+    x = tl.where(live[None, :], x, float("-inf"))
+    top = tl.max(x, axis=1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp(x - safe[:, None]), axis=1)
+    num_q_heads = tl.num_programs(1) * GROUP
+    row = request * num_q_heads + q_head
+    tl.store(
+        logits + row[:, None] * table_row + token[None, :],
+        x,
+        mask=is_head[:, None] & live[None, :],
+    )
+    tl.store(tile_max + row * tiles + tile, top, mask=is_head)
+    tl.store(tile_sum + row * tiles + tile, total, mask=is_head)
+
+
+@triton.jit
+def _probe_sum_kernel(
+    logits,
+    tile_max,
+    tile_sum,
+    seq_lens,
+    scores,  # [R, n] float32, added to
+    table_row,
+    tiles,
+    HEADS: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    request, tile = tl.program_id(0), tl.program_id(1)
+    length = tl.load(seq_lens + request)
+    token = tile * TILE + tl.arange(0, TILE)
+    live = token < length
+    part = tl.arange(0, TILES)
+    total = tl.zeros((TILE,), dtype=tl.float32)
+    for head in range(HEADS):
+        row = request * HEADS + head
+        tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
+        sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
+        top = tl.max(tops, axis=0)
+        norm = tl.sum(sums * tl.exp(tops - top), axis=0)
+        x = tl.load(logits + row * table_row + token, mask=live, other=float("-inf"))
+        total += tl.exp(x - top) / norm
+    at = scores + request * table_row + token
+    tl.store(at, tl.load(at, mask=live, other=0.0) + total / HEADS, mask=live)
+
+
+def probe_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scores: torch.Tensor,
+    *,
+    scale: float,
+    tile: int = 64,
+) -> None:
+    """Add to `scores` [R, n] the attention that one query a request gives to its live tokens.
+
+    Mean over heads of softmax(q k). `query` [R, Hq, D], contiguous in (Hq, D); `key` [slots, H, D];
+    `table` [R, n] int32, slots in logical order; `seq_lens` [R] int32. D is a power of two.
+    """
+    requests, heads, dim = query.shape
+    width = table.shape[1]
+    tiles = triton.cdiv(width, tile)
+    group = heads // key.shape[1]
+    logits = torch.empty((requests, heads, width), dtype=torch.float32, device=query.device)
+    tops = torch.empty((requests, heads, tiles), dtype=torch.float32, device=query.device)
+    sums = torch.empty_like(tops)
+    _probe_logits_kernel[(requests, key.shape[1], tiles)](
+        query,
+        key,
+        table,
+        seq_lens,
+        logits,
+        tops,
+        sums,
+        scale,
+        query.stride(0),
+        key.stride(0),
+        key.stride(1),
+        table.stride(0),
+        tiles,
+        GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        D=dim,
+        TILE=tile,
+    )
+    _probe_sum_kernel[(requests, tiles)](
+        logits,
+        tops,
+        sums,
+        seq_lens,
+        scores,
+        table.stride(0),
+        tiles,
+        HEADS=heads,
+        TILES=triton.next_power_of_2(tiles),
+        TILE=tile,
+    )

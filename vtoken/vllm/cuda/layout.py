@@ -1,0 +1,79 @@
+"""The KV cache on CUDA as rows of slots: vLLM's layout LBNHC and nothing else.
+
+A layer's cache is [N, H, S, C], logically; C holds a token's K and then its V, of one head. In
+LBNHC the memory order is block, token, head, content, so that
+
+    slot s = block * S + offset lies at s * H * C, for every s          (one row a token)
+
+which is what moving single tokens, and reading them through a page table of page size 1, need. A
+cache with other strides is refused: in the others a token's heads, or the blocks of a layer, do not
+follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from vtoken.errors import UnsupportedError
+
+
+def check_layout(cache: torch.Tensor) -> None:
+    """Raises UnsupportedError unless `cache` [N, H, S, C] has one contiguous row a slot."""
+    if cache.dim() != 4:
+        raise UnsupportedError(f"a KV cache of {cache.dim()} dimensions, not [N, H, S, C]")
+    _, heads, size, content = cache.shape
+    row = heads * content
+    expected = (size * row, content, row, 1)
+    if any(
+        have != want and length > 1
+        for have, want, length in zip(cache.stride(), expected, cache.shape, strict=True)
+    ):
+        raise UnsupportedError(
+            f"a KV cache of shape {tuple(cache.shape)} with strides {cache.stride()}: vToken needs "
+            f"{expected}, vLLM's layout LBNHC (--kv-cache-layout LBNHC)"
+        )
+
+
+def slot_rows(cache: torch.Tensor) -> torch.Tensor:
+    """`cache` [N, H, S, C] as one row a slot [N * S, H * C], over the same memory."""
+    check_layout(cache)
+    blocks, heads, size, content = cache.shape
+    row = heads * content
+    return cache.as_strided((blocks * size, row), (row, 1))
+
+
+def page_view(cache: torch.Tensor) -> torch.Tensor:
+    """`cache` [N, H, S, C] with page size 1: [N * S, H, 1, C], over the same memory.
+
+    The stride of the dimension of length 1 is canonical in [N * S, 1, H, C], the order in which the
+    kernels see it.
+    """
+    check_layout(cache)
+    blocks, heads, size, content = cache.shape
+    row = heads * content
+    return cache.as_strided((blocks * size, heads, 1, content), (row, content, row, 1))
+
+
+def stacked_rows(caches: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """All layers as [L, N * S, H * C] over the same memory; None when they are not evenly spaced.
+
+    vLLM places the layers of a group in one allocation, at one distance from each other.
+    """
+    rows = [slot_rows(cache) for cache in caches]
+    first = rows[0]
+    storage = first.untyped_storage().data_ptr()
+    if any(
+        r.shape != first.shape
+        or r.dtype != first.dtype
+        or r.untyped_storage().data_ptr() != storage
+        for r in rows
+    ):
+        return None
+    offsets = [r.storage_offset() for r in rows]
+    steps = {b - a for a, b in pairwise(offsets)} or {first.numel()}
+    if len(steps) != 1 or min(steps) < first.numel():
+        return None
+    return first.as_strided((len(rows), *first.shape), (steps.pop(), *first.stride()))

@@ -1,0 +1,84 @@
+"""vToken in vLLM's V1 model runner on CUDA: where the device's half meets its steps.
+
+Never run on a GPU. What is relied upon, read in vLLM 0.32: `_model_forward` launches the model and
+nothing before it in a step touches the KV cache but the clearing and copying of blocks in
+`_update_states`; `_determine_batch_execution_and_padding` picks the graph after `_prepare_inputs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vtoken.step import StepPlan
+from vtoken.vllm.cuda.half import DeviceHalf
+from vtoken.vllm.cuda.support import check_layers
+from vtoken.vllm.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.runner import VTokenRunnerMixin
+from vtoken.vllm.settings import read_settings
+
+
+def writes_blocks(scheduler_output: Any) -> bool:
+    """Whether vLLM itself clears or copies blocks before the step's forward."""
+    return bool(scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
+
+
+def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
+    """The device's half of `runner`, whose caches exist. Raises UnsupportedError, see `support`."""
+    check_layers(layers, runner.compilation_config)
+    settings = read_settings(runner.vllm_config.additional_config or {})
+    return DeviceHalf(runner.kv_caches, runner.device, copy_sync=settings.copy_sync)
+
+
+class GuardedRunnerMixin:
+    """vLLM's steps that touch the cache come after the relocations, on the device (I3).
+
+    Stands between `VTokenRunnerMixin`, which launches the copies, and a V1 runner.
+    """
+
+    vtoken_half: DeviceHalf | None = None
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        if self.vtoken_half is not None and writes_blocks(scheduler_output):
+            self.vtoken_half.copies.stages.guard()
+        return super()._update_states(scheduler_output)  # type: ignore[misc]
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vtoken_half is None:
+            return super()._model_forward(*args, **kwargs)  # type: ignore[misc]
+        stages = self.vtoken_half.copies.stages
+        stages.guard()
+        output = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
+        stages.forward_ended()
+        return output
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vtoken_half is not None and self.vtoken_half.leaves_full_graphs:
+            # Full graphs exist for uniform decodes only (`support` refuses others); what is no
+            # uniform decode runs piecewise, attention outside the graphs, or eagerly.
+            kwargs["force_uniform_decode"] = False
+        return super()._determine_batch_execution_and_padding(*args, **kwargs)  # type: ignore[misc]
+
+
+class DeviceRunnerMixin(VTokenRunnerMixin):
+    """The three methods that a device must bring, by way of its `DeviceHalf`."""
+
+    vtoken_half: DeviceHalf | None = None
+
+    def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
+        self.vtoken_half = make_half(self, layers)
+        return self.vtoken_half.executor
+
+    def _vtoken_copy(self, plan: StepPlan) -> None:
+        assert self.vtoken_half is not None
+        self.vtoken_half.relocate(plan)
+
+    def _vtoken_present(self, step: PhysicalStep | None) -> None:
+        assert self.vtoken_half is not None
+        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
+        self.vtoken_half.present(step, slot_mapping)
+
+
+class VTokenGPURunner(DeviceRunnerMixin, GuardedRunnerMixin, GPUModelRunner):
+    """vLLM's V1 runner on CUDA with token-level virtualization."""

@@ -1,0 +1,145 @@
+"""vToken in vLLM's Model Runner V2, CUDA's default: the same device half, V2's own seams.
+
+Never run on a GPU. What is relied upon, read in vLLM 0.32:
+
+- `execute_model` calls `finish_requests`, `add_requests`, `update_requests` and applies the staged
+  block tables, in that order, also in a step without tokens; preempted requests are finished and
+  come back as new ones.
+- `BlockTables.append_block_ids(…, overwrite=True)` rewrites a row; later appends go behind it.
+- `gather_batch_req_state` says whether the batch is a uniform decode, the only kind of batch for
+  which there are full graphs (`support` refuses the modes in which there are others).
+- `prepare_attn` is the one place where block tables and slot mappings exist before attention's
+  metadata is built. The batch's logical `seq_lens` stay as they are: the sampler compares them with
+  the prompt's length. Attention gets lengths of its own in the metadata builder.
+- after `execute_model` returns, the step's forward has been launched as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from vtoken.vllm import support
+from vtoken.vllm.cuda.half import DeviceHalf
+from vtoken.vllm.cuda.runner import make_half, writes_blocks
+from vtoken.vllm.executor import BatchRow
+
+
+class VTokenV2Mixin:
+    """Put before a V2 model runner class in the bases."""
+
+    vtoken_half: DeviceHalf | None = None
+    vtoken_blocks: dict[str, list[int]]  # V2 keeps block tables on the device only
+    block_tables: Any
+    req_states: Any
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any
+    ) -> None:
+        super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
+        if is_profiling:
+            return  # a small cache that is thrown away again
+        config: Any = self.compilation_config  # type: ignore[attr-defined]
+        context = config.static_forward_context
+        layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
+        support.check_layers(layers)
+        self.vtoken_blocks = {}
+        self.vtoken_half = make_half(self, layers)
+
+    # ------------------------------------------------------------ before the forward
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        half = self.vtoken_half
+        if half is not None:
+            half.present(None, None)
+            gone = set(_gone(scheduler_output))
+            half.executor.begin(getattr(scheduler_output, "vtoken", None), gone)
+            for request_id in gone:
+                half.forget(request_id)
+                self.vtoken_blocks.pop(request_id, None)
+        super().finish_requests(scheduler_output)  # type: ignore[misc]
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        if self.vtoken_half is not None:
+            for request in scheduler_output.scheduled_new_reqs:
+                self.vtoken_blocks[request.req_id] = list(request.block_ids[0])
+        super().add_requests(scheduler_output)  # type: ignore[misc]
+
+    def update_requests(self, scheduler_output: Any) -> None:
+        half = self.vtoken_half
+        if half is None:
+            super().update_requests(scheduler_output)  # type: ignore[misc]
+            return
+        for request_id, blocks in half.executor.meet(self.vtoken_blocks.__getitem__):
+            self.vtoken_blocks[request_id] = list(blocks)
+            index = self.req_states.req_id_to_index[request_id]
+            self.block_tables.append_block_ids(index, (blocks,), overwrite=True)
+        half.executor.before_copies()
+        if half.executor.plan is not None:
+            half.relocate(half.executor.plan)
+        if writes_blocks(scheduler_output):
+            half.copies.stages.guard()
+        super().update_requests(scheduler_output)  # type: ignore[misc]
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new is not None:
+                self.vtoken_blocks[request_id].extend(new[0])
+        half.executor.apply()
+
+    def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
+        state, uniform = super().gather_batch_req_state(  # type: ignore[misc]
+            scheduler_output, dummy_run
+        )
+        if not dummy_run and self.vtoken_half is not None and self.vtoken_half.leaves_full_graphs:
+            uniform = None
+        return state, uniform
+
+    def prepare_attn(self, input_batch: Any) -> Any:
+        block_tables, slot_mappings = super().prepare_attn(input_batch)  # type: ignore[misc]
+        half = self.vtoken_half
+        if half is not None:
+            step = half.executor.physical(_rows(input_batch), self.vtoken_blocks.__getitem__)
+            half.present(step, slot_mappings[0])
+            half.copies.stages.guard()
+        return block_tables, slot_mappings
+
+    # ------------------------------------------------------------ after it
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
+        half = self.vtoken_half
+        if half is None:
+            return output
+        if output is not None:  # a step without tokens; all of those share one output
+            return half.executor.attach(copy(output))
+        half.copies.stages.forward_ended()
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if self.vtoken_half is None:
+            return output
+        self.vtoken_half.present(None, None)
+        return self.vtoken_half.executor.attach(output)
+
+
+def _gone(scheduler_output: Any) -> Iterator[str]:
+    yield from scheduler_output.finished_req_ids
+    yield from scheduler_output.preempted_req_ids or ()
+    for request in scheduler_output.scheduled_new_reqs:
+        yield request.req_id
+
+
+def _rows(input_batch: Any) -> Iterator[BatchRow]:
+    starts, computed = input_batch.query_start_loc_np, input_batch.num_computed_tokens_np
+    for index, request_id in enumerate(input_batch.req_ids):
+        first, stop = int(starts[index]), int(starts[index + 1])
+        yield BatchRow(request_id, index, first, stop - first, int(computed[index]))
+
+
+class VTokenGPURunnerV2(VTokenV2Mixin, GPUModelRunner):
+    """vLLM's V2 runner with token-level virtualization."""

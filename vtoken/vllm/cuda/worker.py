@@ -1,0 +1,24 @@
+"""vToken's CUDA worker: vLLM's own, which makes vToken's model runner, V1 or V2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from vtoken.vllm import support
+
+
+class VTokenCUDAWorker(Worker):
+    def init_device(self) -> None:
+        support.check_config(self.vllm_config)
+        super().init_device()
+
+    def _make_model_runner(self) -> Any:
+        if self.use_v2_model_runner:
+            from vtoken.vllm.cuda.runner_v2 import VTokenGPURunnerV2
+
+            return VTokenGPURunnerV2(self.vllm_config, self.device)
+        from vtoken.vllm.cuda.runner import VTokenGPURunner
+
+        return VTokenGPURunner(self.vllm_config, self.device)

@@ -1,0 +1,192 @@
+"""A worker's half of the step protocol: mirrors, what attention must be told, and the report.
+
+Knows neither the device nor which of vLLM's model runners it serves. A runner calls, once a step:
+
+    begin(plan, gone)       requests in `gone` start anew; the step's report is empty
+    meet(blocks_of)         before vLLM appends blocks: the block tables to replace
+    before_copies()         what sampled relocations retain is hashed
+    apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
+                            what was hashed is compared
+    physical(batch, ...)    what differs from vLLM's own inputs: slots, counts, holes, probes
+    attach(output)          when the tokens are sampled: the report travels with them
+
+The copies of the step are the runner's, since when and where they run is the device's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.mirror import Mirror
+from vtoken.pool import Slots
+from vtoken.step import RequestStep, StepPlan, WorkerReport
+from vtoken.vllm.content_check import ContentCheck, Contents
+from vtoken.vllm.probe import ProbedRequest
+
+BlocksOf = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """`request_id` has row `index` of the batch; its `num_new` tokens start at token `first`, and
+    `num_computed` tokens of it were computed before.
+    """
+
+    request_id: str
+    index: int
+    first: int
+    num_new: int
+    num_computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoleyRow:
+    """A request of the batch whose live tokens do not fill the front of its block table."""
+
+    row: BatchRow
+    part: RequestStep
+    mirror: Mirror
+
+
+@dataclass(slots=True)
+class PhysicalStep:
+    """Where this step's attention differs from what vLLM prepared, which is positional.
+
+    Row `rows[i]` reads `seq_lens[i]` tokens. `holey` rows cannot be read through their block table
+    as it stands.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    seq_lens: list[int] = field(default_factory=list)
+    holey: list[HoleyRow] = field(default_factory=list)
+    probed: list[ProbedRequest] = field(default_factory=list)
+    probe_layers: frozenset[int] = frozenset()
+    _writes: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def write(self, first: int, slots: Slots) -> None:
+        """The tokens of the batch from `first` on are written to `slots` [k]."""
+        tokens = np.arange(first, first + len(slots), dtype=np.int64)
+        self._writes.append(np.stack([tokens, slots]))
+
+    @property
+    def writes(self) -> npt.NDArray[np.int64]:
+        """[2, k]: token of the batch, and the slot that it is written to."""
+        return np.concatenate(self._writes, axis=1)
+
+
+class StepExecutor:
+    """The mirrors of one worker, the step's plan and its report; `contents` reads back K and V."""
+
+    def __init__(self, block_size: int, contents: Contents) -> None:
+        self.block_size = block_size
+        self._check = ContentCheck(contents, block_size)
+        self.mirrors: dict[str, Mirror] = {}
+        self.plan: StepPlan | None = None
+        self.report: WorkerReport | None = None
+
+    def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
+        self.plan = plan
+        self.report = None if plan is None else WorkerReport(plan.step)
+        for request_id in gone:
+            self.mirrors.pop(request_id, None)
+
+    def meet(self, blocks_of: BlocksOf) -> list[tuple[str, list[int]]]:
+        """The requests whose block table is replaced, and by what; the rest keeps its blocks.
+
+        `blocks_of` is asked for the blocks before this step's allocations, and only of requests
+        that are new here: until now their layout was positional.
+        """
+        replaced: list[tuple[str, list[int]]] = []
+        if self.plan is None:
+            return replaced
+        for request_id, part in self.plan.requests.items():
+            if request_id not in self.mirrors:
+                self.mirrors[request_id] = Mirror.positional(
+                    blocks_of(request_id), part.num_tokens, self.block_size
+                )
+            if part.blocks is not None:
+                replaced.append((request_id, part.blocks))
+        return replaced
+
+    def before_copies(self) -> None:
+        if self.plan is not None and self.report is not None and len(self.plan.source_slots):
+            self._check.before(self.plan, self.mirrors, self.report)
+
+    def note_copy(self, copy_us: int) -> None:
+        """The step's copies are made, or launched."""
+        assert self.plan is not None
+        assert self.report is not None
+        self.report.copy_us = copy_us
+        self.report.moved_tokens = len(self.plan.source_slots)
+
+    def apply(self) -> None:
+        """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror."""
+        if self.plan is None or self.report is None:
+            return
+        for request_id, part in self.plan.requests.items():
+            self.mirrors[request_id].apply(part)
+        self._check.after(self.plan, self.mirrors, self.report)
+
+    def physical(self, batch: Iterable[BatchRow], blocks_of: BlocksOf) -> PhysicalStep | None:
+        """The step as attention must see it; None when it is positional throughout.
+
+        `blocks_of` is asked for the blocks after this step's allocations.
+        """
+        plan = self.plan
+        if plan is None or not (plan.requests or plan.probing or self.mirrors):
+            return None
+        step = PhysicalStep()
+        for row in batch:
+            part = plan.requests.get(row.request_id)
+            if part is not None:
+                step.write(row.first, part.new_slots)
+                step.rows.append(row.index)
+                step.seq_lens.append(part.num_live)
+                if not part.dense:
+                    step.holey.append(HoleyRow(row, part, self.mirrors[row.request_id]))
+            elif plan.probing:
+                self._follow(row, blocks_of(row.request_id))
+            else:
+                self.mirrors.pop(row.request_id, None)
+                continue
+            mirror = self.mirrors[row.request_id]
+            if not plan.probing:
+                mirror.forget_scores()
+            elif plan.probe_layers is not None:
+                step.probed.append(ProbedRequest(row.first, row.num_new, mirror))
+        if plan.probe_layers is not None:
+            step.probe_layers = frozenset(plan.probe_layers)
+        return step
+
+    def _follow(self, row: BatchRow, block_ids: Sequence[int]) -> None:
+        """Keep the mirror of a request that has evicted nothing, for the probe."""
+        mirror = self.mirrors.get(row.request_id)
+        start = 0 if mirror is None else mirror.num_tokens
+        end = row.num_computed + row.num_new
+        if mirror is None:
+            self.mirrors[row.request_id] = Mirror.positional(block_ids, end, self.block_size)
+        else:
+            blocks = np.asarray(block_ids, dtype=np.int64)
+            ids = np.arange(start, end, dtype=np.int64)
+            mirror.append(blocks[ids // self.block_size] * self.block_size + ids % self.block_size)
+
+    def attach(self, output: Any) -> Any:
+        """Give `output` the report, with the scores that the plan wants; returns `output`."""
+        if self.report is None or self.plan is None or output is None:
+            return output
+        for request_id in self.plan.want_scores:
+            mirror = self.mirrors.get(request_id)
+            scores = None if mirror is None else mirror.scores()
+            if scores is not None:
+                self.report.scores[request_id] = scores
+        for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
+            if hasattr(output, name):
+                getattr(output, name).vtoken = self.report
+                return output
+        output.vtoken = self.report
+        return output
