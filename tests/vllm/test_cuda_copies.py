@@ -186,7 +186,7 @@ def test_reading_contents_waits_for_copies_that_were_launched() -> None:
     class Guarded(HostStreams):
         waited = False
 
-        def wait(self, stream: Stream, event: Any) -> None:
+        def wait(self, stream: Stream, event: Any) -> None:  # noqa: ARG002
             self.waited |= stream is Stream.MAIN
 
     streams = Guarded()
