@@ -134,14 +134,6 @@ def test_force_sync_makes_the_host_wait_for_every_relocation() -> None:
     assert streams.host_waits == 3
 
 
-def test_a_destination_that_is_a_source_is_refused_and_nothing_runs() -> None:
-    streams = RecordedStreams()
-    stages = StagedCopies(streams, streams.copy)
-    with pytest.raises(InvariantViolation, match="another one's source"):
-        stages.begin(np.array([1, 2]), np.array([2, 3]))
-    assert streams.before == {}
-
-
 def make_caches(*, apart: bool = False) -> list[torch.Tensor]:
     """[N, H, S, 2D] a layer in LBNHC, random, evenly spaced in one allocation unless `apart`."""
     torch.manual_seed(0)
@@ -167,6 +159,19 @@ def test_a_copy_moves_every_layer_and_nothing_else(
         for s, d in zip(source.tolist(), destination.tolist(), strict=True):
             expected[d // S, :, d % S] = old[s // S, :, s % S]
         assert torch.equal(cache, expected)
+
+
+def test_tokens_may_change_places_while_they_can_be_gathered_at_once() -> None:
+    caches = make_caches()
+    before = [slot_rows(cache).clone() for cache in caches]
+    engine = CUDACopyEngine(caches, HostStreams(), use_triton=False)
+    engine._direct = lambda *_: pytest.fail("a kernel without an order must not be used here")
+    engine.copy(np.array([3, 50]), np.array([50, 3]))
+    for cache, old in zip(caches, before, strict=True):
+        assert torch.equal(slot_rows(cache)[[3, 50]], old[[50, 3]])
+    engine._gathering.chunk = 1
+    with pytest.raises(InvariantViolation, match="overwrite one another"):
+        engine.copy(np.array([3, 50]), np.array([50, 3]))
 
 
 def test_contents_are_read_after_the_copies_and_in_the_order_asked_for() -> None:

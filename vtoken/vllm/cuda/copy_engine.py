@@ -3,8 +3,9 @@
 Knows slots and tensors, not requests, and not when it runs (see `staged_copy`). Two ways, of which
 the first needs Triton and runs on the device only:
 
-- *kernel*: one Triton launch over layers and tokens, source slot to destination slot directly. It
-  requires that no destination is a source, which `StagedCopies.begin` checks.
+- *kernel*: one Triton launch over layers and tokens, source slot to destination slot directly. Only
+  where no destination is a source, which is looked at every time and always so for what the
+  planners make: a destination is dead or free, a source is live.
 - *torch*: all layers gathered at once, then scattered at once, where vLLM's layers are evenly
   spaced in one allocation; layer by layer otherwise. The same code runs on the CPU.
 """
@@ -12,12 +13,13 @@ the first needs Triton and runs on the device only:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from vtoken.errors import InvariantViolation
 from vtoken.integrity import LayerBytes
 from vtoken.pool import Slots
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
@@ -25,6 +27,7 @@ from vtoken.vllm.cuda.staged_copy import StagedCopies
 from vtoken.vllm.cuda.streams import Streams
 from vtoken.vllm.cuda.upload import upload
 
+Move = Callable[[torch.Tensor, torch.Tensor], None]
 MAX_GATHERED_BYTES = 256 << 20  # the torch way holds the gathered rows of one chunk
 
 
@@ -34,18 +37,18 @@ class TorchSlotCopy:
     def __init__(self, caches: Sequence[torch.Tensor]) -> None:
         self._stacked = stacked_rows(caches)
         self._layers = [slot_rows(cache) for cache in caches]
+        layers = len(caches) if self._stacked is not None else 1
+        row = self._layers[0]
+        self.chunk = max(1, MAX_GATHERED_BYTES // (layers * row.shape[1] * row.element_size()))
 
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` [k] to `destination` [k] int64 in every layer.
 
-        All of a layer's sources are read before any of its destinations is written, unless the
-        moves are so many that they are taken in chunks.
+        Of `chunk` moves at a time, all sources are read before a destination is written.
         """
-        row = self._layers[0]
-        layers = len(self._layers) if self._stacked is not None else 1
-        chunk = max(1, MAX_GATHERED_BYTES // (layers * row.shape[1] * row.element_size()))
-        for start in range(0, len(source), chunk):
-            src, dst = source[start : start + chunk], destination[start : start + chunk]
+        for start in range(0, len(source), self.chunk):
+            end = start + self.chunk
+            src, dst = source[start:end], destination[start:end]
             if self._stacked is not None:
                 self._stacked.index_copy_(1, dst, self._stacked.index_select(1, src))
             else:
@@ -70,18 +73,19 @@ class CUDACopyEngine:
     ) -> None:
         self._layers = [slot_rows(cache) for cache in caches]
         self._device, self._heads = caches[0].device, caches[0].shape[1]
+        self._gathering = TorchSlotCopy(caches)
+        self._direct: Move = self._gathering
         if use_triton:
             from vtoken.vllm.cuda.kernels import TritonSlotCopy
 
-            self._move: TorchSlotCopy | TritonSlotCopy = TritonSlotCopy(self._layers)
-        else:
-            self._move = TorchSlotCopy(caches)
+            self._direct = TritonSlotCopy(self._layers)
         self.stages = StagedCopies(streams, self._copy, sync=sync)
 
     def copy(self, source: Slots, destination: Slots) -> int:
         """Launch the move of `source` [k] to `destination` [k] in every layer.
 
-        Returns the host's time for it in µs, which is not the device's.
+        Returns the host's time for it in µs, which is not the device's. Raises InvariantViolation
+        when destinations are sources too and the moves are too many to be gathered at once.
         """
         started = time.perf_counter_ns()
         self.stages.begin(source, destination)
@@ -99,7 +103,14 @@ class CUDACopyEngine:
             yield _bytes(kept[:, :, 0]), _bytes(kept[:, :, 1])
 
     def _copy(self, source: Slots, destination: Slots) -> None:
-        self._move(upload(source, self._device), upload(destination, self._device))
+        move = self._direct
+        if np.intersect1d(source, destination).size:
+            move = self._gathering
+            if len(source) > self._gathering.chunk:
+                raise InvariantViolation(
+                    "I4", f"{len(source)} moves overwrite one another's sources"
+                )
+        move(upload(source, self._device), upload(destination, self._device))
 
 
 def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -12,10 +12,12 @@ from typing import Any
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.step import StepPlan
+from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.runner import VTokenRunnerMixin
+from vtoken.vllm.selftest import SelfTest
 from vtoken.vllm.settings import read_settings
 
 
@@ -25,8 +27,14 @@ def writes_blocks(scheduler_output: Any) -> bool:
 
 
 def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
-    """The device's half of `runner`, whose caches exist. Raises UnsupportedError, see `support`."""
+    """The device's half of `runner`, whose caches exist, after the self-test of its data path.
+
+    Raises UnsupportedError, see `support`, and SelfTestError.
+    """
     check_layers(layers, runner.compilation_config)
+    builder = runner.attn_groups[0][0].get_metadata_builder()
+    layer = next(iter(layers.values()))
+    SelfTest(CUDADataPath(layer, builder, runner.kv_caches[0])).run()
     settings = read_settings(runner.vllm_config.additional_config or {})
     return DeviceHalf(runner.kv_caches, runner.device, copy_sync=settings.copy_sync)
 

@@ -19,8 +19,7 @@ Why this is safe, with asynchronous scheduling too, where step n is planned whil
    given to other requests in the same step; their first write is part of forward n, or of vLLM's
    own clearing and copying of blocks before it, and both are behind the main stream's wait.
 4. Attention n reads relocated tokens behind the same wait, and later forwards follow it in order.
-5. Within a step sources and destinations are disjoint (a destination is dead or free, a source is
-   live), so the order of single copies does not matter; `begin` refuses a plan where they overlap.
+5. Within a step every source is read before a destination overwrites it: see `copy_engine`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from vtoken.errors import InvariantViolation
 from vtoken.pool import Slots
 from vtoken.vllm.cuda.streams import Stream, Streams
 
@@ -49,12 +45,7 @@ class StagedCopies:
         self._is_pending = False
 
     def begin(self, source: Slots, destination: Slots) -> None:
-        """Launch the copies `source` [k] -> `destination` [k] behind the last forward.
-
-        Raises InvariantViolation when a destination is a source, and launches nothing then.
-        """
-        if np.intersect1d(source, destination).size:
-            raise InvariantViolation("I4", "a destination of a relocation is another one's source")
+        """Launch the copies `source` [k] -> `destination` [k] behind the last forward."""
         if self._forward_end is None:  # no forward has ended yet: order behind all there is
             self._forward_end = self._streams.record(Stream.MAIN)
         self._streams.wait(Stream.RELOCATION, self._forward_end)

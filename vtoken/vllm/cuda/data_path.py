@@ -1,0 +1,107 @@
+"""The CUDA data path over a scratch cache, for the self-test: store, copies, pages, the kernel.
+
+Everything is the engine's own: the layer, its implementation, its metadata builder. Only the cache
+is another one, in the same layout. Both ways of packing are one here: the page table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vtoken.mirror import Mirror
+from vtoken.pool import Slots
+from vtoken.step import RequestStep
+from vtoken.vllm.cuda import step as steps
+from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.executor import BatchRow, HoleyRow, PhysicalStep
+from vtoken.vllm.selftest import NUM_BLOCKS, Read
+
+
+class CUDADataPath:
+    """`vtoken.vllm.selftest.DataPath` on vLLM's CUDA backends; `cache` [N, H, S, 2D] is only looked
+    at for its shape, type and device.
+    """
+
+    def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:
+        impl = layer.impl
+        _, self.num_kv_heads, self.block_size, two_d = cache.shape
+        self.head_size = two_d // 2
+        self.num_heads = impl.num_heads
+        self.scale = impl.scale
+        self.soft_cap = float(impl.logits_soft_cap or 0.0)
+        self.sinks = impl.sinks
+        self.dtype, self.device = cache.dtype, cache.device
+        self._layer, self._builder = layer, builder
+        shape = (NUM_BLOCKS, self.block_size, self.num_kv_heads, two_d)
+        memory = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
+        self._cache = memory.permute(0, 2, 1, 3)
+        on_cuda = self.device.type == "cuda"
+        streams: Streams = CUDAStreams(self.device) if on_cuda else HostStreams()
+        self._copies = CUDACopyEngine([self._cache], streams, use_triton=on_cuda)
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+        at = upload(slots, self.device)
+        self._layer.impl.do_kv_cache_update(self._layer, key, value, self._cache, at)
+
+    def relocate(self, source: Slots, destination: Slots) -> None:
+        self._copies.stages.forward_ended()
+        self._copies.copy(source, destination)
+        self._copies.stages.guard()
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        reads: list[Read],
+        lent: list[int],  # noqa: ARG002
+    ) -> torch.Tensor:
+        physical = PhysicalStep(list(range(len(reads))), [len(read.slots) for read in reads])
+        for row, read in enumerate(reads):
+            if read.how != "dense":
+                physical.holey.append(_holey(row, read.slots))
+        told = steps.CUDAStep(physical, PageTables(self.block_size, self.device))
+        told.holey_rows = [holey.row.index for holey in physical.holey]
+        told.resident = told.pages.update(physical.holey)
+        steps.set_current(told)
+        try:
+            metadata = self._builder.build(0, self._common(reads))
+        finally:
+            steps.set_current(None)
+        output = torch.empty_like(query)
+        unused = query[:, : self.num_kv_heads]
+        self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
+        return output
+
+    def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
+        """One new token a request, and logical lengths longer than the physical ones."""
+        width = max(len(read.blocks) for read in reads) + 1
+        table = np.zeros((len(reads), width), dtype=np.int32)
+        for row, read in enumerate(reads):
+            table[row, : len(read.blocks)] = read.blocks
+        starts = np.arange(len(reads) + 1, dtype=np.int32)
+        logical = np.array([len(read.blocks) * self.block_size for read in reads], dtype=np.int32)
+        last = np.array([int(read.slots[-1]) for read in reads], dtype=np.int64)
+        return CommonAttentionMetadata(
+            query_start_loc=upload(starts, self.device),
+            query_start_loc_cpu=torch.from_numpy(starts),
+            seq_lens=upload(logical, self.device),
+            seq_lens_cpu_upper_bound=torch.from_numpy(logical),
+            num_reqs=len(reads),
+            num_actual_tokens=len(reads),
+            max_query_len=1,
+            max_seq_len=int(logical.max()),
+            block_table_tensor=upload(table, self.device),
+            slot_mapping=upload(last, self.device),
+        )
+
+
+def _holey(row: int, slots: Slots) -> HoleyRow:
+    before = len(slots) - 1
+    part = RequestStep(before, new_slots=slots[-1:], num_live=len(slots), dense=False)
+    return HoleyRow(BatchRow(str(row), row, row, 1, before), part, Mirror(np.array(slots)))
