@@ -34,16 +34,14 @@ class DeviceHalf:
         self.pages = PageTables(block_size, device)
 
     def relocate(self, plan: StepPlan) -> None:
-        """Launch the step's copies, and note whose page rows are out of date."""
+        """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
+        self.pages.keep_only(self.executor.mirrors)
         for request_id, part in plan.requests.items():
             if len(part.evicted) or len(part.moved_ids):
                 self.pages.forget(request_id)
         if len(plan.source_slots):
             copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
             self.executor.note_copy(copy_us)
-
-    def forget(self, request_id: str) -> None:
-        self.pages.forget(request_id)
 
     @property
     def leaves_full_graphs(self) -> bool:

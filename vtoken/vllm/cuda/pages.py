@@ -15,7 +15,7 @@ Invariant: a resident row's first `num_live` entries are `mirror.live()`'s slots
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,10 +48,15 @@ class PageTables:
         self._offsets = torch.arange(block_size, dtype=torch.int32, device=device)
 
     def forget(self, request_id: str) -> None:
-        """Tokens of the request died or moved, or it is gone: its row is sent anew when needed."""
+        """Tokens of the request died or moved: its row is sent as a whole when it is needed."""
         have = self._resident.pop(request_id, None)
         if have is not None:
             self._free.append(have.row)
+
+    def keep_only(self, request_ids: Container[str]) -> None:
+        """Forget all other requests: they are finished, preempted or start anew."""
+        for request_id in [known for known in self._resident if known not in request_ids]:
+            self.forget(request_id)
 
     def update(self, holey: Sequence[HoleyRow]) -> list[int]:
         """Bring the rows of this step's `holey` requests up to date; their rows, in order.

@@ -59,7 +59,6 @@ class VTokenV2Mixin:
             gone = set(_gone(scheduler_output))
             half.executor.begin(getattr(scheduler_output, "vtoken", None), gone)
             for request_id in gone:
-                half.forget(request_id)
                 self.vtoken_blocks.pop(request_id, None)
         super().finish_requests(scheduler_output)  # type: ignore[misc]
 
