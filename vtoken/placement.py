@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from vtoken.errors import InvariantViolation
 from vtoken.loose import LooseTokens
+from vtoken.naive import NaiveBlocks
 from vtoken.places import Places
 from vtoken.pool import Slots
 
@@ -51,7 +52,7 @@ class Placement:
         self._live: Mask = np.empty(0, dtype=np.bool_)  # [W..]
         self._places = Places(self.block_size)
         self._block_array: Ids | None = None  # `blocks` as an array, made when asked for
-        self._naive_blocks: int | None = None  # `num_naive_blocks`, counted when asked for
+        self._naive: NaiveBlocks | None = None  # made when asked for
         self._loose: LooseTokens | None = None  # made when asked for
 
     # ------------------------------------------------------------ asking
@@ -130,13 +131,10 @@ class Placement:
         """Blocks that this request would hold if tokens never moved and slots were never reused."""
         if not self.virtual:
             return len(self.blocks)
-        if self._naive_blocks is None:
+        if self._naive is None:
             self._enter()
-            full = self.num_tokens - self.num_tokens % self.block_size
-            alive = self._live[:full].reshape(-1, self.block_size).any(axis=1)
-            tail = self._live[full : self.num_tokens].any()
-            self._naive_blocks = int(np.count_nonzero(alive)) + int(tail)
-        return self._naive_blocks
+            self._naive = NaiveBlocks(self._live, self.num_tokens, self.block_size)
+        return self._naive.count(self.num_tokens)
 
     def dead_blocks(self, ids: Ids) -> set[int]:
         """Those of the blocks in which the dead tokens `ids` [n] lie that hold no live token."""

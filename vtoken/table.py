@@ -48,7 +48,6 @@ class TokenTable(Placement):
             self._enter()
             self._enter_one(place)
             self.extent = max(self.extent, place + 1)
-        self._naive_blocks = None
         self.num_tokens += 1
         self.num_live += 1
         return place + (self.blocks[rank] - rank) * self.block_size
@@ -68,7 +67,6 @@ class TokenTable(Placement):
             return np.empty(0, dtype=np.int64)
         if start > self.extent:
             self._enter()
-        self._naive_blocks = None
         self.num_tokens += num_new
         self.num_live += num_new
         self.extent = start + num_new
@@ -98,7 +96,6 @@ class TokenTable(Placement):
         self.materialize()
         if not self._live[ids].all():
             raise InvariantViolation("I2", f"a victim of {self.request_id} is already dead")
-        self._naive_blocks = None
         index = self._index[ids]
         slots = self._slots(index)
         self.pool.remove(slots)
@@ -110,6 +107,8 @@ class TokenTable(Placement):
                 self._loose.remove(int(slots[0]))
         self._live[ids] = False
         self._places.vacate(index)
+        if self._naive and not self._naive.follow(ids, self._live, self.num_tokens):
+            self._naive = None
         self.num_live -= len(ids)
         if not self._places.occupied[self.extent - 1]:
             self.extent = self._places.extent(self.extent)
