@@ -95,12 +95,17 @@ class Relocator:
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
-        """The copies of one step are of requests that hold blocks, and their order is no matter."""
-        gone = [name for name in self.planned if name not in self._ledger.states]
+        """The copies of one step are of requests that still hold what was planned, in any order."""
+        states, step = self._ledger.states, self._ledger.step
+        gone = [
+            name
+            for name in self.planned
+            if name not in states or states[name].in_flight_step != step
+        ]
         both = np.intersect1d(plan.source_slots, plan.destination_slots)
         twice = len(plan.destination_slots) - len(np.unique(plan.destination_slots))
         if gone:
-            wrong = f"relocates {', '.join(gone)}, which holds no block"
+            wrong = f"relocates {', '.join(gone)}, which let go of its blocks"
         elif len(both) or twice:
             wrong = f"both reads and writes {len(both)} slots, and writes {twice} more than once"
         else:

@@ -1,0 +1,15 @@
+"""Every check fires: each fault of the catalogue is noticed, and by what must notice it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.catalogue import Fault
+from tests.faults.core_faults import CORE, run_core_fault
+
+
+@pytest.mark.parametrize("fault", CORE.faults, ids=lambda fault: fault.inject.__name__)
+def test_the_fault_is_noticed_by_its_check(fault: Fault) -> None:
+    found = run_core_fault(fault)
+    assert found is not None, f"nothing noticed: {fault.name}"
+    assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
