@@ -86,16 +86,20 @@ class Evictor:
             table = known(request_id)
             if table is None or (table.num_live <= limit and request_id not in own):
                 continue
-            victims = self.pick_victims(table, ledger.config)
-            if victims is None:
-                continue
             state = ledger.states[request_id]
-            if not table.virtual:
-                state.readonly = frozenset(
-                    block for block in table.blocks if not ledger.store.is_writable(block)
-                )
+            try:
+                victims = self.pick_victims(table, ledger.config)
+                if victims is None:
+                    continue
+                if not table.virtual:
+                    state.readonly = frozenset(
+                        block for block in table.blocks if not ledger.store.is_writable(block)
+                    )
+                table.evict(victims)
+            except InvariantViolation as violation:
+                ledger.violated(violation)
+                continue
             pending = ledger.pending(table)
-            table.evict(victims)
             pending.evicted = victims
             names.add(ledger.rules(request_id).policy.name)
             num_requests += 1

@@ -69,3 +69,12 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
     if wrong:
         return f"K/V of {len(before.ids)} retained tokens changed, first in layer {wrong[0]}"
     return None
+
+
+def order_dependence(source: Slots, destination: Slots) -> str | None:
+    """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not."""
+    both = len(np.intersect1d(source, destination))
+    twice = len(destination) - len(np.unique(destination))
+    if both or twice:
+        return f"reads and writes {both} slots, and writes {twice} more than once"
+    return None

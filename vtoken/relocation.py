@@ -17,6 +17,7 @@ import numpy as np
 
 from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
+from vtoken.integrity import order_dependence
 from vtoken.ledger import Ledger
 from vtoken.operations import Operations
 from vtoken.planner import Layout, RelocationPlan, num_excess_blocks
@@ -97,20 +98,13 @@ class Relocator:
     def _check_one_pass(self, plan: StepPlan) -> None:
         """The copies of one step are of requests that still hold what was planned, in any order."""
         states, step = self._ledger.states, self._ledger.step
-        gone = [
-            name
-            for name in self.planned
-            if name not in states or states[name].in_flight_step != step
-        ]
-        both = np.intersect1d(plan.source_slots, plan.destination_slots)
-        twice = len(plan.destination_slots) - len(np.unique(plan.destination_slots))
-        if gone:
-            wrong = f"relocates {', '.join(gone)}, which let go of its blocks"
-        elif len(both) or twice:
-            wrong = f"both reads and writes {len(both)} slots, and writes {twice} more than once"
-        else:
-            return
-        self._ledger.violated(InvariantViolation("I4", f"step {plan.step} {wrong}"))
+        for name in self.planned:
+            if name not in states or states[name].in_flight_step != step:
+                self._ledger.violated(
+                    InvariantViolation("I4", f"{name} has let go of the blocks of its plan")
+                )
+        if wrong := order_dependence(plan.source_slots, plan.destination_slots):
+            self._ledger.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
     def finish_step(self, step: int, copy_us: int) -> None:
         """The worker has executed the copies of `step`."""
@@ -258,7 +252,12 @@ class Relocator:
                     InvariantViolation("I4", f"destination block {block} is not private")
                 )
         pending = self._ledger.pending(table)
-        dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
+        try:
+            dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
+        except InvariantViolation as violation:  # nothing was moved
+            freed.extend(fresh)
+            self._ledger.violated(violation)
+            return
         if len(dropped) - len(fresh) != num_freed or num_freed <= 0:
             self._ledger.violated(
                 InvariantViolation(

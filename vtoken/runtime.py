@@ -130,7 +130,10 @@ class Runtime(Ledger):
         self.relocator.hand_over(plan)
         self.counters.commits_checked += 1
         if self.check_every_step:
-            self.check()
+            try:
+                self.check()
+            except InvariantViolation as violation:
+                self.violated(violation)
         return plan
 
     def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:

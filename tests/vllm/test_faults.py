@@ -1,0 +1,45 @@
+"""Every check fires on the real engine; where a rule is switched off, the output is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.catalogue import Fault
+from tests.faults.engine_faults import ENGINE, ENGINE_ARGUMENTS, EngineUnderFaults
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def under_faults(engine: Any, demo_model: Path) -> Iterator[Any]:
+    """An engine that works; another one when a fault has broken the last."""
+    with ExitStack() as stack:
+        current: list[EngineUnderFaults] = []
+
+        def working() -> EngineUnderFaults:
+            if not current or current[-1].broken:
+                stack.close()
+                arguments = engine_args({}, strict=False, check_every_step=True)
+                llm = stack.enter_context(engine(**ENGINE_ARGUMENTS, **arguments))
+                current.append(EngineUnderFaults(llm, demo_model))
+            return current[-1]
+
+        yield working
+
+
+def test_without_a_fault_nothing_is_noticed(under_faults: Any) -> None:
+    nothing = Fault("nothing", "-", "-", lambda _, hit: hit())
+    assert under_faults().run(nothing) is None
+
+
+@pytest.mark.parametrize("fault", ENGINE.faults, ids=lambda fault: fault.inject.__name__)
+def test_the_fault_is_noticed(fault: Fault, under_faults: Any) -> None:
+    found = under_faults().run(fault)
+    assert found is not None, f"nothing noticed: {fault.name}"
+    assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
