@@ -13,7 +13,7 @@ from typing import Any
 
 from vtoken.errors import InvariantViolation, MirrorMismatchError
 
-REPORTERS = ("violated", "_raise")  # they pass on what somebody else has found
+REPORTERS = ("violated", "_violated")  # they pass on what somebody else has found
 
 
 @dataclass(slots=True)

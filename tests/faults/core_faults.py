@@ -368,7 +368,7 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
 
 @CORE.fault(
     "write private blocks",
-    "I4, `Grower._verify_private`",
+    "I4, `Grower.",
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
@@ -420,7 +420,7 @@ def keep_the_plan_of_a_preempted_request(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
 
 
-@CORE.fault("never hash again", "I4, `Grower._verify_private`", config={"recycle": True})
+@CORE.fault("never hash again", "I4, `Grower.", config={"recycle": True})
 def hash_after_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted: written while cached."""
     engine.caches_after_eviction = True

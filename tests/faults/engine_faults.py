@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tests import reference
-from tests.faults.catalogue import Catalogue, Fault, Hit, Noticed, noticed
+from tests.faults.catalogue import REPORTERS, Catalogue, Fault, Hit, Noticed, noticed
 from vtoken.config import merge_patch
 from vtoken.errors import InvariantViolation
 from vtoken.soak.oracle import Oracle
@@ -75,7 +75,10 @@ class EngineUnderFaults:
             if violation.__traceback__ is not None:  # raised deeper down
                 found.append(noticed(violation, hit))
                 return
-            place = sys._getframe(1).f_code.co_qualname
+            frame = sys._getframe(1)
+            while frame.f_code.co_name in REPORTERS and frame.f_back is not None:
+                frame = frame.f_back
+            place = frame.f_code.co_qualname
             steps = self.runtime.step - (hit.at or self.runtime.step)
             found.append(Noticed(f"{violation.invariant}, `{place}`", violation.detail, steps))
 
@@ -359,7 +362,7 @@ def believe_every_block_writable(engine: Engine, hit: Hit) -> None:
     engine.replace(engine.runtime.store, "is_writable", is_writable)
 
 
-@ENGINE.fault("never hash again", "I4, `Grower._verify_private`", config={"recycle": True})
+@ENGINE.fault("never hash again", "I4, `Grower.", config={"recycle": True})
 def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
