@@ -17,6 +17,7 @@ PLANNERS = ("plug", "pack")
 MODES = ("auto", "paused", "off")
 PHASES = ("decode", "prefill", "both")
 ADMISSIONS = ("compressed", "stock")
+SHARING = ("skip", "index", "copy")
 MAX_TOKENS = 1 << 24
 
 
@@ -39,6 +40,7 @@ class VTokenConfig:
     verify_ratio: float = 0.0  # share of relocations whose K/V is hashed before and after (I1)
     probe_layers: tuple[int, ...] = ()  # empty: the middle layer
     probe_every_steps: int = 1
+    prefix_sharing: str = "index"
 
     def values(self) -> ConfigValues:
         return ConfigValues(
@@ -56,6 +58,7 @@ class VTokenConfig:
             admission=self.admission,  # type: ignore[arg-type]
             verify_ratio=self.verify_ratio,
             probe=Probe(layers=list(self.probe_layers), every_steps=self.probe_every_steps),
+            prefix_sharing=self.prefix_sharing,  # type: ignore[arg-type]
         )
 
     @property
@@ -122,6 +125,11 @@ def bounds(num_blocks: int, num_layers: int) -> dict[str, Bound]:
         "probe": Bound(
             type="object",
             summary=f"{{layers: [0..{num_layers - 1}], every_steps: 1..1024}}; [] = middle layer",
+        ),
+        "prefix_sharing": Bound(
+            type="enum",
+            summary="shared blocks: skip; index: let go of all-dead ones; copy: also copy out",
+            choices=[*SHARING],
         ),
     }
 

@@ -283,6 +283,7 @@ class Controller:
             found = plan_round(
                 runtime.relocator.layouts(None if request_id is None else [request_id]),
                 runtime.config,
+                holders=runtime.tables.pool.holders,
                 batch_size=size,
                 headroom_blocks=runtime.relocator.headroom(runtime.config),
             )

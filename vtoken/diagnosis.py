@@ -68,6 +68,7 @@ class Diagnosis:
             found = plan_round(
                 runtime.relocator.layouts(),
                 runtime.config,
+                holders=runtime.tables.pool.holders,
                 batch_size=runtime.config.batch_size,
                 headroom_blocks=min(free, runtime.config.headroom_blocks),
             )

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.config import MAX_TOKENS, VTokenConfig
+from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.ledger import Ledger
 from vtoken.policies import View
-from vtoken.step import RequestStep
+from vtoken.sharing import keeps_dead_shared_blocks
+from vtoken.step import NO_IDS
 from vtoken.table import Ids, TokenTable
 
 
@@ -80,11 +81,9 @@ class Evictor:
         ledger = self._ledger
         names: set[str] = set()
         num_requests = num_tokens = num_blocks = 0
-        known, own, config = ledger.tables.get, ledger.own_rules, ledger.config
-        limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
         for request_id in ready:
-            table = known(request_id)
-            if table is None or (table.num_live <= limit and request_id not in own):
+            table = ledger.tables.get(request_id)
+            if table is None:
                 continue
             state = ledger.states[request_id]
             try:
@@ -104,7 +103,7 @@ class Evictor:
             names.add(ledger.rules(request_id).policy.name)
             num_requests += 1
             num_tokens += len(victims)
-            num_blocks += self._drop_dead_blocks(table, pending, freed)
+            num_blocks += self._drop_dead_blocks(table, table.dead_blocks(victims), freed)
         if num_tokens == 0:
             return False
         name = ", ".join(sorted(names))
@@ -120,22 +119,49 @@ class Evictor:
                 "policy": name,
             },
         )
+        self._note_reclaimed(num_blocks)
+        return True
+
+    def let_go_of_kept(self, freed: list[int]) -> None:
+        """Let go of all-dead blocks that were kept while shared, where nothing keeps them now."""
+        num_blocks = 0
+        for request_id, state in self._ledger.states.items():
+            if state.kept_dead:
+                table = self._ledger.tables[request_id]
+                dead = set(state.kept_dead.intersection(table.blocks))
+                num_blocks += self._drop_dead_blocks(table, dead, freed)
+        self._ledger.counters.reclaimed_blocks += num_blocks
+        self._note_reclaimed(num_blocks)
+
+    def _note_reclaimed(self, num_blocks: int) -> None:
         if num_blocks:
-            ledger.events.add(
-                ledger.step,
+            self._ledger.events.add(
+                self._ledger.step,
                 "reclaimed",
                 f"{num_blocks} all-dead blocks returned",
                 {"blocks": num_blocks, "reason": "all dead"},
             )
-        return True
 
-    def _drop_dead_blocks(self, table: TokenTable, pending: RequestStep, freed: list[int]) -> int:
-        """Let go of blocks without a live token; how many of them nobody holds any more."""
-        dead = table.dead_blocks(pending.evicted)
+    def _drop_dead_blocks(self, table: TokenTable, dead: set[int], freed: list[int]) -> int:
+        """Let go of `dead`, blocks without a live token; how many of them nobody holds any more.
+
+        Under `skip` the request keeps those that others hold too.
+        """
+        if not dead:
+            return 0
+        ledger = self._ledger
+        shared = {block for block in dead if ledger.store.is_shared(block)}
+        state = ledger.states[table.request_id]
+        state.kept_dead -= dead
+        if keeps_dead_shared_blocks(ledger.config):
+            state.kept_dead |= shared
+            dead = dead - shared
+        else:
+            ledger.counters.shared_released_blocks += len(shared)
         if not dead:
             return 0
         keep = [block for block in table.blocks if block not in dead]
-        dropped = table.apply_moves(pending.evicted[:0], pending.evicted[:0], keep)
-        self._ledger.rebound(table)
+        dropped = table.apply_moves(NO_IDS, NO_IDS, keep)
+        ledger.rebound(table)
         freed.extend(dropped)
-        return int(np.count_nonzero(self._ledger.tables.pool.holders[dropped] == 0))
+        return int(np.count_nonzero(ledger.tables.pool.holders[dropped] == 0))

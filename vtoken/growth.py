@@ -66,7 +66,7 @@ class Grower:
     def enter(self, grown: Iterable[GrownRequest]) -> None:
         """Register the new tokens of all scheduled requests."""
         ledger = self._ledger
-        known, pending, is_writable = ledger.tables.get, ledger.pending, ledger.store.is_writable
+        known, pending = ledger.tables.get, ledger.pending
         slots: list[int] = []  # of single new tokens; the pool is told of them all at once
         parts: list[tuple[RequestStep, int]] = []  # of virtual requests, with the index in `slots`
         for request in grown:
@@ -84,10 +84,9 @@ class Grower:
                 start = self._next_place(table)
             if len(request.block_ids) != len(table.blocks):
                 ledger.tables.sync_blocks(table, request.block_ids)
-            slot = table.append(start)
-            slots.append(slot)
-            if start is not None and not is_writable(slot // table.block_size):
-                self._violated(slot // table.block_size)
+            slots.append(table.append(start))
+            if start is not None:
+                self._verify_private(slots[-1] // table.block_size)
         if not slots:
             return
         batch = np.array(slots, dtype=np.int64)
@@ -136,11 +135,13 @@ class Grower:
         if part is not None:
             part.new_slots = slots
             for block in np.unique(slots // table.block_size).tolist():
-                if not ledger.store.is_writable(block):
-                    self._violated(block)
+                self._verify_private(block)
 
-    def _violated(self, block: int) -> None:
-        self._ledger.violated(InvariantViolation("I4", f"block {block} is written, not private"))
+    def _verify_private(self, block: int) -> None:
+        if not self._ledger.store.is_writable(block):
+            self._ledger.violated(
+                InvariantViolation("I4", f"block {block} is written, not private")
+            )
 
     def lend_scratch(self, plan: StepPlan) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""

@@ -93,6 +93,8 @@ class Ledger:
 
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""
+        state = self.states[table.request_id]
+        state.readonly &= frozenset(table.blocks)  # a block that left may come back as a fresh one
         self.pending(table).blocks = list(table.blocks)
         self.store.rebind(table.request_id, table.blocks)
 

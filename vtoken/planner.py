@@ -10,12 +10,13 @@ Invariants of a plan, for s source blocks and d fresh ones:
 1. s <= B,  d <= headroom,  s - d > 0          (bounded, admissible, profitable: I4)
 2. every live token of a source block moves, once; destinations are distinct and not live (I2)
 3. destinations lie in fresh blocks or in writable blocks that are not sources
-4. shared and in-flight blocks are never sources; hashed and shared ones never destinations
+4. blocks that are not movable are never sources of `plan_relocation`; hashed and shared ones are
+   never destinations of any plan
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,9 @@ class RelocationPlan:
     """What to move. Slots of fresh blocks are negative until `bind`: -1 - (i * S + offset).
 
     `token_ids`, `source_slots`, `destination_slots` [k]; `blocks` is the block table afterwards,
-    the i-th fresh block standing as -1 - i.
+    the i-th fresh block standing as -1 - i. `shared_blocks`: sources that other requests hold too;
+    the plan is then one of a group, and `freed_blocks` its share of what that frees in the pool
+    (`vtoken.sharing`).
     """
 
     request_id: str
@@ -61,6 +64,8 @@ class RelocationPlan:
     source_blocks: tuple[int, ...]
     num_fresh_blocks: int
     blocks: tuple[int, ...]
+    shared_blocks: tuple[int, ...] = ()
+    freed_blocks: int | None = None
 
     @property
     def num_moved_tokens(self) -> int:
@@ -69,6 +74,11 @@ class RelocationPlan:
     @property
     def num_freed_blocks(self) -> int:
         """Net blocks returned to the pool."""
+        return self.num_shed_blocks if self.freed_blocks is None else self.freed_blocks
+
+    @property
+    def num_shed_blocks(self) -> int:
+        """Blocks by which the request's block table shrinks."""
         return len(self.source_blocks) - self.num_fresh_blocks
 
     def bind(self, fresh: list[int], block_size: int) -> RelocationPlan:
@@ -81,15 +91,11 @@ class RelocationPlan:
             place = -1 - slots[new]
             named = np.asarray(fresh, dtype=np.int64)
             slots[new] = named[place // block_size] * block_size + place % block_size
-        return RelocationPlan(
-            self.request_id,
-            self.planner,
-            self.token_ids,
-            self.source_slots,
-            slots,
-            self.source_blocks,
-            0,
-            tuple(fresh[-1 - b] if b < 0 else b for b in self.blocks),
+        return replace(
+            self,
+            destination_slots=slots,
+            num_fresh_blocks=0,
+            blocks=tuple(fresh[-1 - b] if b < 0 else b for b in self.blocks),
         )
 
 
@@ -123,7 +129,7 @@ def plan_relocation(
     gain, _, num_fresh, sources = max(choices, key=lambda choice: choice[:2])
     if gain <= 0:
         return None
-    return _lay_out(layout, planner, np.sort(sources), num_fresh, live)
+    return lay_out(layout, planner, np.sort(sources), num_fresh, live)
 
 
 def _choose(
@@ -144,9 +150,13 @@ def _choose(
     return int(gain[best]), -int(moved[best]), int(fresh[best]), order[: best + 1]
 
 
-def _lay_out(
+def lay_out(
     layout: Layout, planner: PlannerName, sources: Ints, num_fresh: int, live: Ints
 ) -> RelocationPlan:
+    """The plan that empties the blocks at the ranks `sources` [s], ascending, into `num_fresh`.
+
+    `live` [n]: live tokens, a block. `num_fresh` are exactly as many as the planner's rule takes.
+    """
     s = layout.block_size
     grid = layout.grid
     is_source = np.zeros(len(layout.blocks), dtype=np.bool_)

@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from vtoken.config import VTokenConfig
 from vtoken.planner import Layout, RelocationPlan, plan_relocation
+from vtoken.sharing import num_shared_candidates, plan_groups
 
 EMPTY_ROUND_BACKOFF_STEPS = 8
 MIN_LOW_UTILIZATION_BLOCKS = 2
@@ -43,10 +47,14 @@ def gates_open(config: VTokenConfig, pressure: Pressure) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The plans of one round, and the fresh blocks that were missing for more (0: none were)."""
+    """The plans of one round, and the fresh blocks that were missing for more (0: none were).
+
+    `shared_skipped_blocks`: shared blocks with a hole that were passed over, once a holder.
+    """
 
     plans: tuple[RelocationPlan, ...]
     missing_blocks: int
+    shared_skipped_blocks: int = 0
 
     @property
     def num_freed_blocks(self) -> int:
@@ -58,16 +66,25 @@ class Round:
 
 
 def plan_round(
-    layouts: Iterable[Layout], config: VTokenConfig, *, batch_size: int, headroom_blocks: int
+    layouts: Iterable[Layout],
+    config: VTokenConfig,
+    *,
+    holders: npt.NDArray[np.uint16],
+    batch_size: int,
+    headroom_blocks: int,
 ) -> Round:
     """Plan request by request, in order, within B sources and the headroom in all.
 
-    `layouts` come most wasteful first; none is taken from it once B is used up.
+    `layouts` come most wasteful first; none is taken from it once B is used up. What requests gain
+    alone comes first, because it moves least for each block; under `copy`, groups over shared
+    blocks extend it by what is left of B and the headroom. `holders` [N]: requests holding a block.
     """
     plans: list[RelocationPlan] = []
-    missing = 0
+    seen: list[tuple[Layout, RelocationPlan | None]] = []
+    missing = num_candidates = 0
     sources_left, headroom_left = batch_size, headroom_blocks
     for layout in layouts:
+        num_candidates += num_shared_candidates(layout)
         planner = config.planner
         plan = plan_relocation(
             layout,
@@ -75,6 +92,7 @@ def plan_round(
             batch_size=sources_left,
             headroom_blocks=headroom_left,
         )
+        seen.append((layout, plan))
         if plan is None:
             unbounded = plan_relocation(
                 layout,
@@ -90,4 +108,17 @@ def plan_round(
         headroom_left -= plan.num_fresh_blocks
         if sources_left <= 0:
             break
-    return Round(tuple(plans), missing)
+    if config.prefix_sharing == "copy" and sources_left > 0:
+        groups, group_missing = plan_groups(
+            [layout for layout, _ in seen],
+            [plan for _, plan in seen],
+            holders,
+            config.planner,  # type: ignore[arg-type]
+            batch_size=sources_left,
+            headroom_blocks=headroom_left,
+        )
+        replaced = {plan.request_id for plan in groups}
+        plans = [plan for plan in plans if plan.request_id not in replaced] + groups
+        missing += group_missing
+    num_copied = sum(len(plan.shared_blocks) for plan in plans)
+    return Round(tuple(plans), missing, num_candidates - num_copied)

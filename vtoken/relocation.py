@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
+from vtoken.flight import InFlight
 from vtoken.integrity import order_dependence
 from vtoken.ledger import Ledger
 from vtoken.operations import Operations
@@ -33,14 +33,6 @@ from vtoken.table import Ids, TokenTable
 from vtoken.wire import Relocation
 
 DEFERRAL_EVENT_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class InFlight:
-    """A relocation whose copy has been handed to the worker."""
-
-    relocation: Relocation
-    operation_id: str | None
 
 
 class Relocator:
@@ -114,10 +106,12 @@ class Relocator:
     def drop(self, request_id: str) -> None:
         """The request lets go of its blocks: what was planned for it leaves the step's plan."""
         planned = self.planned.pop(request_id, None)
-        if planned is not None and planned[1].operation_id is not None:
-            finished = self.operations.drop_part(planned[1].operation_id)
-            if finished is not None:
-                self.operations.finish(finished)
+        if planned is not None:
+            self._bequeath(*planned)
+            if planned[1].operation_id is not None:
+                finished = self.operations.drop_part(planned[1].operation_id)
+                if finished is not None:
+                    self.operations.finish(finished)
         for operation in self.operations.list_pending():
             if operation.request_id == request_id:
                 self.operations.fail(operation, f"request {request_id} is no longer running")
@@ -131,6 +125,14 @@ class Relocator:
     def num_planned_copies(self, step: int) -> int:
         """Tokens that the plan of `step` copies; 0 once its report has come."""
         return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
+
+    def _bequeath(self, plan: RelocationPlan, flight: InFlight) -> None:
+        """What a group gains stands in one of its plans: one that is not dropped takes it over."""
+        blocks = set(plan.shared_blocks)
+        for other, heir in self.planned.values():
+            if not blocks.isdisjoint(other.shared_blocks):
+                heir.relocation.freed_blocks += flight.relocation.freed_blocks
+                return
 
     @property
     def num_in_flight_tokens(self) -> int:
@@ -199,6 +201,7 @@ class Relocator:
         found = plan_round(
             self.layouts(request_ids),
             self._ledger.config,
+            holders=self._ledger.tables.pool.holders,
             batch_size=batch_size or self._ledger.config.batch_size,
             headroom_blocks=available,
         )
@@ -207,8 +210,18 @@ class Relocator:
         self._last_round_empty = not found.plans
         if found.missing_blocks:
             self._note_deferral(found.missing_blocks, available)
+        self._ledger.counters.shared_skipped_blocks += found.shared_skipped_blocks
+        used = self._ledger.tables.pool.num_used
         for plan in found.plans:
             self._apply(plan, freed, plan_us // len(found.plans), operation_id)
+        num_freed = used - self._ledger.tables.pool.num_used
+        if num_freed != found.num_freed_blocks:
+            self._ledger.violated(
+                InvariantViolation(
+                    "I4",
+                    f"a round promised to free {found.num_freed_blocks} blocks, {num_freed} are",
+                )
+            )
         return found
 
     def _note_deferral(self, missing: int, available: int) -> None:
@@ -217,73 +230,76 @@ class Relocator:
         if now - self._last_deferral < DEFERRAL_EVENT_SECONDS:
             return
         self._last_deferral = now
+        needed = missing + available
         self._ledger.events.add(
             self._ledger.step,
             "deferred",
             f"deferred: {missing} more headroom blocks needed than the {available} available",
-            {
-                "reason": "headroom",
-                "needed_blocks": missing + available,
-                "available_blocks": available,
-            },
+            {"reason": "headroom", "needed_blocks": needed, "available_blocks": available},
         )
 
     def _apply(
         self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
     ) -> None:
-        table = self._ledger.tables[plan.request_id]
-        state = self._ledger.states[plan.request_id]
+        ledger, size = self._ledger, self._ledger.geometry.block_size
+        table = ledger.tables[plan.request_id]
+        state = ledger.states[plan.request_id]
         if state.in_flight_step:
-            self._ledger.violated(
+            ledger.violated(
                 InvariantViolation(
                     "I4",
                     f"{plan.request_id} has a relocation of step {state.in_flight_step} in flight",
                 )
             )
-        num_freed = plan.num_freed_blocks
-        fresh = self._ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
-        bound = plan.bind(fresh, self._ledger.geometry.block_size)
-        destinations = np.unique(
-            bound.destination_slots // self._ledger.geometry.block_size
-        ).tolist()
+        num_shed = plan.num_shed_blocks
+        fresh = ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
+        bound = plan.bind(fresh, size)
+        destinations = np.unique(bound.destination_slots // size).tolist()
         for block in destinations:
-            if not self._ledger.store.is_writable(block):
-                self._ledger.violated(
+            if not ledger.store.is_writable(block):
+                ledger.violated(
                     InvariantViolation("I4", f"destination block {block} is not private")
                 )
-        pending = self._ledger.pending(table)
+        pending = ledger.pending(table)
         try:
             dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
         except InvariantViolation as violation:  # nothing was moved
             freed.extend(fresh)
-            self._ledger.violated(violation)
+            ledger.violated(violation)
             return
-        if len(dropped) - len(fresh) != num_freed or num_freed <= 0:
-            self._ledger.violated(
+        if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
+            ledger.violated(
                 InvariantViolation(
-                    "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_freed} promised"
+                    "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_shed} promised"
                 )
             )
         pending.moved_ids, pending.moved_slots = bound.token_ids, bound.destination_slots
         if self._samples():
             ids = table.live_ids()
             pending.retained = Retained(ids, table.slots_of(ids))
-        self._ledger.rebound(table)
+        ledger.rebound(table)
         freed.extend(dropped)
-        state.in_flight_step = self._ledger.step
+        state.in_flight_step = ledger.step
         state.moved_tokens += plan.num_moved_tokens
         relocation = Relocation(
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
-            moved_bytes=plan.num_moved_tokens * self._ledger.geometry.bytes_per_token,
+            moved_bytes=plan.num_moved_tokens * ledger.geometry.bytes_per_token,
             source_blocks=list(plan.source_blocks),
             destination_blocks=destinations,
-            freed_blocks=num_freed,
+            freed_blocks=plan.num_freed_blocks,
             reason="manual" if operation_id else "auto",
             planner=plan.planner,
             plan_us=plan_us,
+            shared_blocks=len(plan.shared_blocks),
         )
-        self.planned[plan.request_id] = (bound, InFlight(relocation, operation_id))
+        flight = InFlight(relocation, operation_id)
+        if plan.shared_blocks:
+            left = np.isin(plan.source_slots // size, plan.shared_blocks)
+            flight.shared_tokens = int(np.count_nonzero(left))
+            holders = ledger.tables.pool.holders
+            flight.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
+        self.planned[plan.request_id] = (bound, flight)
 
     def _samples(self) -> bool:
         """Whether this relocation is verified by content: `verify_ratio` of them, evenly spread."""
@@ -319,18 +335,12 @@ class Relocator:
     def _record(self, flight: InFlight, step: int, copy_us: int) -> None:
         moved = flight.relocation
         moved.copy_us = copy_us
-        self._ledger.counters.relocations += 1
-        self._ledger.counters.moved_tokens += moved.moved_tokens
-        self._ledger.counters.reclaimed_blocks += moved.freed_blocks
+        flight.count(self._ledger.counters)
         state = self._ledger.states.get(moved.request_id)
         if state is not None and state.in_flight_step == step:  # else: of an earlier life
             state.in_flight_step = 0
         self._ledger.events.add(
-            self._ledger.step,
-            "relocation",
-            f"moved {moved.moved_tokens} tokens of {moved.request_id}, "
-            f"freed {moved.freed_blocks} blocks ({moved.planner}, {moved.reason})",
-            msgspec.to_builtins(moved),
+            self._ledger.step, "relocation", flight.summary, msgspec.to_builtins(moved)
         )
         if flight.operation_id is not None:
             operation = self.operations.part_done(flight.operation_id, moved)

@@ -15,8 +15,9 @@ import numpy.typing as npt
 class RequestState:
     """One admitted request; reset as a whole when it is preempted.
 
-    `readonly`: blocks that were shared or hashed at the first eviction. Blocks that join later are
-    private and never hashed, so a block outside this set is writable for as long as it is held.
+    `readonly`: held blocks that were shared or hashed at the first eviction. Blocks that join later
+    are private and never hashed, so a block outside this set is writable for as long as it is held.
+    `kept_dead`: all-dead blocks that are held because other requests hold them too (`skip`).
     """
 
     request_id: str
@@ -25,6 +26,7 @@ class RequestState:
     seed: int
     admitted_step: int
     readonly: frozenset[int] = frozenset()
+    kept_dead: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
     scores: npt.NDArray[np.float32] | None = None
@@ -44,6 +46,11 @@ class Counters:
     reclaimed_blocks: int = 0
     recycled_slots: int = 0
     deferred_rounds: int = 0
+    shared_skipped_blocks: int = 0
+    shared_released_blocks: int = 0
+    shared_copied_blocks: int = 0
+    shared_copied_tokens: int = 0
+    shared_freed_blocks: int = 0
     preemptions: int = 0
     finished_requests: int = 0
     commits_checked: int = 0

@@ -90,12 +90,14 @@ class Runtime(Ledger):
         """
         self.step += 1
         freed: list[int] = []
+        self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
         died = self._may_evict and self.evictor.evict_due(due, freed)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
         self.wanted_blocks = 0
         if freed:
+            freed.reverse()  # the first to be returned is the first to leave the prefix cache
             self.store.give_back(freed)
         self.grower.pick_holes()
 

@@ -39,7 +39,7 @@ class TokenTable(Placement):
         Raises InvariantViolation when the held blocks are too few or the place is taken.
         """
         place = self.extent if start is None else start
-        rank = place // self.block_size
+        rank, offset = divmod(place, self.block_size)
         if rank >= len(self.blocks):
             raise self._does_not_fit(1, place)
         if place == self.extent:
@@ -50,7 +50,7 @@ class TokenTable(Placement):
             self.extent = max(self.extent, place + 1)
         self.num_tokens += 1
         self.num_live += 1
-        return place + (self.blocks[rank] - rank) * self.block_size
+        return self.blocks[rank] * self.block_size + offset
 
     def place(self, num_new: int, start: int | None = None) -> Slots:
         """Register `num_new` tokens at index `start` on, by default at E; below E goes one at most.

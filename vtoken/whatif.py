@@ -10,6 +10,7 @@ from vtoken.config import VTokenConfig
 from vtoken.planner import Layout, num_excess_blocks
 from vtoken.reclaim import plan_round
 from vtoken.runtime import Runtime
+from vtoken.sharing import keeps_dead_shared_blocks
 from vtoken.wire import WhatIf
 
 
@@ -30,25 +31,30 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
             continue
         evicted += num_victims
         layout = runtime.relocator.layout_of(table, victims)
-        alive = np.count_nonzero(layout.grid >= 0, axis=1) > 0
-        dropped.update(layout.blocks[i] for i in np.flatnonzero(~alive))
+        stays = np.count_nonzero(layout.grid >= 0, axis=1) > 0
+        if keeps_dead_shared_blocks(config):
+            stays |= ~layout.movable
+        dropped.update(layout.blocks[i] for i in np.flatnonzero(~stays))
         kept = Layout(
             layout.request_id,
-            tuple(b for b, keep in zip(layout.blocks, alive, strict=True) if keep),
-            layout.grid[alive],
-            layout.movable[alive],
-            layout.writable[alive],
+            tuple(b for b, keep in zip(layout.blocks, stays, strict=True) if keep),
+            layout.grid[stays],
+            layout.movable[stays],
+            layout.writable[stays],
         )
         if num_excess_blocks(len(kept.blocks), table.num_live - num_victims, size) > 0:
             layouts.append(kept)
-    holders = runtime.tables.pool.holders
-    freed = sum(int(holders[block]) == n for block, n in dropped.items())
+    holders = runtime.tables.pool.holders.copy()
+    for block, n in dropped.items():
+        holders[block] -= n
+    freed = sum(int(holders[block]) == 0 for block in dropped)
     if config.reclamation == "off":
         return WhatIf(freed_blocks=freed, moved_tokens=0, moved_bytes=0, evicted_tokens=evicted)
     layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
     found = plan_round(
         layouts,
         config,
+        holders=holders,
         batch_size=config.batch_size,
         headroom_blocks=runtime.relocator.headroom(config),
     )

@@ -30,6 +30,7 @@ ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["pack", "plug"]
 EvictionPhase = Literal["decode", "prefill", "both"]
 AdmissionRule = Literal["compressed", "stock"]
+PrefixSharing = Literal["skip", "index", "copy"]
 RequestState = Literal["running", "waiting", "preempted"]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 SlotState = Literal["live", "dead", "free"]
@@ -96,6 +97,12 @@ class Reclamation(Doc):
     held_blocks: int = 0
     blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
     packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
+    # Shared prefix blocks, cumulative; a block counts once for each request that held it.
+    shared_skipped_blocks: int = 0  # had a hole and were passed over by a planning round
+    shared_released_blocks: int = 0  # let go of, all dead, while other requests held them
+    shared_copied_blocks: int = 0  # emptied by copying
+    shared_copied_tokens: int = 0
+    shared_freed_blocks: int = 0  # of these blocks, each counted once: copying made them free
 
 
 class RequestCounts(Doc):
@@ -174,6 +181,7 @@ class ConfigValues(Doc):
     evict_during: EvictionPhase = "decode"
     admission: AdmissionRule = "compressed"
     verify_ratio: float = 0.0  # share of relocations whose contents are hashed before and after
+    prefix_sharing: PrefixSharing = "index"
 
 
 class Probe(Doc):
@@ -224,6 +232,9 @@ class Relocation(Doc):
     planner: PlannerName
     plan_us: int
     copy_us: int | None = None  # None until the worker has reported
+    # Source blocks that other requests held too: these leave them in the same step, and the gain of
+    # all stands in `freed_blocks` of one of these relocations.
+    shared_blocks: int = 0
 
 
 class OperationResult(Doc):

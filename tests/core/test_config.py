@@ -42,6 +42,7 @@ GOOD: dict[str, list[Any]] = {
     "planner": ["pack", "plug"],
     "reclamation": ["auto", "paused", "off"],
     "recycle": [True, False],
+    "prefix_sharing": ["skip", "index", "copy"],
     "budget_tokens": [3, 1 << 24],
     "interval_tokens": [0, 1 << 24],
     "evict_during": ["decode", "prefill", "both"],
@@ -63,6 +64,7 @@ BAD: dict[str, list[Any]] = {
     "planner": ["PACK", "", 0, True],
     "reclamation": ["on", "", 0, False],
     "recycle": [0, 1, "true"],
+    "prefix_sharing": ["cow", "Index", "", 0, True],
     "budget_tokens": [0, 2, (1 << 24) + 1, 64.0, True],
     "interval_tokens": [(1 << 24) + 1, 1.0, True],
     "evict_during": ["Decode", "never", 0],
@@ -288,8 +290,11 @@ def test_validate_only_changes_nothing() -> None:
         {"policy": {"name": "h2o"}, "budget_tokens": 11},
         {"budget_tokens": 12, "reclamation": "off"},
         {"headroom_blocks": 0, "budget_tokens": 10},
+        {"policy": {"name": "streaming_llm"}, "budget_tokens": 8, "prefix_sharing": "skip"},
+        {"policy": {"name": "streaming_llm"}, "budget_tokens": 8, "prefix_sharing": "copy"},
+        {"budget_tokens": 6, "prefix_sharing": "copy"},
     ],
-    ids=["budget", "batch", "streaming", "h2o", "off", "no headroom"],
+    ids=["budget", "batch", "streaming", "h2o", "off", "no headroom", "skip", "copy", "random"],
 )
 def test_what_if_predicts_exactly_what_applying_then_does(
     planner: str, patch: dict[str, Any], spare_blocks: int

@@ -112,8 +112,15 @@ def test_rule_2_blocks_shared_since_the_same_step_are_never_sources_or_destinati
         assert not held_by_many & set((plan.destination_slots // 4).tolist())
 
 
+def test_rule_2_control_a_store_that_denies_sharing_is_caught_by_the_pool() -> None:
+    """The round frees fewer blocks than it promised: another request still reads the others."""
+    with pytest.raises(InvariantViolation, match="promised to free"):
+        run(crowd(store=UnsharedStore(32)))
+
+
 def test_rule_2_control_a_store_that_denies_sharing_makes_them_sources() -> None:
     engine = crowd(store=UnsharedStore(32))
+    engine.runtime.strict = False
     moved: set[int] = set()
     for _ in range(40):
         held_by_many = {b for b in range(32) if engine.store.ref_cnt[b] > 1}

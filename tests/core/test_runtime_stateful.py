@@ -40,6 +40,7 @@ PATCHES = st.fixed_dictionaries(
         "planner": st.sampled_from(["pack", "plug"]),
         "reclamation": st.sampled_from(["auto", "auto", "auto", "paused", "off"]),
         "recycle": st.booleans(),
+        "prefix_sharing": st.sampled_from(["skip", "index", "copy", "copy"]),
         "budget_tokens": st.integers(2, 10),
         "interval_tokens": st.integers(0, 3),
         "probe": st.fixed_dictionaries({"every_steps": st.integers(1, 3)}),

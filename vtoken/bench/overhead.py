@@ -24,7 +24,7 @@ EVICTING = {
     "budget_tokens": 256,
     "interval_tokens": 0,
 }
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512}
+
 
 KEYS = ("tokens_per_second", "p50_ms", "p95_ms", "cpu_ms")
 
@@ -46,8 +46,11 @@ VARIANTS = (
     Variant("eviction, recycling", EVICTING),
     Variant("eviction, recycling, console connected", EVICTING, console=True),
     Variant("eviction, naive (holes)", EVICTING | {"reclamation": "off", "interval_tokens": 64}),
-    Variant("eviction, eager plug", EVICTING | EAGER | {"recycle": False, "interval_tokens": 64}),
-    Variant("eviction, eager plug, recycling", EVICTING | EAGER),
+    Variant(
+        "eviction, eager plug",
+        EVICTING
+        | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 512, "interval_tokens": 64},
+    ),
 )
 
 

@@ -109,10 +109,7 @@ class VTokenSchedulerMixin:
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
         """Requests that decode next; those in their prompt, with their next chunk's most tokens."""
-        ready: list[str] = []
-        prefilling: list[tuple[str, int]] = []
-        if self.vtoken.idle:
-            return ready, prefilling
+        ready, prefilling = [], []
         states = self.vtoken.states
         for request in self.running:  # type: ignore[attr-defined]
             state = states.get(request.request_id)

@@ -56,6 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="write new tokens into dead slots (default: on)",
     )
     add(
+        "--vtoken-prefix-sharing",
+        choices=("skip", "index", "copy"),
+        help="what reclamation does with shared prefix blocks (default: index)",
+    )
+    add(
         "--vtoken-verify-ratio",
         type=float,
         metavar="X",
@@ -106,6 +111,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
         "reclamation",
         "recycle",
         "verify_ratio",
+        "prefix_sharing",
     ):
         value = getattr(args, f"vtoken_{name}")
         if value is not None:
