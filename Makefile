@@ -43,6 +43,9 @@ screenshots: $(SETUP) ## pictures of the console into screenshots/
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
 	$(BIN)/vtoken bench planner $(ARGS)
 
+bench-telemetry: $(SETUP) ## what the stream of state costs the engine at 70,000 blocks
+	$(BIN)/vtoken bench telemetry $(ARGS)
+
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
 	$(BIN)/vtoken bench overhead $(ARGS)
 
@@ -52,7 +55,7 @@ bench-memory: $(SETUP) ## blocks held by native, naive-evict and vToken; shared 
 bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput under an SLA
 	$(BIN)/vtoken bench capacity $(ARGS)
 
-bench: bench-planner bench-overhead bench-memory bench-capacity ## all benchmarks, into docs/results.md
+bench: bench-planner bench-telemetry bench-overhead bench-memory bench-capacity ## all benchmarks, into docs/results.md
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]

@@ -11,6 +11,7 @@ from vtoken.bench.output import FOLDER, RESULTS, fill_in
 
 BENCHES = {
     "planner": "µs a step of the core alone: nothing due, steady state, full plans",
+    "telemetry": "what the stream of state costs the engine at 70,000 blocks",
     "capacity": "largest concurrency in a fixed pool, throughput under an SLA",
     "memory": "blocks held by native, naive-evict and vToken; shared prefixes",
     "overhead": "plugin against stock vLLM, paired",
