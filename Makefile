@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench-overhead soak constraints clean
+.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-overhead bench-memory bench-capacity soak constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile

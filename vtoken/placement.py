@@ -112,8 +112,8 @@ class Placement:
         """Dead tokens that still occupy a slot of a held block."""
         if not self.virtual:
             return 0
-        places, size = self._entered_places()
-        return int(np.count_nonzero(places.tokens[:size] >= 0)) - self.num_live
+        self._enter()
+        return self._places.num_dead
 
     def block_live(self) -> Ids:
         """Live tokens of this request, a block of the block table [len(blocks)]."""

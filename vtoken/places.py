@@ -7,6 +7,7 @@ dead token's K/V stays readable until its place is written again.
 Invariants (`check`):
 1. live[r] = |{p : p // S = r, occupied[p]}|
 2. every place below `front` is occupied
+3. num_dead = |{p : tokens[p] >= 0, not occupied[p]}|
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Places:
         self.occupied: Mask = np.empty(0, dtype=np.bool_)  # [P] that token lives
         self.live: Ints = np.empty(0, dtype=np.int64)  # [P / S] occupied places, a block
         self.front = 0
+        self.num_dead = 0
 
     @classmethod
     def of(cls, tokens: Ints, occupied: Mask, block_size: int) -> Places:
@@ -38,6 +40,7 @@ class Places:
         out = cls(block_size)
         out.tokens, out.occupied = tokens, occupied
         out.live = np.count_nonzero(occupied.reshape(-1, block_size), axis=1)
+        out.num_dead = int(np.count_nonzero(tokens >= 0)) - int(out.live.sum())
         return out
 
     def reserve(self, num_blocks: int) -> None:
@@ -89,6 +92,7 @@ class Places:
             raise InvariantViolation("I2", f"one of the places {start}..{end - 1} is occupied")
         ghosts = self.tokens[start:end]
         ghosts = ghosts[ghosts >= 0]
+        self.num_dead -= len(ghosts)
         self.tokens[start:end] = np.arange(first_id, first_id + num_new)
         self.occupied[start:end] = True
         first, last = start // self.block_size, (end - 1) // self.block_size
@@ -103,6 +107,7 @@ class Places:
         if self.occupied[place]:
             raise InvariantViolation("I2", f"place {place} is occupied")
         ghost = int(self.tokens[place])
+        self.num_dead -= ghost >= 0
         self.tokens[place] = token_id
         self.occupied[place] = True
         self.live[place // self.block_size] += 1
@@ -111,6 +116,7 @@ class Places:
     def vacate(self, places: Ints) -> None:
         """The tokens at the occupied `places` [n] die."""
         self.occupied[places] = False
+        self.num_dead += len(places)
         if len(places) == 1:
             place = int(places[0])
             self.live[place // self.block_size] -= 1
@@ -125,7 +131,7 @@ class Places:
         self.live[first:end] = np.count_nonzero(grid, axis=1)
 
     def check(self, owner: str) -> None:
-        """Verify invariants 1 and 2 for the request `owner`."""
+        """Verify invariants 1 to 3 for the request `owner`."""
         live = np.count_nonzero(self.occupied.reshape(-1, self.block_size), axis=1)
         wrong = np.flatnonzero(live != self.live)
         if len(wrong):
@@ -135,3 +141,8 @@ class Places:
             )
         if not self.occupied[: self.front].all():
             raise InvariantViolation("I2", f"{owner}: a hole below front = {self.front}")
+        num_dead = int(np.count_nonzero((self.tokens >= 0) & ~self.occupied))
+        if num_dead != self.num_dead:
+            raise InvariantViolation(
+                "I2", f"{owner}: num_dead = {self.num_dead} (counted {num_dead})"
+            )
