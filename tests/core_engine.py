@@ -82,7 +82,7 @@ class CoreEngine:
         )
         facts = EngineFacts("e1", "0.1.0", "0.32.0", "core", "cpu")
         self.reporter = Reporter(self.runtime, facts, np.zeros(num_blocks, dtype=np.bool_))
-        self.publisher = Publisher(self.runtime.events, max_hz=1000.0)
+        self.publisher = Publisher(self.runtime.events, max_hz=1000.0, max_share=float("inf"))
         self.controller = Controller(self.reporter, self.publisher.endpoint)
         self.tokens: dict[str, tuple[int, int]] = {}  # request -> tokens so far, prompt tokens
 

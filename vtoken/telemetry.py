@@ -1,7 +1,8 @@
 """Telemetry out of the engine: a ZMQ publisher that costs nothing while nobody listens.
 
 Knows the wire's topics; knows neither vLLM nor who subscribes. State frames go out at most
-`max_hz` times a second and only while somebody subscribes to `state`; events go out as they come.
+`max_hz` times a second, seldom enough to take `max_share` of the time at most, and only while
+somebody subscribes to `state`; events go out as they come.
 A subscriber that does not read loses messages at its high-water mark, alone and silently (events
 are numbered, so it can tell); the engine never waits.
 """
@@ -19,13 +20,18 @@ import zmq
 from vtoken.events import EventLog
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
+MAX_SHARE = 0.01  # of the engine's time that frames may take
+
 
 class Publisher:
     """An XPUB socket on a Unix-domain endpoint of its own, readable by this user alone."""
 
-    def __init__(self, events: EventLog, *, max_hz: float = 20.0) -> None:
+    def __init__(
+        self, events: EventLog, *, max_hz: float = 20.0, max_share: float = MAX_SHARE
+    ) -> None:
         self._events = events
         self._period = 1.0 / max_hz
+        self._max_share = max_share
         self._next_frame = 0.0
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
         self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
@@ -47,8 +53,9 @@ class Publisher:
             return
         now = time.monotonic()
         if force or now >= self._next_frame:
-            self._next_frame = now + self._period
             self._send(TOPIC_STATE, self._encoder.encode(make_frame()))
+            cost = time.monotonic() - now
+            self._next_frame = now + max(self._period, cost / self._max_share)
 
     def close(self) -> None:
         self._socket.close()

@@ -49,7 +49,7 @@ class LiveEngine:
             device="cpu",
         )
         self.reporter = Reporter(core.runtime, self.facts, core.store.hashed)
-        self.publisher = Publisher(core.runtime.events, max_hz=max_hz)
+        self.publisher = Publisher(core.runtime.events, max_hz=max_hz, max_share=float("inf"))
         self.controller = Controller(self.reporter, self.publisher.endpoint)
         self.failure: BaseException | None = None
         self._lock = threading.Lock()

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,3 +160,23 @@ def test_the_endpoint_is_a_private_directory_that_goes_with_the_publisher() -> N
     assert socket_path.exists()
     publisher.close()
     assert not socket_path.parent.exists()
+
+
+def test_costly_frames_are_made_less_often() -> None:
+    publisher = Publisher(EventLog(), max_hz=1e6, max_share=0.1)
+    made = []
+
+    def make_frame() -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return None
+
+    try:
+        publisher._subscribers[TOPIC_STATE] = True
+        deadline = time.monotonic() + 30
+        while len(made) < 3 and time.monotonic() < deadline:
+            publisher.publish(make_frame)
+    finally:
+        publisher.close()
+    first, second, third = made
+    assert min(second - first, third - second) >= 0.5
