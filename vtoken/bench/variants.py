@@ -32,6 +32,7 @@ def start(name: str, config: dict[str, Any], num_blocks: int, **engine: Any) -> 
         block_size=BLOCK_SIZE,
         max_model_len=2048,
         num_gpu_blocks_override=num_blocks + 1,
+        kv_cache_memory_bytes=256 << 20,  # else the CPU build asks for nearly all memory
         **engine,
     )
     return Engine(name, config | {"interval_tokens": INTERVAL_TOKENS}, args)
