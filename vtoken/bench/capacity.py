@@ -136,7 +136,8 @@ def _ask(engine: Engine, concurrency: int, evicting: bool, *, stop: bool) -> dic
     ]
     answer = engine.ask({"requests": requests, "gaps": not stop, "stop_on_overflow": stop})
     answer.pop("steps_ms")
-    answer["tokens_per_second"] = answer["tokens"] / answer["seconds"]
+    if not stop:
+        answer["tokens_per_second"] = answer["tokens"] / answer["seconds"]
     verdict = "does not fit" if answer["overflowed"] else "fits"
     print(f"{engine.name}: C = {concurrency} {verdict}", file=sys.stderr, flush=True)
     return answer

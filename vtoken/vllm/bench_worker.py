@@ -8,7 +8,7 @@ with a JSON line on the descriptor named in the first argument (stdout belongs t
     config            a patch of the configuration, applied before
     gaps              note when each token arrives (costs time in every step, in all variants)
     sample_every      sample the memory every so many steps, outside the clock
-    stop_on_overflow  stop once a request has been preempted or waits while another has its prompt
+    stop_on_overflow  stop once a request was preempted, or waits while all others only decode
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Run:
         self.tokens: dict[str, list[int]] = {}
         self.last_token: dict[str, float] = {}
         self.most_running = 0
+        self.stalled = 0  # requests that waited after the last step while all others decoded
         self.overflowed = False
 
     def go(self) -> dict[str, Any]:
@@ -87,16 +88,15 @@ class Run:
         preemptions = self._preemptions()
         for _ in range(min(concurrency, len(self.queue))):
             self._add()
-        started, cpu = time.perf_counter(), time.process_time()
-        last, aside = started, 0.0
+        cpu = time.process_time()
+        last, seconds = time.perf_counter(), 0.0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
             now = time.perf_counter()
+            seconds += now - last
             self.steps_ms.append((now - last) * 1e3)
             finished = self._take(outputs, now)
-            running, waiting = self.scheduler.get_request_counts()
-            self.most_running = max(self.most_running, running)
-            if self._preemptions() > preemptions or (waiting and self._all_decode()):
+            if self._preemptions() > preemptions or self._stuck(finished):
                 self.overflowed = True
                 if self.workload.get("stop_on_overflow"):
                     break
@@ -107,9 +107,8 @@ class Run:
             for _ in range(min(finished, len(self.queue))):
                 self._add()
             last = time.perf_counter()
-            aside += last - now
         answer = {
-            "seconds": last - started - aside,
+            "seconds": seconds,
             "cpu_seconds": time.process_time() - cpu,
             "tokens": sum(map(len, self.tokens.values())),
             "steps_ms": self.steps_ms,
@@ -159,8 +158,15 @@ class Run:
             finished += output.finished
         return finished
 
-    def _all_decode(self) -> bool:
-        return all(r.num_computed_tokens >= r.num_prompt_tokens for r in self.scheduler.running)
+    def _stuck(self, finished: int) -> bool:
+        """Whether requests wait and a step has admitted none while all others only decode."""
+        running, waiting = self.scheduler.get_request_counts()
+        self.most_running = max(self.most_running, running)
+        before, self.stalled = self.stalled, 0
+        decode = all(r.num_computed_tokens >= r.num_prompt_tokens for r in self.scheduler.running)
+        if waiting and decode and not finished:
+            self.stalled = waiting
+        return waiting > 0 and waiting == before == self.stalled
 
     def _preemptions(self) -> int:
         return 0 if self.runtime is None else self.runtime.counters.preemptions
