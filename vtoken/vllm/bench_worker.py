@@ -160,7 +160,8 @@ class Run:
 
     def _stuck(self, finished: int) -> bool:
         """Whether requests wait and a step has admitted none while all others only decode."""
-        running, waiting = self.scheduler.get_request_counts()
+        counts: tuple[int, int] = self.scheduler.get_request_counts()
+        running, waiting = counts
         self.most_running = max(self.most_running, running)
         before, self.stalled = self.stalled, 0
         decode = all(r.num_computed_tokens >= r.num_prompt_tokens for r in self.scheduler.running)
