@@ -43,7 +43,7 @@ class Chance:
     def happens(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def request(self) -> RequestDraw:
+    def request(self, policies: list[PolicyInfo]) -> RequestDraw:
         rng = self.rng
         room = self._max_model_len
         most_new = rng.choice((4, 80, 200, room // 3))
@@ -64,7 +64,19 @@ class Chance:
             sampling |= {"stop": [chr(rng.choice(PRINTABLE))], "detokenize": True}
         elif rng.random() < 0.05:
             sampling["logprobs"] = 2
+        if rng.random() < 0.2:
+            sampling["extra_args"] = self._own_rules(policies)
         return RequestDraw(prompt, sampling)
+
+    def _own_rules(self, policies: list[PolicyInfo]) -> dict[str, Any]:
+        """What a client sends as `vllm_xargs`: a policy and a budget of the request's own."""
+        rng = self.rng
+        out: dict[str, Any] = {"vtoken_budget_tokens": rng.choice((40, 64, 96))}
+        if rng.random() < 0.7:
+            out["vtoken_policy"] = rng.choice(policies).name
+        if rng.random() < 0.3:
+            out["vtoken_interval_tokens"] = rng.choice((0, 8))
+        return out
 
     def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
         """A merge patch of one to four fields."""
@@ -102,7 +114,9 @@ class Chance:
         if name == "low_watermark_blocks":
             return rng.randint(0, int(bound.maximum or 0))
         if name == "theta_f":
-            return rng.choice((0.0, 0.0, 0.1, 0.25, rng.random()))
+            return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
+        if name == "recycle":
+            return rng.random() < 0.35  # where slots are recycled, little is left to relocate
         if name == "reclamation":
             return rng.choice(("auto", "auto", "auto", "paused", "off"))
         return self._by_bound(bound)

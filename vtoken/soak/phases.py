@@ -54,7 +54,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "128 x 12, long chunks": _engine(128, 12, 1024, 1024),
 }
 # Rounding, and with it the order of slots, shows in bfloat16.
-TOLERANCES = {"bfloat16": 1.5}
+TOLERANCES = {"bfloat16": 0.5}
 
 
 def plan_phases(

@@ -30,6 +30,8 @@ START = {
     "budget_tokens": 32,
     "interval_tokens": 4,
     "theta_f": 0.0,
+    "low_watermark_blocks": 8,
+    "recycle": False,
 }
 
 
@@ -109,7 +111,7 @@ class Soak:
         if chance.happens(0.02):
             self._target = chance.rng.choice((0, 1, 3, 6, 10, MAX_IN_FLIGHT))
         while len(self.in_flight) < self._target and chance.happens(0.5):
-            self._add(chance.request())
+            self._add(chance.request(self.policies))
         if self.in_flight and chance.happens(0.01):
             victim = chance.rng.choice(self.in_flight)
             self.in_flight.remove(victim)
