@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from vtoken.soak.phases import Phase, plan_phases
+from vtoken.soak.server import soak_server
 from vtoken.soak.tally import Tally, total
 
 SILENCE_S = 240.0  # starting an engine is the longest silence
@@ -71,9 +72,23 @@ def run(args: argparse.Namespace) -> int:
         _print_tally(phase.name, tallies[-1])
         if not tallies[-1].ok:
             _explain(phase, tallies[-1])
+    names = [phase.name for phase in phases]
+    if not (args.no_server or args.steps or args.only):
+        names.append("server, HTTP clients")
+        tallies.append(
+            soak_server(
+                model=str(model),
+                seconds=min(seconds, 2 * args.phase_seconds),
+                seed=args.seed,
+                log=args.logs / "server.log",
+            )
+        )
+        _print_tally(names[-1], tallies[-1])
+        for failure in tallies[-1].failures[:10]:
+            print(f"  {failure}")
     whole = total(tallies)
     _print_tally("all", whole)
-    _summarise(args.logs / "soak.json", args.seed, phases, tallies, whole)
+    _summarise(args.logs / "soak.json", args.seed, names, tallies, whole)
     return 0 if whole.ok else 1
 
 
@@ -135,17 +150,15 @@ def _print_row(name: str, cells: list[str]) -> None:
     print(f"{name:26}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
-def _summarise(
-    path: Path, seed: int, phases: list[Phase], tallies: list[Tally], whole: Tally
-) -> None:
+def _summarise(path: Path, seed: int, names: list[str], tallies: list[Tally], whole: Tally) -> None:
     document: dict[str, Any] = {
         "seed": seed,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "ok": whole.ok,
         "total": whole,
         "phases": [
-            {"name": phase.name, "seed": phase.seed, "engine": phase.engine, "tally": tally}
-            for phase, tally in zip(phases, tallies, strict=True)
+            {"name": name, "seed": seed + number, "tally": tally}
+            for number, (name, tally) in enumerate(zip(names, tallies, strict=True))
         ],
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -68,6 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
     trust(
+        "--vtoken-check-every-step",
+        action="store_true",
+        help="recompute all tables and counts in every step: for soaks, not for serving",
+    )
+    trust(
         "--vtoken-strict",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -137,7 +142,10 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
     except ValueError as error:
         parser.error(str(error))
-    settings = {"strict": args.vtoken_strict}
+    settings = {
+        "strict": args.vtoken_strict,
+        "check_every_step": args.vtoken_check_every_step,
+    }
     if args.vtoken_experimental_cuda:
         settings |= {"experimental_cuda": True, "copy_sync": args.vtoken_copy_sync}
     elif args.vtoken_copy_sync:
