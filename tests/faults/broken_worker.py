@@ -1,0 +1,24 @@
+"""A worker whose copy engine forgets the last layer, once the self-test has passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vtoken.pool import Slots
+from vtoken.vllm.copy_engine import CPUCopyEngine
+from vtoken.vllm.worker import VTokenCPUWorker
+
+
+class ForgetfulCopyEngine(CPUCopyEngine):
+    def copy(self, source: Slots, destination: Slots) -> int:
+        views, self._views = self._views, self._views[:-1]
+        try:
+            return super().copy(source, destination)
+        finally:
+            self._views = views
+
+
+class BrokenWorker(VTokenCPUWorker):
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        self.model_runner.vtoken_copies.__class__ = ForgetfulCopyEngine
+        return super().execute_model(*args, **kwargs)

@@ -1,0 +1,96 @@
+"""The soak in half a minute, and a control: it notices output that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vtoken.soak.oracle import Oracle, Stretch
+from vtoken.soak.phases import Phase, plan_phases
+from vtoken.soak.run import run_phase
+from vtoken.soak.tally import Tally, total
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def phases(demo_model: Path, tmp_path: Path) -> list[Phase]:
+    return plan_phases(
+        seconds=24, seed=5, model=str(demo_model), logs=str(tmp_path), only=None, phase_seconds=12
+    )
+
+
+@pytest.mark.slow
+def test_a_short_soak_violates_nothing_fails_nothing_and_says_nothing_wrong(
+    phases: list[Phase],
+) -> None:
+    tallies = [run_phase(phase) for phase in phases]
+    whole = total(tallies)
+    assert whole.failures == []
+    assert whole.ok
+    assert whole.finished > 10
+    assert whole.evictions > 100
+    assert whole.relocations > 0
+    assert whole.verified == whole.relocations
+    assert whole.checks >= whole.steps
+    assert whole.judged_tokens > 100
+    for phase in phases:
+        assert Path(phase.log).read_text().count('"do":"add"') > 5
+
+
+def test_an_engine_that_does_not_start_is_a_failure_with_its_log(phases: list[Phase]) -> None:
+    phase = msgspec.structs.replace(phases[0], model="/nowhere")
+    tally = run_phase(phase)
+    assert not tally.ok
+    assert ".err" in tally.failures[0]
+
+
+def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
+    import reference
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
+    prompt = reference.random_prompt(60, 3)
+    found = reference.trace(model, prompt, 40, reference.streaming_llm(4, 32, 6))
+    evictions = [(60 + step, sorted(victims)) for step, victims in found.victims.items()]
+    assert len(evictions) > 3
+    oracle = Oracle(demo_model)
+    right = oracle.judge(prompt, found.tokens, [Stretch(60, evictions)])
+    assert len(right.gaps) == 40
+    assert right.num_worse_than(1e-3) == 0
+    # Controls: victims that stay visible, that are another token, that die a step late.
+    other = [(when, [victim + 1 for victim in ids]) for when, ids in evictions]
+    for wrong in ([], other):
+        assert oracle.judge(prompt, found.tokens, [Stretch(60, wrong)]).num_worse_than(1e-3) > 3
+    changed = [*found.tokens[:20], (found.tokens[20] + 1) % 90, *found.tokens[21:]]
+    assert oracle.judge(prompt, changed, [Stretch(60, evictions)]).num_worse_than(1e-3) >= 1
+
+
+def test_a_preempted_request_is_judged_admission_by_admission(demo_model: Path) -> None:
+    import reference
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
+    prompt, evict = reference.random_prompt(50, 4), reference.streaming_llm(4, 32, 6)
+    first = reference.trace(model, prompt, 15, evict)
+    second = reference.trace(model, prompt + first.tokens, 15, evict)
+    stretches = [
+        Stretch(known, [(known + step, sorted(ids)) for step, ids in trace.victims.items()])
+        for known, trace in ((50, first), (65, second))
+    ]
+    output = first.tokens + second.tokens
+    oracle = Oracle(demo_model)
+    verdict = oracle.judge(prompt, output, stretches)
+    assert len(verdict.gaps) == 30
+    assert verdict.num_worse_than(1e-3) == 0
+    as_one = [Stretch(50, stretches[0].evictions + stretches[1].evictions)]
+    assert oracle.judge(prompt, output, as_one).num_worse_than(1e-3) > 0
+
+
+def test_tallies_add_up_and_one_failure_spoils_all() -> None:
+    whole = total([Tally(requests=2, largest_gap=0.5), Tally(requests=3, largest_gap=0.2)])
+    assert (whole.requests, whole.largest_gap, whole.ok) == (5, 0.5, True)
+    for bad in (Tally(failed=1), Tally(violations=1), Tally(wrong_tokens=1), Tally(failures=["x"])):
+        assert not total([whole, bad]).ok
