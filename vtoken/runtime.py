@@ -179,6 +179,8 @@ class Runtime(Ledger):
         self.counters.verify_us += report.verify_us
         if report.violation is not None:
             self.violated(InvariantViolation("I1", report.violation))
+        if report.disagreement is not None:
+            self.violated(InvariantViolation("ranks", report.disagreement))
         for request_id, scores in report.scores.items():
             state = self.states.get(request_id)
             if state is None or report.step < max(state.admitted_step, state.scores_from_step):

@@ -85,4 +85,5 @@ class WorkerReport:
     verified_relocations: int = 0
     verify_us: int = 0
     violation: str | None = None
+    disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
     scores: dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=dict)

@@ -155,7 +155,7 @@ class Geometry(Doc):
     num_layers: int
     num_kv_heads: int
     head_size: int
-    bytes_per_token: int  # K and V over all layers
+    bytes_per_token: int  # K and V over all layers and ranks
 
 
 class PolicyInfo(Doc):

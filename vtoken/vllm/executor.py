@@ -27,6 +27,7 @@ from vtoken.pool import Slots
 from vtoken.step import RequestStep, StepPlan, WorkerReport
 from vtoken.vllm.content_check import ContentCheck, Contents
 from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.ranks import Ranks
 
 BlocksOf = Callable[[str], Sequence[int]]
 
@@ -80,10 +81,15 @@ class PhysicalStep:
 
 
 class StepExecutor:
-    """The mirrors of one worker, the step's plan and its report; `contents` reads back K and V."""
+    """The mirrors of one worker, the step's plan and its report; `contents` reads back K and V.
+
+    `ranks`: this worker's peers. What a runner does between `meet` and `apply` belongs into
+    `ranks.contained()`, so that a fault of one rank is known to all before the forward.
+    """
 
     def __init__(self, block_size: int, contents: Contents) -> None:
         self.block_size = block_size
+        self.ranks = Ranks()
         self._check = ContentCheck(contents, block_size)
         self.mirrors: dict[str, Mirror] = {}
         self.plan: StepPlan | None = None
@@ -125,12 +131,16 @@ class StepExecutor:
         self.report.moved_tokens = len(self.plan.source_slots)
 
     def apply(self) -> None:
-        """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror."""
+        """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror, here or
+        on another rank.
+        """
         if self.plan is None or self.report is None:
             return
-        for request_id, part in self.plan.requests.items():
-            self.mirrors[request_id].apply(part)
-        self._check.after(self.plan, self.mirrors, self.report)
+        with self.ranks.contained():
+            for request_id, part in self.plan.requests.items():
+                self.mirrors[request_id].apply(part)
+            self._check.after(self.plan, self.mirrors, self.report)
+        self.ranks.agree(self.plan, self.mirrors, self.report)
 
     def physical(self, batch: Iterable[BatchRow], blocks_of: BlocksOf) -> PhysicalStep | None:
         """The step as attention must see it; None when it is positional throughout.
@@ -179,11 +189,13 @@ class StepExecutor:
         """Give `output` the report, with the scores that the plan wants; returns `output`."""
         if self.report is None or self.plan is None or output is None:
             return output
+        own = {}
         for request_id in self.plan.want_scores:
             mirror = self.mirrors.get(request_id)
             scores = None if mirror is None else mirror.scores()
             if scores is not None:
-                self.report.scores[request_id] = scores
+                own[request_id] = scores
+        self.report.scores = self.ranks.mean(own)
         for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
             if hasattr(output, name):
                 getattr(output, name).vtoken = self.report

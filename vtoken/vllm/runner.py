@@ -23,6 +23,7 @@ from vtoken.vllm.cpu_path import CPUDataPath
 from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
+from vtoken.vllm.ranks import Ranks
 from vtoken.vllm.selftest import SelfTest
 
 
@@ -65,6 +66,7 @@ class VTokenRunnerMixin:
         }
         support.check_layers(layers)
         self.executor = self._vtoken_prepare(layers)
+        self.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward
 
@@ -77,13 +79,14 @@ class VTokenRunnerMixin:
             executor.begin(None, ())
             return super()._update_states(scheduler_output)  # type: ignore[misc]
         executor.begin(plan, _gone(scheduler_output))
-        for request_id, blocks in executor.meet(self._vtoken_blocks):
-            self.requests[request_id].block_ids[0][:] = blocks
-            row = self.input_batch.req_id_to_index.get(request_id)
-            if row is not None:
-                self.input_batch.block_table.add_row((blocks,), row)
-        executor.before_copies()
-        self._vtoken_copy(plan)
+        with executor.ranks.contained():
+            for request_id, blocks in executor.meet(self._vtoken_blocks):
+                self.requests[request_id].block_ids[0][:] = blocks
+                row = self.input_batch.req_id_to_index.get(request_id)
+                if row is not None:
+                    self.input_batch.block_table.add_row((blocks,), row)
+            executor.before_copies()
+            self._vtoken_copy(plan)
         result = super()._update_states(scheduler_output)  # type: ignore[misc]
         executor.apply()
         return result

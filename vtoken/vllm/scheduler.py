@@ -31,17 +31,21 @@ from vtoken.wire import Geometry
 STEP_MS_SMOOTHING = 0.05
 
 
-def _geometry(kv_cache_config: Any) -> Geometry:
+def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
+    """Of the whole engine: a rank holds its KV heads' share of every block, copies included where
+    there are more ranks than heads.
+    """
     group = kv_cache_config.kv_cache_groups[0]
+    ranks = config.parallel_config.tensor_parallel_size
     spec = group.kv_cache_spec
     layers = len(group.layer_names)
     return Geometry(
         num_blocks=kv_cache_config.num_blocks,
         block_size=spec.block_size,
         num_layers=layers,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=config.model_config.get_total_num_kv_heads(),
         head_size=spec.head_size,
-        bytes_per_token=layers * spec.page_size_bytes // spec.block_size,
+        bytes_per_token=ranks * layers * spec.page_size_bytes // spec.block_size,
     )
 
 
@@ -58,7 +62,7 @@ class VTokenSchedulerMixin:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
         assert isinstance(manager, VTokenAttentionManager)
         settings = read_settings(config.additional_config or {})
-        geometry = _geometry(kv_cache_config)
+        geometry = _geometry(config, kv_cache_config)
         scheduling = config.scheduler_config
         self._max_chunk_tokens: int = (
             scheduling.long_prefill_token_threshold or scheduling.max_num_batched_tokens

@@ -30,10 +30,6 @@ def _config_rules(config: Any) -> list[Rule]:
             config.speculative_config is not None,
             "speculative decoding: drafts are not in the table",
         ),
-        (
-            parallel.tensor_parallel_size > 1,
-            "tensor parallelism: scores are not reduced over ranks yet",
-        ),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
         (parallel.data_parallel_size > 1, "data parallelism: commands reach one engine only"),
         (

@@ -281,6 +281,35 @@ TOUCH_POINTS = (
         f"{_RUNNER}.sample_tokens", "subclass", "attach the report", _OPEN, "-", ("grammar_output",)
     ),
     TouchPoint(
+        f"{_RUNNER}.execute_model",
+        "subclass",
+        "report a step without tokens, whose output is shared",
+        _OPEN,
+        "-",
+        ("scheduler_output",),
+    ),
+    TouchPoint(
+        "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT",
+        "call",
+        "tell a step without tokens",
+        _OPEN,
+        "-",
+    ),
+    TouchPoint(
+        "vllm.distributed.parallel_state:get_tp_group",
+        "call",
+        "compare and reduce over the ranks",
+        _OPEN,
+        "-",
+    ),
+    TouchPoint(
+        "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
+        "call",
+        "resolves make_scheduler, which picks the class",
+        "scheduler_cls",
+        "-",
+    ),
+    TouchPoint(
         "vllm.v1.worker.block_table:MultiGroupBlockTable.add_row",
         "call",
         "rewrite a row",

@@ -27,6 +27,7 @@ from vtoken.vllm import support
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import make_half, writes_blocks
 from vtoken.vllm.executor import BatchRow
+from vtoken.vllm.ranks import Ranks
 
 
 class VTokenV2Mixin:
@@ -49,6 +50,7 @@ class VTokenV2Mixin:
         support.check_layers(layers)
         self.vtoken_blocks = {}
         self.vtoken_half = make_half(self, layers)
+        self.vtoken_half.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward
 
@@ -73,13 +75,14 @@ class VTokenV2Mixin:
         if half is None:
             super().update_requests(scheduler_output)  # type: ignore[misc]
             return
-        for request_id, blocks in half.executor.meet(self.vtoken_blocks.__getitem__):
-            self.vtoken_blocks[request_id] = list(blocks)
-            index = self.req_states.req_id_to_index[request_id]
-            self.block_tables.append_block_ids(index, (blocks,), overwrite=True)
-        half.executor.before_copies()
-        if half.executor.plan is not None:
-            half.relocate(half.executor.plan)
+        with half.executor.ranks.contained():
+            for request_id, blocks in half.executor.meet(self.vtoken_blocks.__getitem__):
+                self.vtoken_blocks[request_id] = list(blocks)
+                index = self.req_states.req_id_to_index[request_id]
+                self.block_tables.append_block_ids(index, (blocks,), overwrite=True)
+            half.executor.before_copies()
+            if half.executor.plan is not None:
+                half.relocate(half.executor.plan)
         if writes_blocks(scheduler_output):
             half.copies.stages.guard()
         super().update_requests(scheduler_output)  # type: ignore[misc]

@@ -1,0 +1,287 @@
+"""Asynchronous scheduling forced on: step n + 1 is planned and handed over before step n's report.
+
+Tokens must equal the independent reference whatever happens while a step is in flight.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from observe import Observer, runtime_of
+from steps_overlap import async_scheduling
+
+from vtoken.errors import UnsupportedError
+from vtoken.vllm import engine_args
+from vtoken.vllm.copy_engine import CPUCopyEngine
+from vtoken.vllm.serve import server_command
+
+pytestmark = pytest.mark.vllm
+
+NUM_NEW = 90
+BUDGET, INTERVAL = 64, 24
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
+
+Tokens = list[list[int]]
+
+
+@pytest.fixture(autouse=True)
+def overlapping_steps() -> Iterator[None]:
+    with async_scheduling():
+        yield
+
+
+@pytest.fixture(scope="module")
+def expected(hf_model: Any) -> Tokens:
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    return [reference.generate(hf_model, prompt, NUM_NEW, evict) for prompt in PROMPTS]
+
+
+def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
+    config = {
+        "policy": {"name": policy},
+        "budget_tokens": BUDGET,
+        "interval_tokens": INTERVAL,
+        **config,
+    }
+    more = engine_args(config, verify_ratio=1.0, check_every_step=True)
+    return {"enable_prefix_caching": False, **more}
+
+
+def core_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def submit(llm: Any, prompts: Tokens, num_new: int = NUM_NEW, **sampling: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=num_new,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.CUMULATIVE,
+        **sampling,
+    )
+    known = len(llm.llm_engine.output_processor.request_states)
+    for number, prompt in enumerate(prompts):
+        llm.llm_engine.add_request(f"{known + number}", {"prompt_token_ids": prompt}, params)
+
+
+def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> None:
+    """Step the engine `times` times, or until nothing is left."""
+    while llm.llm_engine.has_unfinished_requests() and (times is None or times > 0):
+        for output in llm.llm_engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+        times = None if times is None else times - 1
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "recycling": {},
+    "plug": {"recycle": False, **EAGER},
+    "pack": {"recycle": False, "planner": "pack", **EAGER},
+    "off (naive-evict)": {"reclamation": "off"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tokens_equal_the_reference(name: str, engine: Any, greedy: Any, expected: Tokens) -> None:
+    chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8} if name == "recycling" else {}
+    with engine(**chunked, **args(**VARIANTS[name])) as llm:
+        core, observer = core_of(llm), Observer(llm)
+        assert core.batch_queue_size == 2
+        assert core.scheduler.vtoken.report_lag_steps == 1
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        counters = observer.runtime.counters
+        assert counters.violations == 0
+        assert counters.evicted_tokens > 200
+        assert counters.generated_tokens == len(PROMPTS) * NUM_NEW
+        assert (counters.recycled_slots > 0) == (name == "recycling")
+        assert (counters.relocations > 0) == (name in ("plug", "pack"))
+    assert tokens == expected
+
+
+def test_control_copies_of_a_step_that_come_a_step_late_change_tokens(
+    engine: Any, greedy: Any, expected: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, waiting = CPUCopyEngine.copy, []
+
+    def copy_late(self: CPUCopyEngine, *slots: Any, verify: bool) -> tuple[int, str | None]:
+        waiting.append(slots)
+        return copy(self, *waiting.pop(0), verify=verify) if len(waiting) > 1 else (0, None)
+
+    monkeypatch.setattr(CPUCopyEngine, "copy", copy_late)
+    with engine(**args(**VARIANTS["plug"])) as llm:
+        assert greedy(llm, PROMPTS, NUM_NEW) != expected
+
+
+def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
+    engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    """At T tokens it knows the report of T - 1; the token since then counts as heavy."""
+    reported: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    moments: dict[str, list[int]] = defaultdict(list)
+    with engine(**args("h2o", interval_tokens=16)) as llm:
+        runtime = runtime_of(llm)
+        pick, finish = runtime.evictor.pick_victims, runtime.finish_step
+
+        def finish_step(report: Any, step: int) -> None:
+            for request, scores in (report.scores if report is not None else {}).items():
+                reported[request][len(scores)] = scores
+            finish(report, step)
+
+        def pick_victims(table: Any, config: Any) -> Any:
+            victims = pick(table, config)
+            if victims is not None:
+                request, live = table.request_id, table.live_ids()
+                scores = np.append(reported[request][table.num_tokens - 1], np.inf)[live]
+                assert table.num_tokens not in reported[request]  # nobody could know it yet
+                recent = len(live) - BUDGET // 2
+                candidates = live[:recent]
+                lowest = np.argsort(scores[:recent], kind="stable")[: len(live) - BUDGET]
+                assert sorted(victims.tolist()) == sorted(candidates[lowest].tolist())
+                moments[request].append(table.num_tokens)
+            return victims
+
+        runtime.finish_step, runtime.evictor.pick_victims = finish_step, pick_victims
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        logs = observer.logs()
+    by_number = {int(request.split("-")[0]): at for request, at in moments.items()}
+    # Two long prompts are due at once, but their first report comes one token later.
+    assert [by_number[0][0], by_number[2][0]] == [len(PROMPTS[0]) + 1, len(PROMPTS[2]) + 1]
+    assert all(b - a == 17 for at in moments.values() for a, b in pairwise(at))
+    for prompt, log, answer in zip(PROMPTS, logs, tokens, strict=True):
+        assert len(log) > 2
+        assert answer == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+
+
+def resumed(llm: Any) -> dict[str, list[int]]:
+    """Request -> tokens it had put out whenever it was scheduled again after a preemption."""
+    scheduler, seen = core_of(llm).scheduler, defaultdict(list)
+    schedule = scheduler.schedule
+
+    def schedule_and_note(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        for request in output.scheduled_cached_reqs.resumed_req_ids:
+            seen[request].append(scheduler.requests[request].num_output_tokens)
+        return output
+
+    scheduler.schedule = schedule_and_note
+    return seen
+
+
+def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], num_new: int) -> list[int]:
+    """The reference for a request that was preempted after `cuts` tokens: each life is a prompt."""
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    tokens: list[int] = []
+    for end in [*cuts, num_new]:
+        tokens += reference.generate(hf_model, prompt + tokens, end - len(tokens), evict)
+    return tokens
+
+
+def test_a_reset_with_a_step_in_flight_resumes_from_what_had_been_put_out(
+    engine: Any, hf_model: Any
+) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(**args(**VARIANTS["plug"])) as llm:
+        core, cuts = core_of(llm), resumed(llm)
+        submit(llm, PROMPTS)
+        step(llm, tokens, 45)
+        assert len(core.batch_queue) == 1  # a step is with the worker
+        assert core.scheduler.vtoken.counters.relocations > 0
+        assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert len(core.scheduler.vtoken.tables) == 0
+        step(llm, tokens)
+        counters = core.scheduler.vtoken.counters
+        assert (counters.preemptions, counters.violations) == (len(PROMPTS), 0)
+    for number, prompt in enumerate(PROMPTS):
+        (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))
+        (cut,) = (c for name, c in cuts.items() if name.split("-")[0] == str(number))
+        assert len(cut) == 1
+        assert answer == in_lives(hf_model, prompt, cut, NUM_NEW)
+
+
+def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
+    engine: Any, hf_model: Any
+) -> None:
+    """A small pool: preemptions, an abort and a stop token, all while the next step runs."""
+    num_new = 80
+    prompts = [reference.random_prompt(90 + 20 * i, 20 + i) for i in range(5)]
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    plain = reference.generate(hf_model, prompts[0], num_new, evict)
+    stop = next(token for i, token in enumerate(plain) if i > 30 and token not in plain[:i])
+    tokens: dict[str, list[int]] = {}
+    small = {"theta_f": 0.0, "low_watermark_blocks": 17, "headroom_blocks": 2, "batch_size": 2}
+    config = args(recycle=False, **small)
+    pool = {"num_gpu_blocks_override": 18, "max_model_len": 288, "max_num_batched_tokens": 640}
+    with engine(**pool, **config) as llm:
+        core, cuts, observer = core_of(llm), resumed(llm), Observer(llm)
+        runtime = runtime_of(llm)
+        submit(llm, prompts[:1], num_new, stop_token_ids=[stop])
+        submit(llm, prompts[1:], num_new)
+        step(llm, tokens, 30)
+        aborted = core.scheduler.running[1].request_id
+        llm.llm_engine.abort_request([aborted], internal=True)
+        assert len(core.batch_queue) == 1
+        step(llm, tokens)
+        assert runtime.counters.preemptions > 0
+        assert runtime.counters.relocations > 0
+        assert runtime.counters.violations == 0
+        assert runtime.store.num_free_blocks() == 17
+        assert sum(len(owners) > 1 for owners in observer.owners.values()) > 8
+        runtime.check()
+    for name, answer in tokens.items():
+        number = int(name.split("-")[0])
+        life = next((c for full, c in cuts.items() if full.split("-")[0] == str(number)), [])
+        want = in_lives(hf_model, prompts[number], [c for c in life if c < len(answer)], num_new)
+        assert answer == want[: len(answer)], name
+        if number == 0:
+            assert answer[-1] == stop
+        elif not aborted.startswith(f"{number}-"):
+            assert len(answer) == num_new
+
+
+def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_model: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    policies = ["h2o", "random", "sliding_window", "h2o", "streaming_llm"]
+    calm = args(interval_tokens=8, reclamation="paused", recycle=False)
+    with engine(**calm) as llm:
+        observer, control = Observer(llm), core_of(llm).scheduler.vtoken_controller
+        runtime = observer.runtime
+        submit(llm, PROMPTS)
+        operations = []
+        for number, policy in enumerate(policies):
+            step(llm, tokens, 15)
+            control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
+            assert all(state.scores is None for state in runtime.states.values())
+            operations += [control.compact(), control.compact()]
+        step(llm, tokens)
+        assert [operation.state for operation in operations] == ["done"] * len(operations)
+        assert sum(operation.result.freed_blocks for operation in operations) > 0
+        assert runtime.counters.violations == 0
+        logs = observer.logs()
+    for number, (prompt, log) in enumerate(zip(PROMPTS, logs, strict=True)):
+        (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))
+        assert len(log) > 5
+        assert answer == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+
+
+def test_a_class_that_does_not_fit_the_flag_is_refused(engine: Any) -> None:
+    wrong = args() | {"scheduler_cls": "vtoken.vllm.scheduler.VTokenScheduler"}
+    with pytest.raises(UnsupportedError, match=r"async_scheduling is True.*make_scheduler"):  # noqa: SIM117
+        with engine(**wrong):
+            pass
+
+
+@pytest.mark.parametrize("flag", [[], ["--async-scheduling"], ["--no-async-scheduling"]])
+def test_serve_leaves_the_choice_of_the_scheduler_to_the_flag(flag: list[str]) -> None:
+    command = server_command(["model", *flag])
+    assert command[command.index("--scheduler-cls") + 1] == "vtoken.vllm.scheduler.make_scheduler"
+    assert all(name in command for name in flag)

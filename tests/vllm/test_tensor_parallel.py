@@ -1,0 +1,248 @@
+"""Two real ranks on CPU, each with half of the heads: one plan, one report, and what tells them
+apart.
+
+One engine serves all tests of this file, in order: the last ones break it on purpose. Two ranks add
+floats in another order than one, so tokens are compared with the reference up to a near tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from observe import Observer, runtime_of
+
+from vtoken.errors import InvariantViolation
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+NUM_NEW = 80
+BUDGET, INTERVAL = 64, 24
+NEAR_TIE = 1e-3  # logits; the two engines differ by some 1e-5
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
+
+Tokens = list[list[int]]
+
+
+def args(**config: Any) -> dict[str, Any]:
+    config = {
+        "budget_tokens": BUDGET,
+        "interval_tokens": INTERVAL,
+        "verify_ratio": 1.0,
+        **EAGER,
+        **config,
+    }
+    settings = {"check_every_step": True, "strict": False}
+    return {"enable_prefix_caching": False, **engine_args(config, **settings)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engine: Any) -> Iterator[Any]:
+    import vllm.envs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        vllm.envs.disable_envs_cache()  # an earlier engine of this process has turned it on
+        parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+        with engine(**parallel, **args(policy={"name": "streaming_llm"})) as llm:
+            yield llm
+
+
+def patch(llm: Any, **changes: Any) -> None:
+    llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller.patch_config(changes)
+
+
+def everywhere(llm: Any, act: Callable[[Any], Any]) -> list[Any]:
+    """`act(worker)` in every rank, between two steps."""
+    results: list[Any] = llm.llm_engine.engine_core.collective_rpc(act)
+    return results
+
+
+def mirrors_of(worker: Any) -> Any:
+    return worker.model_runner.executor.mirrors
+
+
+# ---------------------------------------------------------------- exact
+
+
+def test_two_ranks_hold_half_of_the_heads_each_of_the_same_blocks(two_ranks: Any) -> None:
+    shapes = everywhere(two_ranks, shape_of_cache)
+    geometry = runtime_of(two_ranks).geometry
+    assert len(shapes) == 2
+    assert shapes[0] == shapes[1]
+    assert geometry.num_kv_heads == 2 * shapes[0][1]
+    assert geometry.bytes_per_token == geometry.num_layers * 2 * 2 * geometry.head_size * 4
+
+
+def shape_of_cache(worker: Any) -> tuple[int, ...]:
+    return tuple(worker.model_runner.kv_caches[0].shape)
+
+
+def test_tokens_equal_the_reference_and_the_variants_each_other(
+    two_ranks: Any, greedy: Any, hf_model: Any
+) -> None:
+    runs: dict[str, Tokens] = {}
+    runtime = runtime_of(two_ranks)
+    for name, changes in {
+        "plug": {"recycle": False},
+        "naive-evict": {"reclamation": "off"},
+        "recycling": {"recycle": True, "reclamation": "auto", "theta_f": 1.0},
+    }.items():
+        patch(two_ranks, **changes)
+        before = runtime.counters.relocations, runtime.counters.recycled_slots
+        runs[name] = greedy(two_ranks, PROMPTS, NUM_NEW)
+        assert (runtime.counters.relocations > before[0]) == (name == "plug")
+        assert (runtime.counters.recycled_slots > before[1]) == (name == "recycling")
+    assert runtime.counters.violations == 0
+    assert runtime.counters.evicted_tokens > 400
+    assert runs["plug"] == runs["naive-evict"] == runs["recycling"]
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    for prompt, tokens in zip(PROMPTS, runs["plug"], strict=True):
+        trace = reference.trace(hf_model, prompt, NUM_NEW, evict)
+        sure = num_sure(trace)
+        assert sure > NUM_NEW // 2
+        assert tokens[:sure] == trace.tokens[:sure]
+
+
+def num_sure(trace: reference.Trace) -> int:
+    """How many tokens come before the first one whose lead is a near tie."""
+    for number, logits in enumerate(trace.logits):
+        best, second = logits.topk(2).values.tolist()
+        if best - second < NEAR_TIE:
+            return number
+    return len(trace.logits)
+
+
+def h2o_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
+    """Tokens, victims and every report's scores under h2o, by the order of submission."""
+    observer = Observer(llm)
+    finish, told = observer.runtime.finish_step, {}
+
+    def finish_step(report: Any, step: int) -> None:
+        for request, scores in (report.scores if report is not None else {}).items():
+            told.setdefault(request, []).append(scores)
+        finish(report, step)
+
+    observer.runtime.finish_step = finish_step
+    tokens = greedy(llm, PROMPTS, NUM_NEW)
+    observer.runtime.finish_step = finish
+    ordered = sorted(told, key=lambda request: int(request.split("-")[0]))
+    return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
+
+
+def test_scores_of_two_ranks_are_those_of_one(two_ranks: Any, engine: Any, greedy: Any) -> None:
+    h2o = {"policy": {"name": "h2o", "params": {}}}
+    patch(two_ranks, **h2o)
+    tokens, logs, scores = h2o_run(two_ranks, greedy)
+    with engine(**args(**h2o)) as one:
+        tokens_of_one, logs_of_one, expected = h2o_run(one, greedy)
+    assert (tokens, logs) == (tokens_of_one, logs_of_one)
+    assert all(len(log) > 1 for log in logs)
+    for request, reports in expected.items():
+        for mine, other in zip(scores[request], reports, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- broken on purpose
+
+
+def violations(llm: Any) -> list[str]:
+    events = runtime_of(llm).events.page(0, 10_000).events
+    return [event.message for event in events if event.kind == "violation"]
+
+
+def run_and_break(llm: Any, greedy: Any, act: Callable[[Any], Any]) -> list[str]:
+    """Run until all requests have evicted, break one rank, run on; the violations it led to."""
+    from vllm import SamplingParams
+
+    known = len(violations(llm))
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS[::2]):
+        llm.llm_engine.add_request(f"b{known}-{number}", {"prompt_token_ids": prompt}, params)
+    for _ in range(6):
+        llm.llm_engine.step()
+    everywhere(llm, act)
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
+    return violations(llm)[known:]
+
+
+def move_a_token(worker: Any) -> None:
+    """Rank 1's mirror says that the newest token lies where the oldest one does."""
+    if worker.rank == 1:
+        mirror = next(iter(mirrors_of(worker).values()))
+        ids, slots = mirror.live()
+        mirror._slots[ids[-1]] = slots[0]
+
+
+def change_next_plan(worker: Any) -> None:
+    """Rank 1 is told to write the next token elsewhere; every count still fits."""
+    if worker.rank != 1:
+        return
+    runner = worker.model_runner
+    update = runner._update_states
+
+    def update_states(scheduler_output: Any) -> Any:
+        del runner._update_states
+        part = next(iter(scheduler_output.vtoken.requests.values()))
+        part.new_slots = part.new_slots + 1
+        return update(scheduler_output)
+
+    runner._update_states = update_states
+
+
+def lose_a_copy(worker: Any) -> None:
+    """Rank 1 does not execute the next relocation, and takes its time about it."""
+    if worker.rank != 1:
+        return
+    copies = worker.model_runner.vtoken_copies
+
+    def copy(source: Any, destination: Any) -> int:  # noqa: ARG001
+        del copies.copy
+        return 10_000_000
+
+    copies.copy = copy
+
+
+def count_wrongly(worker: Any) -> None:
+    if worker.rank == 1:
+        for mirror in mirrors_of(worker).values():
+            mirror.num_tokens += 1
+
+
+def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:
+    patch(two_ranks, policy={"name": "streaming_llm"}, interval_tokens=0)
+    assert run_and_break(two_ranks, greedy, shape_of_cache) == []  # harmless
+    (first, *_) = run_and_break(two_ranks, greedy, move_a_token)
+    assert "rank 1 has another mirror than rank 0" in first
+
+
+def test_control_a_plan_that_differs_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:
+    (first, *_) = run_and_break(two_ranks, greedy, change_next_plan)
+    assert "rank 1 runs another plan than rank 0" in first
+
+
+def test_what_the_other_rank_finds_reaches_the_scheduler(two_ranks: Any, greedy: Any) -> None:
+    patch(two_ranks, recycle=False, theta_f=0.0, interval_tokens=8)
+    before = runtime_of(two_ranks).counters.copy_us
+    (only,) = run_and_break(two_ranks, greedy, lose_a_copy)
+    assert "rank 1: relocation of b" in only
+    assert runtime_of(two_ranks).counters.copy_us - before > 10_000_000  # the slowest rank counts
+
+
+def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any, greedy: Any) -> None:
+    runtime_of(two_ranks).strict = True
+    with pytest.raises(InvariantViolation, match="rank 1 has another mirror"):
+        run_and_break(two_ranks, greedy, move_a_token)
+    two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).states), internal=True)
+
+
+def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any, greedy: Any) -> None:
+    """The other rank would wait for it in the forward, for ever."""
+    with pytest.raises(RuntimeError, match=r"step \d+: rank 1: MirrorMismatchError"):
+        run_and_break(two_ranks, greedy, count_wrongly)

@@ -1,0 +1,122 @@
+"""The ranks of one tensor-parallel engine: do they execute the same step, and what they found.
+
+Every rank gets the same plan and holds its own KV heads of the same blocks; only the output rank's
+report reaches the scheduler. Knows torch's process groups and the report, not the model. All calls
+are collective, on the host's group: the plan decides in which steps, so every rank makes them.
+
+1. no rank computes a step that another rank could not apply: all of them raise, before the forward
+2. violations of every rank, and the slowest rank's copy, are in every rank's report
+3. the mean over heads is the mean over ranks of each rank's mean: vLLM gives every rank equally
+   many query heads, and where there are fewer KV heads than ranks, equally many copies of each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from vtoken import digest
+from vtoken.errors import MirrorMismatchError
+from vtoken.mirror import Mirror
+from vtoken.step import StepPlan, WorkerReport
+
+Signal = npt.NDArray[np.float32]
+
+
+class Ranks:
+    """This process alone: every plan is its own, nothing is compared or reduced."""
+
+    @staticmethod
+    def of_this_worker() -> Ranks:
+        """By vLLM's tensor-parallel group."""
+        from vllm.distributed import get_tp_group
+
+        group = get_tp_group()
+        return Peers(group.cpu_group) if group.world_size > 1 else Ranks()
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        """Errors of the plan's application go on as they are; with peers they wait for `agree`."""
+        yield
+
+    def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Once a step, when the plan has been applied and before the forward."""
+
+    def mean(self, signals: dict[str, Signal]) -> dict[str, Signal]:
+        """The mean over the ranks of every request's signal [num_tokens]."""
+        return signals
+
+
+class Peers(Ranks):
+    """One of several ranks; `group` is their process group on the host (gloo)."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._size = dist.get_world_size(group)
+        self._fault: str | None = None
+        self._agreed = True
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fault = self._fault or f"{type(error).__name__}: {error}"
+
+    def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Compare the step over the ranks, and merge what they found into `report`.
+
+        Raises MirrorMismatchError on every rank when any of them could not apply the plan. Ranks
+        that differ are a violation in the report, which stops the engine in strict mode before
+        this step's tokens leave it.
+        """
+        if not (plan.requests or len(plan.source_slots) or plan.want_scores):
+            return
+        fault, self._fault = self._fault, None
+        told = fault or report.violation
+        row = torch.tensor(
+            [
+                digest.of_plan(plan),
+                0 if fault else digest.of_mirrors(plan, mirrors),
+                report.copy_us,
+                fault is not None,
+                told is not None,
+                report.verify_us,
+            ]
+        )
+        rows = [torch.empty_like(row) for _ in range(self._size)]
+        dist.all_gather(rows, row, group=self._group)
+        table = torch.stack(rows).numpy()
+        wrong: list[str] = []
+        if table[:, 4].any():
+            texts: list[str | None] = [None] * self._size
+            dist.all_gather_object(texts, told, group=self._group)
+            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+        if table[:, 3].any():
+            raise MirrorMismatchError(f"step {plan.step}: {'; '.join(wrong)}")
+        report.copy_us, report.verify_us = int(table[:, 2].max()), int(table[:, 5].max())
+        report.violation = "; ".join(wrong) or None
+        differ = [
+            f"rank {rank} {what} rank 0 ({table[rank, column]:08x}, {table[0, column]:08x})"
+            for column, what in ((0, "runs another plan than"), (1, "has another mirror than"))
+            for rank in np.flatnonzero(table[:, column] != table[0, column]).tolist()
+        ]
+        self._agreed = not differ
+        if differ:
+            report.disagreement = f"in step {plan.step}, {', '.join(differ)}"
+
+    def mean(self, signals: dict[str, Signal]) -> dict[str, Signal]:
+        """One reduction for all requests; nothing is shipped from ranks that differ."""
+        if not signals or not self._agreed:
+            return {}
+        together = torch.from_numpy(np.concatenate([*signals.values()]))
+        dist.all_reduce(together, group=self._group)
+        together /= self._size
+        bounds = np.cumsum([len(signal) for signal in signals.values()])[:-1]
+        return dict(zip(signals, np.split(together.numpy(), bounds), strict=True))
