@@ -213,14 +213,14 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
 ) -> None:
     """A small pool: preemptions, an abort and a stop token, all while the next step runs."""
     num_new = 80
-    prompts = [reference.random_prompt(90 + 20 * i, 20 + i) for i in range(5)]
+    prompts = [reference.random_prompt(40 + 5 * i, 20 + i) for i in range(5)]  # soon 3 blocks each
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     plain = reference.generate(hf_model, prompts[0], num_new, evict)
     stop = next(token for i, token in enumerate(plain) if i > 30 and token not in plain[:i])
     tokens: dict[str, list[int]] = {}
-    small = {"theta_f": 0.0, "low_watermark_blocks": 17, "headroom_blocks": 2, "batch_size": 2}
+    small = {"theta_f": 0.0, "low_watermark_blocks": 12, "headroom_blocks": 2, "batch_size": 8}
     config = args(recycle=False, **small)
-    pool = {"num_gpu_blocks_override": 18, "max_model_len": 288, "max_num_batched_tokens": 640}
+    pool = {"num_gpu_blocks_override": 13, "max_model_len": 160, "max_num_batched_tokens": 640}
     with engine(**pool, **config) as llm:
         core, cuts, observer = core_of(llm), resumed(llm), Observer(llm)
         runtime = runtime_of(llm)
@@ -232,9 +232,9 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
         assert len(core.batch_queue) == 1
         step(llm, tokens)
         assert runtime.counters.preemptions > 0
-        assert runtime.counters.relocations > 0
+        assert runtime.counters.evicted_tokens > 0
         assert runtime.counters.violations == 0
-        assert runtime.store.num_free_blocks() == 17
+        assert runtime.store.num_free_blocks() == 12
         assert sum(len(owners) > 1 for owners in observer.owners.values()) > 8
         runtime.check()
     for name, answer in tokens.items():
