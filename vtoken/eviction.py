@@ -13,6 +13,7 @@ from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.ledger import Ledger
 from vtoken.policies import View
+from vtoken.requests import RequestState
 from vtoken.sharing import keeps_dead_shared_blocks
 from vtoken.step import NO_IDS
 from vtoken.table import Ids, TokenTable
@@ -38,9 +39,21 @@ class Evictor:
 
     def wants_scores(self, table: TokenTable) -> bool:
         """Whether the report of this step may be the newest one when `table` is next due."""
+        lag = self._ledger.report_lag_steps
+        if lag == 0:
+            return self.is_due(table)
         rules = self._ledger.rules(table.request_id)
-        soon = table.num_live + self._ledger.report_lag_steps
-        return rules.evicts and soon > rules.budget_tokens + rules.interval_tokens
+        return rules.evicts and table.num_live + lag > rules.budget_tokens + rules.interval_tokens
+
+    def _are_stale(self, state: RequestState, table: TokenTable) -> bool:
+        """Whether the scores are older than the steps in flight explain."""
+        if state.scores is None:
+            return True  # nothing has been probed yet: wait rather than guess
+        lag = self._ledger.report_lag_steps
+        if table.num_tokens - len(state.scores) <= lag:
+            return False
+        between_chunks = table.num_tokens < state.prefill_end
+        return not between_chunks or state.scores_step < self._ledger.step - 1 - lag
 
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
         """The ids that `config` would evict from `table` now; None when nothing is due."""
@@ -51,10 +64,9 @@ class Evictor:
         ids = table.live_ids()
         scores = None
         if "attention" in config.policy.needs:
-            if state.scores is None:
-                return None  # nothing has been probed yet: wait rather than guess
-            if table.num_tokens - len(state.scores) > self._ledger.report_lag_steps:
-                return None  # older than the steps in flight explain: wait for the next report
+            if self._are_stale(state, table):
+                return None  # the next report is wanted: wait for it
+            assert state.scores is not None
             # Tokens newer than the last report have not been seen: they count as heavy.
             known = np.full(table.num_tokens, np.inf, dtype=np.float32)
             known[: len(state.scores)] = state.scores[: table.num_tokens]

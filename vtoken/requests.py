@@ -30,6 +30,7 @@ class RequestState:
     hole: int | None = None  # place that the next single token will be written to
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
     scores: npt.NDArray[np.float32] | None = None
+    scores_step: int = 0  # step of the report that `scores` came with
     scores_from_step: int = 0  # reports of earlier steps count for another policy
     moved_tokens: int = 0
     recycled_slots: int = 0

@@ -185,7 +185,7 @@ class Runtime(Ledger):
             state = self.states.get(request_id)
             if state is None or report.step < max(state.admitted_step, state.scores_from_step):
                 continue  # of a request, or of a policy, that is gone
-            state.scores = scores
+            state.scores, state.scores_step = scores, report.step
 
     def _check_copies(self, report: WorkerReport | None, step: int) -> None:
         """The report is of this step, and says that every copy of its plan was made (I3)."""

@@ -163,7 +163,7 @@ class CoreEngine:
         ready = [
             r.id
             for r in self.running
-            if r.num_computed >= r.num_prompt_tokens and r.num_known - r.num_computed == 1
+            if r.num_computed < r.num_prompt_tokens or r.num_known - r.num_computed == 1
         ]
         self.runtime.report_lag_steps = self.worker_lag_steps
         self.runtime.begin_step(ready)

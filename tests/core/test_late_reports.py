@@ -185,3 +185,14 @@ def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
     engine.remove(name)
     assert engine.runtime.counters.preempted_per_request == {}
     assert name not in {request.id for request in engine.waiting}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_prompt_is_evicted_between_its_chunks_by_the_report_of_the_chunk_before(lag: int) -> None:
+    engine = late(lag=lag, evict_during="prefill", interval_tokens=0)
+    engine.prefill_chunk_tokens = 8
+    engine.running.clear()
+    engine.waiting.clear()
+    engine.add("long", 60, max_tokens=20)
+    assert ages_of_scores(engine, 7) == {8 * lag}
+    assert engine.runtime.tables["long"].num_live <= 16 + 8 * (1 + lag)

@@ -202,7 +202,7 @@ def lose_a_copy(worker: Any) -> None:
         return
     copies = worker.model_runner.vtoken_copies
 
-    def copy(source: Any, destination: Any) -> int:  # noqa: ARG001
+    def copy(source: Any, destination: Any) -> int:
         del copies.copy
         return 10_000_000
 
