@@ -44,8 +44,8 @@ def of_plan(plan: StepPlan) -> int:
         counts += map(len, own)
         arrays += own
     digest = crc32("\n".join(names).encode())
-    digest = crc32(np.asarray(counts, dtype=np.int64), digest)
-    return crc32(np.concatenate(arrays), digest)
+    digest = crc32(np.asarray(counts, dtype=np.int64).data, digest)
+    return crc32(np.concatenate(arrays).data, digest)
 
 
 def of_mirrors(plan: StepPlan, mirrors: Mapping[str, Mirror]) -> int:
@@ -57,5 +57,5 @@ def of_mirrors(plan: StepPlan, mirrors: Mapping[str, Mirror]) -> int:
     digest = 0
     for name in (names[first:] + names[:first])[:MIRRORS_A_STEP]:
         for array in mirrors[name].live():
-            digest = crc32(array, digest)
+            digest = crc32(array.data, digest)
     return digest

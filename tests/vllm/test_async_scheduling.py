@@ -236,7 +236,7 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
         assert runtime.counters.evicted_tokens > 0
         assert runtime.counters.violations == 0
         assert runtime.store.num_free_blocks() == 12
-        assert sum(len(owners) > 1 for owners in observer.owners.values()) > 8
+        assert sum(len(owners) > 1 for owners in observer.owners.values()) > 5
         runtime.check()
     for name, answer in tokens.items():
         number = int(name.split("-")[0])
