@@ -88,6 +88,7 @@ class Peers(Ranks):
                 fault is not None,
                 told is not None,
                 report.verify_us,
+                report.moved_tokens,
             ]
         )
         rows = [torch.empty_like(row) for _ in range(self._size)]
@@ -101,6 +102,7 @@ class Peers(Ranks):
         if table[:, 3].any():
             raise MirrorMismatchError(f"step {plan.step}: {'; '.join(wrong)}")
         report.copy_us, report.verify_us = int(table[:, 2].max()), int(table[:, 5].max())
+        report.moved_tokens = int(table[:, 6].min())  # I3: what some rank did not copy is missing
         report.violation = "; ".join(wrong) or None
         differ = [
             f"rank {rank} {what} rank 0 ({table[rank, column]:08x}, {table[0, column]:08x})"
