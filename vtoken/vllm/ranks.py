@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,21 @@ from vtoken.mirror import Mirror
 from vtoken.step import StepPlan, WorkerReport
 
 Signal = npt.NDArray[np.float32]
+
+
+class Told(IntEnum):
+    """What every rank tells all others of a step, one int64 each."""
+
+    PLAN = 0  # fingerprint
+    MIRRORS = 1  # fingerprint
+    FAULTY = 2  # it could not apply the plan
+    SAYS = 3  # it has a text: a fault or a violation
+    MOVED_TOKENS = 4
+    COPY_US = 5
+    VERIFY_US = 6
+
+
+DIFFERENCES = {Told.PLAN: "runs another plan than", Told.MIRRORS: "has another mirror than"}
 
 
 class Ranks:
@@ -80,34 +96,32 @@ class Peers(Ranks):
             return
         fault, self._fault = self._fault, None
         told = fault or report.violation
-        row = torch.tensor(
-            [
-                digest.of_plan(plan),
-                0 if fault else digest.of_mirrors(plan, mirrors),
-                report.copy_us,
-                fault is not None,
-                told is not None,
-                report.verify_us,
-                report.moved_tokens,
-            ]
-        )
-        rows = [torch.empty_like(row) for _ in range(self._size)]
-        dist.all_gather(rows, row, group=self._group)
-        table = torch.stack(rows).numpy()
+        mine = torch.zeros(len(Told), dtype=torch.int64)
+        mine[Told.PLAN] = digest.of_plan(plan)
+        mine[Told.MIRRORS] = 0 if fault else digest.of_mirrors(plan, mirrors)
+        mine[Told.FAULTY] = fault is not None
+        mine[Told.SAYS] = told is not None
+        mine[Told.MOVED_TOKENS] = report.moved_tokens
+        mine[Told.COPY_US] = report.copy_us
+        mine[Told.VERIFY_US] = report.verify_us
+        rows = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(rows, mine, group=self._group)
+        of_all = torch.stack(rows).numpy()  # [ranks, Told]
         wrong: list[str] = []
-        if table[:, 4].any():
+        if of_all[:, Told.SAYS].any():
             texts: list[str | None] = [None] * self._size
             dist.all_gather_object(texts, told, group=self._group)
             wrong = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-        if table[:, 3].any():
+        if of_all[:, Told.FAULTY].any():
             raise MirrorMismatchError(f"step {plan.step}: {'; '.join(wrong)}")
-        report.copy_us, report.verify_us = int(table[:, 2].max()), int(table[:, 5].max())
-        report.moved_tokens = int(table[:, 6].min())  # I3: what some rank did not copy is missing
+        report.moved_tokens = int(of_all[:, Told.MOVED_TOKENS].min())  # I3: every rank copies
+        report.copy_us = int(of_all[:, Told.COPY_US].max())
+        report.verify_us = int(of_all[:, Told.VERIFY_US].max())
         report.violation = "; ".join(wrong) or None
         differ = [
-            f"rank {rank} {what} rank 0 ({table[rank, column]:08x}, {table[0, column]:08x})"
-            for column, what in ((0, "runs another plan than"), (1, "has another mirror than"))
-            for rank in np.flatnonzero(table[:, column] != table[0, column]).tolist()
+            f"rank {rank} {what} rank 0 ({of_all[rank, column]:08x}, {of_all[0, column]:08x})"
+            for column, what in DIFFERENCES.items()
+            for rank in np.flatnonzero(of_all[:, column] != of_all[0, column]).tolist()
         ]
         self._agreed = not differ
         if differ:
