@@ -108,7 +108,7 @@ def test_strict_a_server_fails_its_requests_and_its_health_and_names_the_invaria
             "--vtoken-budget-tokens=48",
             "--vtoken-interval-tokens=12",
             "--vtoken-theta-f=0",
-            "--vtoken-low-watermark-blocks=64",
+            "--vtoken-low-watermark-blocks=96",
             "--vtoken-verify-ratio=1",
             "--no-vtoken-recycle",
             "--num-gpu-blocks-override=96",
