@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import reference
 from observe import Observer, runtime_of
-from steps_overlap import async_scheduling
 
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.serve import server_command
+from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

@@ -20,13 +20,23 @@ COMMON: dict[str, Any] = {
 }
 
 
+class Engine(msgspec.Struct, frozen=True):
+    """`arguments` of vLLM's engine; `overlap`: asynchronous scheduling, which CPU has switched off;
+    `environment`: of its process.
+    """
+
+    arguments: dict[str, Any]
+    overlap: bool = False
+    environment: dict[str, str] = {}
+
+
 class Phase(msgspec.Struct, frozen=True):
     """One engine under traffic for `seconds`, or for exactly `steps` rounds when that is given."""
 
     name: str
     seed: int
     seconds: float
-    engine: dict[str, Any]
+    engine: Engine
     model: str
     log: str  # every action, one JSON line each
     steps: int | None = None
@@ -35,7 +45,9 @@ class Phase(msgspec.Struct, frozen=True):
     judge: int = 24  # requests
 
 
-def _engine(block_size: int, num_blocks: int, chunk: int, model_len: int, **more: Any) -> Any:
+def _engine(
+    block_size: int, num_blocks: int, chunk: int, model_len: int, **more: Any
+) -> dict[str, Any]:
     return COMMON | {
         "block_size": block_size,
         "num_gpu_blocks_override": num_blocks,
@@ -45,13 +57,21 @@ def _engine(block_size: int, num_blocks: int, chunk: int, model_len: int, **more
     }
 
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "32 x 48, shared prefixes": _engine(32, 48, 256, 1024),
-    "16 x 40, tiny pool": _engine(16, 40, 128, 512),
-    "64 x 20, no prefix cache": _engine(64, 20, 512, 1024, enable_prefix_caching=False),
-    "32 x 64, bfloat16": _engine(32, 64, 256, 1024, dtype="bfloat16"),
-    "16 x 96, small chunks": _engine(16, 96, 48, 768),
-    "128 x 12, long chunks": _engine(128, 12, 1024, 1024),
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+ENGINES: dict[str, Engine] = {
+    "32 x 48, shared prefixes": Engine(_engine(32, 48, 256, 1024)),
+    "16 x 40, tiny pool": Engine(_engine(16, 40, 128, 512)),
+    "32 x 48, steps overlap": Engine(_engine(32, 48, 256, 1024), overlap=True),
+    "64 x 20, no prefix cache": Engine(
+        _engine(64, 20, 512, 1024, enable_prefix_caching=False),
+    ),
+    "32 x 64, bfloat16": Engine(_engine(32, 64, 256, 1024, dtype="bfloat16")),
+    "16 x 96, small chunks": Engine(_engine(16, 96, 48, 768)),
+    "32 x 48, two ranks": Engine(
+        _engine(32, 48, 256, 1024, **TWO_RANKS),
+        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    ),
+    "128 x 12, long chunks": Engine(_engine(128, 12, 1024, 1024)),
 }
 # Rounding, and with it the order of slots, shows in bfloat16.
 TOLERANCES = {"bfloat16": 0.5}
@@ -73,7 +93,7 @@ def plan_phases(
             engine=ENGINES[names[number % len(names)]],
             model=model,
             log=f"{logs}/phase-{number}.jsonl",
-            tolerance=TOLERANCES.get(ENGINES[names[number % len(names)]]["dtype"], 1e-3),
+            tolerance=TOLERANCES.get(ENGINES[names[number % len(names)]].arguments["dtype"], 1e-3),
         )
         for number in range(count)
     ]

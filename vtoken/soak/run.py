@@ -7,9 +7,11 @@ ended, and that is a failure like any other.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,7 +106,8 @@ def run_phase(phase: Phase) -> Tally:
             stderr=stderr,
             pass_fds=(write,),
             text=True,
-            env=ONE_THREAD | os.environ,
+            env=ONE_THREAD | os.environ | phase.engine.environment,
+            start_new_session=True,
         )
     os.close(write)
     assert child.stdin is not None
@@ -117,7 +120,7 @@ def run_phase(phase: Phase) -> Tally:
             ready, _, _ = select.select([answers], [], [], SILENCE_S)
             chunk = answers.read(1 << 16) if ready else b""
             if not chunk:
-                child.kill()
+                _kill(child)
                 what = "ended without an answer" if ready else f"was silent for {SILENCE_S:.0f} s"
                 tally.failures.append(f"{phase.name}: the engine {what}, see {errors}")
                 tally.failed += 1
@@ -130,9 +133,15 @@ def run_phase(phase: Phase) -> Tally:
     try:
         child.wait(30)
     except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        _kill(child)
     return tally
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """The child and the ranks that it may have started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _explain(phase: Phase, tally: Tally) -> None:

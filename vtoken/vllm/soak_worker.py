@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -72,7 +73,7 @@ class Soak:
     def __init__(self, phase: Phase, log: TextIO, answers: TextIO) -> None:
         self.phase = phase
         self.tally = Tally()
-        self.chance = Chance(phase.seed, max_model_len=phase.engine["max_model_len"])
+        self.chance = Chance(phase.seed, max_model_len=phase.engine.arguments["max_model_len"])
         self.sent: dict[str, RequestDraw] = {}
         self.outputs: dict[str, list[int]] = {}
         self.in_flight: list[str] = []
@@ -308,7 +309,9 @@ def _make_engine(phase: Phase) -> Any:
     extra = engine_args({}, verify_ratio=1.0, strict=True, check_every_step=True)
     from vllm import EngineArgs, LLMEngine
 
-    return LLMEngine.from_engine_args(EngineArgs(model=phase.model, **phase.engine, **extra))
+    return LLMEngine.from_engine_args(
+        EngineArgs(model=phase.model, **phase.engine.arguments, **extra)
+    )
 
 
 def answer(answers: TextIO, kind: str, tally: Tally) -> None:
@@ -319,7 +322,12 @@ def answer(answers: TextIO, kind: str, tally: Tally) -> None:
 def main() -> None:
     answers = os.fdopen(int(sys.argv[1]), "w")
     phase = msgspec.json.decode(sys.stdin.readline(), type=Phase)
-    with Path(phase.log).open("w") as log:
+    with ExitStack() as stack:
+        log = stack.enter_context(Path(phase.log).open("w"))
+        if phase.engine.overlap:
+            from vtoken.vllm.steps_overlap import async_scheduling
+
+            stack.enter_context(async_scheduling())
         soak = Soak(phase, log, answers)
         try:
             soak.run()
@@ -327,6 +335,7 @@ def main() -> None:
             traceback.print_exc()
             soak.died(traceback.format_exc(limit=-3).strip().replace("\n", " | "))
         answer(answers, "done", soak.tally)
+        soak.core.shutdown()
 
 
 if __name__ == "__main__":

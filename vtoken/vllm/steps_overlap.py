@@ -1,4 +1,4 @@
-"""Asynchronous scheduling on CPU, for tests: vLLM's own async scheduler, engine loop and runner.
+"""Asynchronous scheduling on CPU, for tests and the soak: vLLM's own scheduler, loop and runner.
 
 vLLM switches it off on CPU because nothing is gained there; nothing in it needs a GPU but the
 streams and events around the copy of the sampled tokens, which stand still here.
@@ -7,10 +7,9 @@ streams and events around the copy of the sampled tokens, which stand still here
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-
-import pytest
+from unittest.mock import patch
 
 
 class Stream:
@@ -38,10 +37,13 @@ def async_scheduling() -> Iterator[None]:
         config.scheduler_config.async_scheduling = True  # the CPU platform has set it to False
         return config
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineArgs, "create_engine_config", create_engine_config)
-        patch.setattr(torch.cuda, "Event", Stream)
-        patch.setattr(torch.cuda, "Stream", Stream)
-        patch.setattr(torch.cuda, "current_stream", Stream)
-        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (EngineArgs, "create_engine_config", create_engine_config),
+            (torch.cuda, "Event", Stream),
+            (torch.cuda, "Stream", Stream),
+            (torch.cuda, "current_stream", Stream),
+            (torch.cuda, "stream", lambda _: nullcontext()),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
         yield
