@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.catalogue import Fault
-from tests.faults.core_faults import CORE, run_core_fault
+from tests.faults.core import run_core_fault
+from tests.faults.core_blocks import BLOCKS
+from tests.faults.core_tokens import TOKENS
 
 
-@pytest.mark.parametrize("fault", CORE.faults, ids=lambda fault: fault.inject.__name__)
+@pytest.mark.parametrize(
+    "fault", [*TOKENS.faults, *BLOCKS.faults], ids=lambda fault: fault.inject.__name__
+)
 def test_the_fault_is_noticed_by_its_check(fault: Fault) -> None:
     found = run_core_fault(fault)
     assert found is not None, f"nothing noticed: {fault.name}"
     assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
+
+
+def test_the_document_lists_every_fault() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+    missing = [f.name for f in [*TOKENS.faults, *BLOCKS.faults] if f"| {f.name} |" not in text]
+    assert missing == [], "run python -m tests.faults"

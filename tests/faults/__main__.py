@@ -21,9 +21,11 @@ Row = tuple[Fault, Noticed | None]
 
 
 def core_rows() -> Iterator[Row]:
-    from tests.faults.core_faults import CORE, run_core_fault
+    from tests.faults.core import run_core_fault
+    from tests.faults.core_blocks import BLOCKS
+    from tests.faults.core_tokens import TOKENS
 
-    for fault in CORE.faults:
+    for fault in [*TOKENS.faults, *BLOCKS.faults]:
         yield fault, run_core_fault(fault)
 
 
@@ -33,7 +35,8 @@ def engine_rows() -> Iterator[Row]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
     }
-    from tests.faults.engine_faults import ENGINE, ENGINE_ARGUMENTS, EngineUnderFaults
+    from tests.faults.engine import ENGINE_ARGUMENTS, EngineUnderFaults
+    from tests.faults.engine_faults import ENGINE
     from vtoken.demo.model import build
     from vtoken.vllm import engine_args
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.faults.catalogue import Fault
-from tests.faults.engine_faults import ENGINE, ENGINE_ARGUMENTS, EngineUnderFaults
+from tests.faults.engine import ENGINE_ARGUMENTS, EngineUnderFaults
+from tests.faults.engine_faults import ENGINE
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
@@ -43,3 +44,8 @@ def test_the_fault_is_noticed(fault: Fault, under_faults: Any) -> None:
     found = under_faults().run(fault)
     assert found is not None, f"nothing noticed: {fault.name}"
     assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
+
+
+def test_the_document_lists_every_fault() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+    assert [f.name for f in ENGINE.faults if f"| {f.name} |" not in text] == []

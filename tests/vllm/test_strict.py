@@ -15,7 +15,7 @@ import pytest
 import reference
 from observe import runtime_of
 
-from tests.faults.engine_faults import CONFIG, ENGINE_ARGUMENTS
+from tests.faults.engine import CONFIG, ENGINE_ARGUMENTS
 from vtoken.demo.server import ProcessGroup
 from vtoken.errors import InvariantViolation
 from vtoken.soak.oracle import Oracle
@@ -53,7 +53,7 @@ def run(llm: Any, tokens: dict[int, list[int]]) -> None:
 def test_strict_no_token_of_a_violated_step_leaves_the_engine(
     engine: Any, demo_model: Path
 ) -> None:
-    from vtoken.vllm.soak_worker import Watch
+    from vtoken.vllm.soak_engine import Watch
 
     tokens: dict[int, list[int]] = {}
     with engine(**broken(strict=True)) as llm:

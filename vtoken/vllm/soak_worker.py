@@ -18,9 +18,10 @@ from typing import Any, TextIO
 import msgspec
 
 from vtoken.soak.chance import Chance, RequestDraw
-from vtoken.soak.oracle import Oracle, Stretch
+from vtoken.soak.oracle import Oracle
 from vtoken.soak.phases import Phase
 from vtoken.soak.tally import Tally
+from vtoken.vllm.soak_engine import Watch, make_engine
 from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
 
 REPORT_EVERY_S = 1.0
@@ -34,37 +35,6 @@ START = {
     "low_watermark_blocks": 8,
     "recycle": False,
 }
-
-
-class Watch:
-    """Follows one runtime: when which token of which request died, and every (re)admission."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.stretches: dict[str, list[Stretch]] = {}
-        self._scheduler = scheduler
-        self._runtime = scheduler.vtoken
-        self._commit = self._runtime.commit_step
-        self._runtime.commit_step = self._commit_step
-
-    def _commit_step(self, grown: Any) -> Any:
-        grown = list(grown)
-        for request in grown:
-            if request.request_id not in self._runtime.tables:
-                known = self._scheduler.requests[request.request_id].num_tokens
-                self._of(request.request_id).append(Stretch(known))
-        plan = self._commit(grown)
-        for request_id, part in plan.requests.items():
-            if len(part.evicted):
-                self._of(request_id)[-1].evictions.append((part.num_tokens, part.evicted.tolist()))
-        return plan
-
-    def _of(self, request_id: str) -> list[Stretch]:
-        return self.stretches.setdefault(external(request_id), [])
-
-
-def external(request_id: str) -> str:
-    """vLLM appends a random part to the ids it is given."""
-    return request_id.rsplit("-", 1)[0]
 
 
 class Soak:
@@ -81,7 +51,7 @@ class Soak:
         self._round = 0
         self._target = 6
         self._last_answer = 0.0
-        self.engine = _make_engine(phase)
+        self.engine = make_engine(phase)
         self.core = self.engine.engine_core.engine_core
         self.runtime = self.core.scheduler.vtoken
         self.watch = Watch(self.core.scheduler)
@@ -294,24 +264,6 @@ class Soak:
         self._fail(text)
         self.tally.failed += len(self.in_flight)
         self._collect()
-
-
-def _make_engine(phase: Phase) -> Any:
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "HF_HUB_OFFLINE": "1",
-    }
-    from vtoken.vllm import engine_args
-
-    extra = engine_args({}, verify_ratio=1.0, strict=True, check_every_step=True)
-    from vllm import EngineArgs, LLMEngine
-
-    return LLMEngine.from_engine_args(
-        EngineArgs(model=phase.model, **phase.engine.arguments, **extra)
-    )
 
 
 def answer(answers: TextIO, kind: str, tally: Tally) -> None:

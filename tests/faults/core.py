@@ -1,0 +1,102 @@
+"""Where faults of the scheduler's half are injected: the core engine of the tests, without vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from tests.core.harness import CoreEngine
+from tests.faults.catalogue import Fault, Hit, Noticed, noticed
+from vtoken import reclaim, relocation
+
+MOST_STEPS = 400
+NUM_BLOCKS = 32
+
+
+def run_core_fault(fault: Fault) -> Noticed | None:
+    """Inject it under traffic; None when neither a check nor the oracle notices."""
+    for watched in (False, True):
+        found = _run(fault, watched=watched)
+        if found is not None:
+            return found
+    return None
+
+
+def _run(fault: Fault, *, watched: bool) -> Noticed | None:
+    options = dict(fault.options)
+    config = {
+        "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
+        "budget_tokens": 10,
+        "interval_tokens": 4,
+        "low_watermark_blocks": NUM_BLOCKS,
+        "theta_f": 0.0,
+        "headroom_blocks": 4,
+        "recycle": False,
+    } | options.pop("config", {})
+    engine = CoreEngine(num_blocks=NUM_BLOCKS, block_size=4, config=config, **options)
+    hit = Hit(lambda: engine.runtime.step)
+    if not watched:
+        engine.worker._attend = lambda _: None  # type: ignore[method-assign]
+    with ExitStack() as stack:
+        engine.stack = stack  # type: ignore[attr-defined]
+        _feed(engine, 0)
+        for _ in range(4):
+            engine.step()
+        fault.inject(engine, hit)
+        try:
+            for number in range(1, MOST_STEPS):
+                if len(engine.running) + len(engine.waiting) < 4:
+                    _feed(engine, number)
+                engine.step()
+                if watched:
+                    engine.check()
+        except Exception as error:
+            return noticed(error, hit)
+    assert hit.times, f"{fault.name}: never injected"
+    return None
+
+
+def _feed(engine: CoreEngine, wave: int) -> None:
+    for i in range(4):
+        engine.add(f"w{wave}-{i}", 19, prefix="p", prefix_tokens=9, max_tokens=40, seed=i)
+
+
+def each_plan(engine: CoreEngine, change: Callable[[Any], bool], hit: Hit) -> None:
+    """Every step plan on its way to the worker; `change` says whether it did damage."""
+    commit = engine.runtime.commit_step
+
+    def commit_step(grown: Any) -> Any:
+        plan = commit(grown)
+        if change(plan):
+            hit()
+        return plan
+
+    engine.runtime.commit_step = commit_step  # type: ignore[method-assign]
+
+
+def each_relocation(engine: CoreEngine, change: Callable[[Any], Any], hit: Hit) -> None:
+    """Every relocation plan between planner and table; `change` gives another one, or None."""
+    honest = reclaim.plan_round
+
+    def plan_round(*args: Any, **kwargs: Any) -> Any:
+        found = honest(*args, **kwargs)
+        plans = []
+        for plan in found.plans:
+            changed = change(plan)
+            if changed is not None:
+                hit()
+            plans.append(plan if changed is None else changed)
+        return replace(found, plans=tuple(plans))
+
+    engine.stack.enter_context(  # type: ignore[attr-defined]
+        patch.object(relocation, "plan_round", plan_round)
+    )
+
+
+def swapped(array: Any) -> Any:
+    out = array.copy()
+    out[[0, 1]] = out[[1, 0]]
+    return out

@@ -1,0 +1,212 @@
+"""Faults in planning, in who owns a block, in the engine's books: I4 and the sharing rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.core.harness import CoreEngine
+from tests.core.test_rules import EagerlyFreeingStore, GreedyLender
+from tests.faults.catalogue import Catalogue, Hit
+from tests.faults.core import each_relocation
+
+BLOCKS = Catalogue()
+
+
+@BLOCKS.fault("I4 snapshot", "I")
+def plan_from_an_old_snapshot(engine: CoreEngine, hit: Hit) -> None:
+    """The planner is shown a request as it was when it was first looked at."""
+    relocator, old = engine.runtime.relocator, {}
+    honest = relocator.layout_of
+
+    def layout_of(table: Any, dead: Any = None) -> Any:
+        now = honest(table, dead)
+        layout = old.setdefault(table.request_id, now)
+        if layout is not now and layout.grid.tolist() != now.grid.tolist():
+            hit()
+        return layout
+
+    relocator.layout_of = layout_of  # type: ignore[method-assign]
+
+
+@BLOCKS.fault("I4 profitable", "I4, `Relocator._apply`")
+def free_nothing(engine: CoreEngine, hit: Hit) -> None:
+    """A plan takes as many fresh blocks as it frees."""
+
+    def change(plan: Any) -> Any:
+        more = len(plan.source_blocks) - plan.num_fresh_blocks
+        first = plan.num_fresh_blocks
+        return replace(
+            plan,
+            num_fresh_blocks=first + more,
+            blocks=(*plan.blocks, *(-1 - first - i for i in range(more))),
+        )
+
+    each_relocation(engine, change, hit)
+
+
+@BLOCKS.fault("I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2)
+def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
+    """A request is relocated again before its relocation was reported."""
+    relocator, states = engine.runtime.relocator, engine.runtime.states
+    honest = relocator.layouts
+
+    def layouts(request_ids: Any = None) -> Any:
+        flying = {name: s.in_flight_step for name, s in states.items() if s.in_flight_step}
+        for name in flying:
+            states[name].in_flight_step = 0
+        found = list(honest(request_ids))
+        for name, step in flying.items():
+            states[name].in_flight_step = step
+            hit()
+        return found
+
+    relocator.layouts = layouts  # type: ignore[method-assign]
+
+
+def _lie_to_the_planner(engine: CoreEngine, hit: Hit) -> None:
+    relocator = engine.runtime.relocator
+    honest = relocator.layout_of
+
+    def layout_of(table: Any, dead: Any = None) -> Any:
+        layout = honest(table, dead)
+        if not layout.writable.all():
+            hit()
+        return replace(layout, writable=np.ones_like(layout.writable))
+
+    relocator.layout_of = layout_of  # type: ignore[method-assign]
+
+
+@BLOCKS.fault("I4 private destination", "I4, `Relocator._apply`")
+def plan_into_shared_blocks(engine: CoreEngine, hit: Hit) -> None:
+    """The planner believes that hashed and shared blocks may be written."""
+    _lie_to_the_planner(engine, hit)
+
+
+@BLOCKS.fault("I4 private destination", "I4, `Relocator._check_one_pass`")
+def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
+    """`is_writable` always says yes: two requests move into one shared block."""
+    honest = engine.store.is_writable
+
+    def is_writable(block: int) -> bool:
+        if not honest(block):
+            hit()
+        return True
+
+    engine.store.is_writable = is_writable  # type: ignore[method-assign]
+
+
+@BLOCKS.fault(
+    "write private blocks",
+    "wrong contents are read",
+    config={"reclamation": "paused", "recycle": True},
+)
+def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
+    """`is_writable` always says yes and slots are recycled: the rule itself switched off."""
+    believe_every_block_writable(engine, hit)
+
+
+@BLOCKS.fault(
+    "write private blocks",
+    "I4, `Grower.",
+    config={"reclamation": "paused", "recycle": True},
+)
+def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
+    """A token is recycled into a hashed block."""
+    honest = engine.runtime.grower.pick_holes
+
+    def pick_holes() -> None:
+        for state in engine.runtime.states.values():
+            if state.readonly:
+                hit()
+            state.readonly = frozenset()
+        honest()
+
+    engine.runtime.grower.pick_holes = pick_holes  # type: ignore[method-assign]
+
+
+@BLOCKS.fault(
+    "freed blocks wait",
+    "I4, `Relocator._check_one_pass`",
+    config={"planner": "pack"},
+    prefix_caching=False,
+)
+def free_inside_the_pass(engine: CoreEngine, hit: Hit) -> None:
+    """Blocks that a plan empties are given back at once, and become destinations of the next."""
+    engine.store.__class__ = EagerlyFreeingStore
+    engine.store.already = set()  # type: ignore[attr-defined]
+    rebind = engine.store.rebind
+
+    def note(request_id: str, blocks: Any) -> None:
+        if len(blocks) < len(engine.store.tables[request_id]):
+            hit()
+        rebind(request_id, blocks)
+
+    engine.store.rebind = note  # type: ignore[method-assign]
+
+
+@BLOCKS.fault("drop with the request", "I4, `Relocator._check_one_pass`")
+def keep_the_plan_of_a_preempted_request(engine: CoreEngine, hit: Hit) -> None:
+    """A request is preempted while its relocation is being scheduled, and the plan stays."""
+    begin = engine.runtime.begin_step
+    engine.runtime.relocator.drop = lambda _: None  # type: ignore[method-assign]
+
+    def begin_step(ready: Any) -> None:
+        begin(ready)
+        if engine.running and engine.running[-1].id in engine.runtime.relocator.planned:
+            hit()
+            engine.preempt_newest()
+
+    engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
+
+
+@BLOCKS.fault("never hash again", "I4, `Grower.", config={"recycle": True})
+def hash_after_an_eviction(engine: CoreEngine, hit: Hit) -> None:
+    """Blocks are hashed although the request has evicted: written while cached."""
+    engine.caches_after_eviction = True
+    hit()
+
+
+@BLOCKS.fault("engine's books", "I4, `Runtime.check`")
+def free_twice(engine: CoreEngine, hit: Hit) -> None:
+    """A block is given back once more than it was taken."""
+    engine.store.give_back([engine.store.tables[engine.running[-1].id][0]])
+    hit()
+
+
+@BLOCKS.fault("engine's books", "I4, ")
+def reorder_the_block_table(engine: CoreEngine, hit: Hit) -> None:
+    """The engine's block table is in another order than the token table's."""
+    engine.store.tables[engine.running[0].id].reverse()
+    hit()
+
+
+@BLOCKS.fault("engine's books", "I4, ")
+def allocate_too_little(engine: CoreEngine, hit: Hit) -> None:
+    """The engine allocates a place less than it was told."""
+    ask = engine.runtime.required_extent
+
+    def required_extent(request_id: str, num_new: int) -> int | None:
+        extent = ask(request_id, num_new)
+        if extent is not None and extent % 4 == 1:
+            hit()
+        return None if extent is None else extent - 1
+
+    engine.runtime.required_extent = required_extent  # type: ignore[method-assign]
+
+
+@BLOCKS.fault("lent blocks are free", "wrong contents are read", config={"reclamation": "off"})
+def lend_cached_blocks(engine: CoreEngine, hit: Hit) -> None:
+    """Free blocks that the prefix cache still needs are lent: the rule itself switched off."""
+    engine.store.__class__ = GreedyLender
+    lend = engine.store.lend
+
+    def note(num_blocks: int) -> list[int]:
+        lent = lend(num_blocks)
+        if any(engine.store.hash[block] is not None for block in lent):
+            hit()
+        return lent
+
+    engine.store.lend = note  # type: ignore[method-assign]

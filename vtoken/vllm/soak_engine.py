@@ -1,0 +1,61 @@
+"""The soak's engine in this process, and what is watched of it: when which token died.
+
+Knows a phase and vLLM's engine; knows nothing of the traffic.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vtoken.soak.oracle import Stretch
+from vtoken.soak.phases import Phase
+
+
+def make_engine(phase: Phase) -> Any:
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    from vtoken.vllm import engine_args
+
+    extra = engine_args({}, verify_ratio=1.0, strict=True, check_every_step=True)
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(model=phase.model, **phase.engine.arguments, **extra)
+    )
+
+
+class Watch:
+    """Follows one runtime: when which token of which request died, and every (re)admission."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.stretches: dict[str, list[Stretch]] = {}
+        self._scheduler = scheduler
+        self._runtime = scheduler.vtoken
+        self._commit = self._runtime.commit_step
+        self._runtime.commit_step = self._commit_step
+
+    def _commit_step(self, grown: Any) -> Any:
+        grown = list(grown)
+        for request in grown:
+            if request.request_id not in self._runtime.tables:
+                known = self._scheduler.requests[request.request_id].num_tokens
+                self._of(request.request_id).append(Stretch(known))
+        plan = self._commit(grown)
+        for request_id, part in plan.requests.items():
+            if len(part.evicted):
+                self._of(request_id)[-1].evictions.append((part.num_tokens, part.evicted.tolist()))
+        return plan
+
+    def _of(self, request_id: str) -> list[Stretch]:
+        return self.stretches.setdefault(external(request_id), [])
+
+
+def external(request_id: str) -> str:
+    """vLLM appends a random part to the ids it is given."""
+    return request_id.rsplit("-", 1)[0]
