@@ -17,11 +17,12 @@ from typing import Any
 
 from vtoken.bench.engines import Engine, prompt
 from vtoken.bench.output import Result, Table, finish, new_result
-from vtoken.bench.variants import BLOCK_SIZE, INTERVAL_TOKENS, VARIANTS, start
+from vtoken.bench.variants import BLOCK_SIZE, VARIANTS, start
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 512
 TOTAL_TOKENS = PROMPT_TOKENS + NEW_TOKENS
 BUDGET_TOKENS = TOTAL_TOKENS // 2
+INTERVAL_TOKENS = 8  # with the next token, half a block beyond the budget at most
 # Pools in full footprints, as in the paper: 5,427 and 11,519 blocks for requests of 1,020.
 POOLS = (5427 / 1020, 11519 / 1020)
 PAPER = ("5, 5, 8 of 10.6", "11, 11, 22 of 22.5")
@@ -69,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """Names and configurations; `compressed` admission where the build has it."""
+    """Names and configurations; those that reclaim also under vLLM's own admission."""
     eager = VARIANTS["vToken, eager plug"]
     return {
         "native": {},
         "naive-evict": VARIANTS["naive-evict"],
         "vToken, eager plug": eager,
+        "vToken, eager plug, stock admission": eager | {"admission": "stock"},
         "vToken, defaults": VARIANTS["vToken, defaults"],
-        "vToken, compressed admission": eager | {"admission": "compressed"},
     }
 
 
@@ -84,14 +85,13 @@ def _pool(
     policy: str, pool: int, *, grid: tuple[int, ...], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     rows = []
-    fields: list[str] = []
     for variant, config in variants().items():
-        if "admission" in config and "admission" not in fields:
-            continue
         evicting = variant != "native"
-        config = config | {"policy": {"name": policy if evicting else "none"}}
+        config = config | {
+            "policy": {"name": policy if evicting else "none"},
+            "interval_tokens": INTERVAL_TOKENS,
+        }
         engine = start(f"{variant}, {policy}, {pool} blocks", config, pool, model=args.model)
-        fields = engine.facts["fields"]
         try:
             runs = {c: _ask(engine, c, evicting, stop=False) for c in grid}
             largest = _largest(engine, evicting, pool, runs)

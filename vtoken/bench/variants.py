@@ -14,7 +14,8 @@ from vtoken.bench.engines import Engine, engine_args
 BLOCK_SIZE = 16
 INTERVAL_TOKENS = 16
 SAMPLE_EVERY = 8
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 64, "batch_size": 256}
+# Filling holes needs next to no headroom, and admission leaves the headroom free.
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
 VARIANTS: dict[str, dict[str, Any]] = {
     "naive-evict": {"reclamation": "off"},
     "vToken, eager plug": EAGER | {"recycle": False},
@@ -35,7 +36,7 @@ def start(name: str, config: dict[str, Any], num_blocks: int, **engine: Any) -> 
         kv_cache_memory_bytes=256 << 20,  # else the CPU build asks for nearly all memory
         **engine,
     )
-    return Engine(name, config | {"interval_tokens": INTERVAL_TOKENS}, args)
+    return Engine(name, {"interval_tokens": INTERVAL_TOKENS} | config, args)
 
 
 def request(ids: list[int], num_new: int, *, evicting: bool) -> dict[str, Any]:
