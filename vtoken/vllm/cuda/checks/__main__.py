@@ -1,4 +1,4 @@
-"""`python -m vtoken.vllm.cuda.checks pages|copies|overlap|probe [--tiny] [--device D]`."""
+"""`python -m vtoken.vllm.cuda.checks NAME… [--tiny] [--device D]`, of pages, copies, overlap, probe."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ TINY: dict[str, dict[str, Any]] = {
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m vtoken.vllm.cuda.checks", description=__doc__)
-    parser.add_argument("check", choices=CHECKS)
+    parser.add_argument("checks", nargs="+", choices=CHECKS, metavar="NAME", help=", ".join(CHECKS))
     parser.add_argument("--device", default="cuda", help="cuda, or cpu in Triton's interpreter")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it works")
     args = parser.parse_args(argv)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; --device cpu --tiny checks correctness only")
-    module = import_module(f"vtoken.vllm.cuda.checks.{args.check}")
-    result = module.run(device, **(TINY[args.check] if args.tiny else {}))
-    print(json.dumps(result, indent=2))
+    results = []
+    for name in args.checks:
+        module = import_module(f"vtoken.vllm.cuda.checks.{name}")
+        results.append(module.run(device, **(TINY[name] if args.tiny else {})))
+    print(json.dumps(results, indent=2))
     return 0
 
 
