@@ -27,7 +27,8 @@ extra = {} if config is None else engine_args(
     config | {"verify_ratio": 0.5}, experimental_cuda=True, check_every_step=True
 )
 llm = LLM(model, dtype="float32", max_model_len=1024, block_size=16, seed=0,
-          num_gpu_blocks_override=512, gpu_memory_utilization=0.2, attention_backend="TRITON_ATTN", **options, **extra)
+          num_gpu_blocks_override=512, gpu_memory_utilization=0.2,
+          attention_backend="TRITON_ATTN", **options, **extra)
 prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * i)]}
            for i in range(6)]
 params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
