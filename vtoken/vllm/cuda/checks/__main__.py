@@ -1,4 +1,4 @@
-"""`python -m vtoken.vllm.cuda.checks NAME… [--tiny] [--device D]`, of pages, copies, overlap, probe."""
+"""`python -m vtoken.vllm.cuda.checks NAME… [--tiny] [--device D]`; NAME is one of CHECKS."""
 
 from __future__ import annotations
 
