@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -259,7 +260,7 @@ def test_the_processor_of_request_arguments_is_one_for_v2_too_and_still_refuses(
     name = "vtoken.vllm.request_arguments:RequestArguments"
     validate = build_custom_logits_processors_params_validator([name])
     validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": 64}))
-    with pytest.raises(ValueError, match="allowed"):
+    with pytest.raises(VLLMValidationError, match="allowed"):
         validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": -1}))
 
 
