@@ -24,6 +24,7 @@ import torch
 from transformers import DynamicCache
 
 Evict = Callable[[int, list[int], int], set[int]]
+Watch = Callable[[list[int], int, Any], None]
 
 
 # ---------------------------------------------------------------- policies
@@ -115,8 +116,13 @@ def trace(
     *,
     chunk: int | None = None,
     evict_prompt: Evict = full,
+    watch: Watch | None = None,
 ) -> Trace:
-    """As `generate`, with the logits and the victims of each step."""
+    """As `generate`, with the logits and the victims of each step.
+
+    `watch(live, appended, output)` sees every forward: the positions in the cache after it, how
+    many of them it appended, and the model's output with its attentions and cache.
+    """
     cache = DynamicCache()
     prompt = list(prompt_ids)
     size = chunk or len(prompt)
@@ -128,8 +134,7 @@ def trace(
             live = prune(cache, live, victims)
             result.victims[step] = victims
         piece = prompt[start : start + size]
-        logits = _forward(model, piece, start, cache)
-        live += range(start, start + len(piece))
+        logits = _forward(model, piece, start, cache, live, watch)
     num_tokens = len(prompt)
     while True:
         result.logits.append(logits)
@@ -140,8 +145,7 @@ def trace(
         if victims := evict(num_tokens, list(live), step):
             live = prune(cache, live, victims)
             result.victims[step] = victims
-        logits = _forward(model, result.tokens[-1:], num_tokens, cache)
-        live.append(num_tokens)
+        logits = _forward(model, result.tokens[-1:], num_tokens, cache, live, watch)
         num_tokens += 1
 
 
@@ -162,8 +166,15 @@ def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
-def _forward(model: Any, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
-    """Append `ids` at positions start.. to the cache; the logits [V] of the last of them.
+def _forward(
+    model: Any,
+    ids: list[int],
+    start: int,
+    cache: DynamicCache,
+    live: list[int],
+    watch: Watch | None,
+) -> torch.Tensor:
+    """Append `ids` at positions start.. to cache and `live`; the logits [V] of the last of them.
 
     Queries see every cached token and, among the appended, those up to themselves. The mask says
     so itself, because the model would derive it from the cache's length, not from positions.
@@ -180,6 +191,10 @@ def _forward(model: Any, ids: list[int], start: int, cache: DynamicCache) -> tor
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            output_attentions=watch is not None,
         )
+    live += range(start, start + appended)
+    if watch is not None:
+        watch(live, appended, output)
     row: torch.Tensor = output.logits[0, -1]
     return row

@@ -22,9 +22,10 @@ from vtoken.arguments import boolean, check_fit, integer, text
 from vtoken.config import VTokenConfig, bounds, diff, merge_patch
 from vtoken.errors import RefusedError, StaleRevisionError, UnknownRequestError
 from vtoken.operations import describe_round
-from vtoken.policies import describe_policies
+from vtoken.policies import describe_broken, describe_policies
 from vtoken.reclaim import plan_round
 from vtoken.report import Reporter
+from vtoken.scoring import swap_notes
 from vtoken.whatif import what_if
 from vtoken.wire import (
     BlocksDocument,
@@ -59,7 +60,7 @@ class Controller:
             "status": self.status,
             "frame": self.frame,
             "config": self.config_document,
-            "policies": describe_policies,
+            "policies": lambda: [*describe_policies(), *describe_broken()],
             "patch_config": self.patch_config,
             "undo": self.undo,
             "compact": self.compact,
@@ -208,6 +209,7 @@ class Controller:
             num_blocks=geometry.num_blocks,
             num_layers=geometry.num_layers,
         )
+        self.runtime.judge.require(merged.policy)
         if validate_only:
             before, after = self.runtime.config.values(), merged.values()
             return PatchResult(
@@ -217,6 +219,7 @@ class Controller:
                 effective=before,
                 changes=diff(before, after),
                 what_if=what_if(self.runtime, merged),
+                notes=self._notes(merged),
             )
         return self._install(merged, actor, keep_history=True)
 
@@ -235,13 +238,10 @@ class Controller:
     def _install(self, config: VTokenConfig, actor: str, *, keep_history: bool) -> PatchResult:
         before, after = self.runtime.config.values(), config.values()
         changes = diff(before, after)
+        notes = self._notes(config)
         if changes:
             if keep_history:
                 self._history = [*self._history[-MAX_HISTORY + 1 :], self.runtime.config]
-            if "policy" in changes and before.policy.name != after.policy.name:
-                for state in self.runtime.states.values():
-                    state.scores = None  # scores count from the moment the policy was chosen
-                    state.scores_from_step = self.runtime.step + 1
             self.runtime.config = config
             self.revision += 1
             told = ", ".join(
@@ -251,7 +251,7 @@ class Controller:
                 self.runtime.step + 1,
                 "config",
                 f"{told} by {actor} (rev {self.revision})",
-                {"revision": self.revision, "actor": actor, "changes": changes},
+                {"revision": self.revision, "actor": actor, "changes": changes, "notes": notes},
             )
         return PatchResult(
             revision=self.revision,
@@ -259,7 +259,12 @@ class Controller:
             previous=before,
             effective=after,
             changes=changes,
+            notes=notes,
         )
+
+    def _notes(self, config: VTokenConfig) -> list[str]:
+        """What a change to `config` means for the scores that are held."""
+        return swap_notes(self.runtime.config, config, self.runtime.geometry.num_layers // 2)
 
     def compact(
         self,

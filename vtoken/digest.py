@@ -24,7 +24,11 @@ MIRRORS_A_STEP = 4
 def of_plan(plan: StepPlan) -> int:
     """CRC-32 of everything that `plan` orders."""
     parts = plan.requests.items()
-    names = ("\0".join(plan.requests), "\0".join(plan.want_scores), repr(plan.probe_layers))
+    names = (
+        "\0".join(plan.requests),
+        "\0".join(plan.want_scores),
+        repr((plan.probe_layers, plan.signal_layers, plan.signals, sorted(plan.probed))),
+    )
     counts = [plan.step, plan.probing]
     arrays = [plan.source_slots, plan.destination_slots]
     for _, part in parts:

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.config import VTokenConfig
+from vtoken.config import MAX_TOKENS, VTokenConfig
 from vtoken.errors import InvariantViolation
+from vtoken.judge import Judge
 from vtoken.ledger import Ledger
-from vtoken.policies import View
-from vtoken.requests import RequestState
 from vtoken.sharing import keeps_dead_shared_blocks
 from vtoken.step import NO_IDS
 from vtoken.table import Ids, TokenTable
@@ -22,8 +21,9 @@ from vtoken.table import Ids, TokenTable
 class Evictor:
     """Applies the configured policy to the tables of one ledger."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, judge: Judge) -> None:
         self._ledger = ledger
+        self._judge = judge
 
     def is_due(self, table: TokenTable, config: VTokenConfig | None = None) -> bool:
         """Whether `table` is to be cut down to its budget before its next tokens are computed."""
@@ -37,66 +37,29 @@ class Evictor:
             (rules.evict_during == "prefill") == (to_compute > 0)
         )
 
-    def wants_scores(self, table: TokenTable) -> bool:
-        """Whether the report of this step may be the newest one when `table` is next due."""
-        lag = self._ledger.report_lag_steps
-        if lag == 0:
-            return self.is_due(table)
-        rules = self._ledger.rules(table.request_id)
-        return rules.evicts and table.num_live + lag > rules.budget_tokens + rules.interval_tokens
-
-    def _are_stale(self, state: RequestState, table: TokenTable) -> bool:
-        """Whether the scores are older than the steps in flight explain."""
-        if state.scores is None:
-            return True  # nothing has been probed yet: wait rather than guess
-        lag = self._ledger.report_lag_steps
-        if table.num_tokens - len(state.scores) <= lag:
-            return False
-        between_chunks = table.num_tokens < state.prefill_end
-        return not between_chunks or state.scores_step < self._ledger.step - 1 - lag
-
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
         """The ids that `config` would evict from `table` now; None when nothing is due."""
         if not self.is_due(table, config):
             return None
-        config = self._ledger.rules(table.request_id, config)
-        state = self._ledger.states[table.request_id]
-        ids = table.live_ids()
-        scores = None
-        if "attention" in config.policy.needs:
-            if self._are_stale(state, table):
-                return None  # the next report is wanted: wait for it
-            assert state.scores is not None
-            # Tokens newer than the last report have not been seen: they count as heavy.
-            known = np.full(table.num_tokens, np.inf, dtype=np.float32)
-            known[: len(state.scores)] = state.scores[: table.num_tokens]
-            scores = known[ids]
-        view = View(
-            token_ids=ids,
-            num_tokens=table.num_tokens,
-            num_prompt_tokens=state.num_prompt_tokens,
-            budget_tokens=config.budget_tokens,
-            seed=state.seed,
-            scores=scores,
-        )
-        victims = config.policy.select_victims(view)
-        if len(victims) != view.num_victims or victims[-1] == table.num_tokens - 1:
-            raise InvariantViolation(
-                "policy",
-                f"{config.policy.name} returned {len(victims)} victims of {view.num_victims}, "
-                f"the newest {victims[-1:]} of {table.num_tokens} tokens",
-            )
-        return victims
+        return self._judge.victims(table, self._ledger.rules(table.request_id, config))
 
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
         ledger = self._ledger
         names: set[str] = set()
         num_requests = num_tokens = num_blocks = 0
+        own, config = ledger.own_rules, ledger.config
+        profiles = config.policy.profiles
+        limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
         for request_id in ready:
             table = ledger.tables.get(request_id)
-            if table is None:
+            if table is None or (
+                table.num_live <= limit and not profiles and request_id not in own
+            ):
                 continue
+            rules = ledger.rules(request_id)
+            if rules.policy.profiles:
+                self._judge.take_profile(table, rules)
             state = ledger.states[request_id]
             try:
                 victims = self.pick_victims(table, ledger.config)
@@ -112,7 +75,7 @@ class Evictor:
                 continue
             pending = ledger.pending(table)
             pending.evicted = victims
-            names.add(ledger.rules(request_id).policy.name)
+            names.add(rules.policy.name)
             num_requests += 1
             num_tokens += len(victims)
             num_blocks += self._drop_dead_blocks(table, table.dead_blocks(victims), freed)

@@ -16,6 +16,7 @@ from vtoken.rules import RequestRules
 from vtoken.step import RequestStep
 from vtoken.table import TokenTable
 from vtoken.tables import TokenTables
+from vtoken.vocabulary import Vocabulary
 from vtoken.wire import Geometry
 
 
@@ -73,6 +74,7 @@ class Ledger:
         self.states: dict[str, RequestState] = {}
         self.parts: dict[str, RequestStep] = {}  # of the step being planned
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
+        self.vocabulary: Vocabulary | None = None  # the engine sets it, if it has one
         self.counters = Counters()
         self.events = EventLog()
         self.step = 0

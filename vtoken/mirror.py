@@ -1,4 +1,4 @@
-"""The worker's mirror of one token table: the slot of every live token, and its score.
+"""The worker's mirror of one token table: the slot of every live token, and its signal.
 
 Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute count
 is verified, so a mirror that drifts stops the worker before a wrong token is computed.
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from vtoken.errors import MirrorMismatchError
 from vtoken.pool import Slots
+from vtoken.signals import Keeper, Signal, make_keeper
 from vtoken.step import RequestStep
 from vtoken.table import Ids
 
 
 class Mirror:
-    """`slots` [T]: slot of each token id, -1 for dead ones. `scores` [T] float32: accumulated."""
+    """`slots` [T]: slot of each token id, -1 for dead ones. `keeper`: its attention signal."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._scores: npt.NDArray[np.float32] | None = None
+        self.keeper: Keeper | None = None
         self.num_tokens = len(slots)
 
     @classmethod
@@ -63,18 +63,9 @@ class Mirror:
         ids = np.flatnonzero(slots >= 0)
         return ids, slots[ids]
 
-    def accumulate(self, ids: Ids, attention: npt.NDArray[np.float32]) -> None:
-        """Add one step's attention [n] to the scores of `ids` [n]."""
-        if self._scores is None or len(self._scores) < self.num_tokens:
-            grown = np.zeros(max(self.num_tokens, len(self._slots)), dtype=np.float32)
-            if self._scores is not None:
-                grown[: len(self._scores)] = self._scores
-            self._scores = grown
-        self._scores[ids] += attention
-
-    def scores(self) -> npt.NDArray[np.float32] | None:
-        """Accumulated attention [T], or None when nothing has been probed."""
-        return None if self._scores is None else self._scores[: self.num_tokens].copy()
-
-    def forget_scores(self) -> None:
-        self._scores = None
+    def keep(self, signal: Signal | None, layers: tuple[int, ...]) -> None:
+        """Keep `signal` of `layers` from now on: the same one goes on, another starts anew."""
+        if signal is None or signal.source != "attention":
+            self.keeper = None
+        elif self.keeper is None or (self.keeper.signal, self.keeper.layers) != (signal, layers):
+            self.keeper = make_keeper(signal, layers)

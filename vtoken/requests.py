@@ -1,14 +1,18 @@
 """What the runtime remembers of a request beside its token table.
 
-Knows neither policies nor blocks of other requests.
+Knows neither what policies do nor blocks of other requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from vtoken.policies import Policy
+from vtoken.signals import Signal
 
 
 @dataclass(slots=True)
@@ -29,9 +33,13 @@ class RequestState:
     kept_dead: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
-    scores: npt.NDArray[np.float32] | None = None
+    signal: Signal | None = None  # asked of the worker, and from which layers
+    signal_layers: tuple[int, ...] = ()
+    asking: bool = False  # the worker was asked to tell the signal in the newest step,
+    asked_from: int = 0  # and in every step since this one
+    scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
     scores_step: int = 0  # step of the report that `scores` came with
-    scores_from_step: int = 0  # reports of earlier steps count for another policy
+    profile: tuple[Policy, Any] | None = None  # who profiled the request, and what came of it
     moved_tokens: int = 0
     recycled_slots: int = 0
 

@@ -27,9 +27,11 @@ from vtoken.config import MAX_TOKENS, VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.eviction import Evictor
 from vtoken.growth import Grower, GrownRequest
+from vtoken.judge import Judge
 from vtoken.ledger import BlockStore, Ledger
 from vtoken.relocation import Relocator
 from vtoken.rules import RequestRules
+from vtoken.scoring import Scoring
 from vtoken.step import StepPlan, WorkerReport
 from vtoken.wire import Geometry
 
@@ -55,7 +57,9 @@ class Runtime(Ledger):
         self.check_every_step = check_every_step
         self.lends_blocks = lends_blocks
         self.grower = Grower(self)
-        self.evictor = Evictor(self)
+        self.scoring = Scoring(self)
+        self.judge = Judge(self, self.scoring)
+        self.evictor = Evictor(self, self.judge)
         self.relocator = Relocator(self)
         self.operations = self.relocator.operations
         self.admission = Admission(self, max_chunk_tokens)
@@ -108,18 +112,14 @@ class Runtime(Ledger):
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
         plan = StepPlan(self.step)
-        plan.probing = probing = self._probing
-        if probing and self.step % self.config.probe_every_steps == 0:
-            plan.probe_layers = self.config.probe_layers or (self.geometry.num_layers // 2,)
-        if probing:
+        reading = self.scoring.has_readers()
+        if reading:
             grown = list(grown)
+            lengths = [self.num_tokens(request.request_id) for request in grown]
         self.grower.enter(grown)
-        if probing:
-            plan.want_scores = tuple(
-                request.request_id
-                for request in grown
-                if self.evictor.wants_scores(self.tables[request.request_id])
-            )
+        if reading:
+            ids = (request.request_id for request in grown)
+            self.scoring.ask(plan, zip(ids, lengths, strict=True))
         plan.requests, self.parts = self.parts, {}
         known = self.tables.get
         for request_id, part in plan.requests.items():
@@ -137,6 +137,11 @@ class Runtime(Ledger):
             except InvariantViolation as violation:
                 self.violated(violation)
         return plan
+
+    def num_tokens(self, request_id: str) -> int:
+        """Tokens in the request's table, dead ones included; 0 before its first step."""
+        table = self.tables.get(request_id)
+        return 0 if table is None else table.num_tokens
 
     def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
         """Blocks that the next chunks take beyond those that are free, `freed` included."""
@@ -160,13 +165,6 @@ class Runtime(Ledger):
         """Whether nothing may evict, and nothing ever has."""
         return not self._may_evict and self.counters.evicted_tokens == 0
 
-    @property
-    def _probing(self) -> bool:
-        return "attention" in self.config.policy.needs or any(
-            own.policy is not None and "attention" in own.policy.needs
-            for own in self.own_rules.values()
-        )
-
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""
         self._check_copies(report, step)
@@ -181,11 +179,7 @@ class Runtime(Ledger):
             self.violated(InvariantViolation("I1", report.violation))
         if report.disagreement is not None:
             self.violated(InvariantViolation("ranks", report.disagreement))
-        for request_id, scores in report.scores.items():
-            state = self.states.get(request_id)
-            if state is None or report.step < max(state.admitted_step, state.scores_from_step):
-                continue  # of a request, or of a policy, that is gone
-            state.scores, state.scores_step = scores, report.step
+        self.scoring.receive(report)
 
     def _check_copies(self, report: WorkerReport | None, step: int) -> None:
         """The report is of this step, and says that every copy of its plan was made (I3)."""

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from vtoken.pool import Slots
+from vtoken.signals import Signal
 from vtoken.table import Ids
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
@@ -60,22 +61,31 @@ class RequestStep(msgspec.Struct):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the worker must know about vToken in one step."""
+    """Everything the worker must know about vToken in one step.
+
+    `signals`: scheduled request -> what the worker keeps for it; a request that is not named keeps
+    nothing. `probed`: those of them whose queries are looked at in this step. `signal_layers`: the
+    layers that signals are taken from. `want_scores`: requests whose signal is told after the step.
+    """
 
     step: int
     source_slots: Slots = field(default_factory=lambda: NO_IDS)
     destination_slots: Slots = field(default_factory=lambda: NO_IDS)
     requests: dict[str, RequestStep] = field(default_factory=dict)
-    probing: bool = False  # the policy needs attention: mirrors follow every request
+    probing: bool = False  # some request keeps a signal: `signals` is not empty
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
     want_scores: tuple[str, ...] = ()
+    signals: dict[str, Signal] = field(default_factory=dict)
+    probed: frozenset[str] = frozenset()
+    signal_layers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class WorkerReport:
     """What the worker says about the step `step`; `verified_tokens`: whose contents were hashed.
 
-    `scores`: request -> accumulated attention [num_tokens] float32, indexed by token id.
+    `scores`: request -> its signal [num_tokens] float32 by token id, higher = keep; shorter than
+    the request is long when its newest tokens came after the last probe.
     """
 
     step: int

@@ -38,7 +38,7 @@ EventKind = Literal[
     "relocation",  # data: Relocation
     "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
-    "config",  # data: {"revision", "actor", "changes": {field: [old, new]}}
+    "config",  # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
     "operation",  # data: Operation
@@ -164,6 +164,7 @@ class PolicyInfo(Doc):
     source: str  # arXiv id or "-"
     needs: list[str]  # of "attention", "keys", "token_ids"
     params_schema: dict[str, Any]  # JSON schema of `policy.params`
+    error: str | None = None  # another package offers it, but it cannot be loaded
 
 
 class ConfigValues(Doc):
@@ -219,6 +220,7 @@ class PatchResult(Doc):
     effective: ConfigValues
     changes: dict[str, list[Any]]  # field -> [old, new]
     what_if: WhatIf | None = None  # validate_only
+    notes: list[str] = []  # what a change of policy means for the scores held
 
 
 class Relocation(Doc):

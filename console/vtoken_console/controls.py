@@ -42,7 +42,8 @@ def value_text(value: Any) -> str:
 def applied_text(result: wire.PatchResult) -> str:
     """What a PatchResult says happened."""
     changes = change_text(result.changes) or "nothing differed"
-    return f"revision {result.revision}, applied at step {result.applied_at_step}: {changes}"
+    told = "; ".join([changes, *result.notes])
+    return f"revision {result.revision}, applied at step {result.applied_at_step}: {told}"
 
 
 async def toggle_pause(rest: Rest, state: str) -> str:

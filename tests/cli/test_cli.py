@@ -158,6 +158,34 @@ async def test_policies_are_listed_and_used(served: Served, core: CoreEngine) ->
     assert core.runtime.config.values().policy.params["sinks"] == 2
 
 
+async def test_switch_says_what_becomes_of_the_scores(served: Served, core: CoreEngine) -> None:
+    url = ("--url", served.url)
+    for arguments in (("tova", "--dry-run"), ("tova",)):
+        ran = await run("policy", "use", *arguments, *url)
+        assert "scores start anew: tova reads attention_last, until now it was no scores" in ran.out
+    assert core.runtime.config.policy.name == "tova"
+
+
+async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = wire.PolicyInfo(
+        name="lazy (some-package)",
+        summary="cannot be loaded",
+        source="-",
+        needs=[],
+        params_schema={},
+        error="ImportError: no lazy",
+    )
+    monkeypatch.setattr("vtoken.control.describe_broken", lambda: [broken])
+    listed = await run("policy", "list", "--url", served.url)
+    assert "cannot be loaded: ImportError: no lazy" in listed.out
+    ran = await run("doctor", "--url", served.url)
+    assert ran.code == 0
+    assert "lazy (some-package): ImportError: no lazy" in ran.out
+    assert "11 on offer" in ran.out
+
+
 async def test_pause_and_resume(served: Served, core: CoreEngine) -> None:
     assert (await run("resume", "--url", served.url)).code == 0
     assert core.runtime.config.reclamation == "auto"

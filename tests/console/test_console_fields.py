@@ -6,7 +6,7 @@ import pytest
 from fake_server import POLICIES, FakeServer
 
 from vtoken import wire
-from vtoken_console.controls import change_text, operation_text
+from vtoken_console.controls import applied_text, change_text, operation_text
 from vtoken_console.fields import (
     POLICY,
     Field,
@@ -16,6 +16,7 @@ from vtoken_console.fields import (
     show_value,
     step_value,
 )
+from vtoken_console.screens.control import what_if_paragraphs
 from vtoken_console.widgets.notice import problem_text
 
 
@@ -114,3 +115,17 @@ def test_failed_operation_says_why() -> None:
         error="no headroom",
     )
     assert operation_text(operation) == "Compaction op-1 over request r1 is failed: no headroom"
+
+
+def test_what_a_change_means_for_the_scores_is_told_before_and_after_it() -> None:
+    values = FakeServer(num_blocks=100).config
+    result = wire.PatchResult(
+        revision=2,
+        applied_at_step=7,
+        previous=values,
+        effective=values,
+        changes={"theta_f": [0.1, 0.2]},
+        notes=["scores carry over"],
+    )
+    assert applied_text(result).endswith("; scores carry over")
+    assert "scores carry over" in [text for text, _ in what_if_paragraphs(result)]

@@ -64,8 +64,8 @@ def test_scores_are_exactly_as_old_as_the_steps_in_flight(lag: int) -> None:
 
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
     engine = late()
-    engine.runtime.evictor.wants_scores = engine.runtime.evictor.is_due  # type: ignore[method-assign]
     evictor, picked = engine.runtime.evictor, []
+    engine.runtime.scoring.soon_due = lambda table, *_: evictor.is_due(table)  # type: ignore[method-assign]
     pick = evictor.pick_victims
     evictor.pick_victims = lambda *args: picked.append(pick(*args)) or picked[-1]  # type: ignore[method-assign,func-returns-value,assignment]
     run(engine, 80)
@@ -94,8 +94,9 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         runtime = live.core.runtime
         (name,) = runtime.states
         in_flight = WorkerReport(runtime.step, scores={name: np.ones(3, dtype=np.float32)})
-        for policy in ("random", "h2o"):
-            live.call("patch_config", patch={"policy": {"name": policy}})
+        live.call("patch_config", patch={"policy": {"name": "random"}})
+        live.steps()
+        live.call("patch_config", patch={"policy": {"name": "h2o"}})
         runtime.finish_step(in_flight, in_flight.step)
         assert runtime.states[name].scores is None
         live.steps(3)

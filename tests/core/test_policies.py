@@ -21,12 +21,14 @@ EVICTING = [name for name in policy_names() if name != "none"]
 
 
 def view(ids: list[int], budget: int, scores: list[float] | None = None, **more: Any) -> View:
+    for kind in ("special", "punctuation"):
+        more[kind] = np.isin(ids, more.pop(kind, []))
     return View(
         token_ids=np.array(ids, dtype=np.int64),
         num_tokens=more.pop("num_tokens", ids[-1] + 1),
         num_prompt_tokens=1,
         budget_tokens=budget,
-        scores=None if scores is None else np.array(scores, dtype=np.float32),
+        scores=np.array([] if scores is None else scores, dtype=np.float32),
         **more,
     )
 
@@ -88,12 +90,77 @@ def test_random_is_uniform_over_the_evictable_tokens() -> None:
     assert np.abs(counts[2:17] - expected).max() < 5 * np.sqrt(expected / 3)
 
 
+def test_tova_evicts_what_the_last_query_looks_at_least() -> None:
+    scores = [0.3, 0.05, 0.2, 0.0, 0.25, 0.2]
+    assert victims("tova", view([*range(6)], 4, scores)) == [1, 3]
+    assert victims("tova", view([*range(6)], 4, scores[::-1], num_tokens=6), recent=3) == [0, 2]
+
+
+def test_scissorhands_evicts_the_least_persistent_and_spares_the_recent() -> None:
+    hits = [7.0, 2.0, 9.0, 2.0, 5.0, 0.0, 0.0]
+    assert victims("scissorhands", view([*range(7)], 5, hits), recent=2) == [1, 3]
+    assert victims("scissorhands", view([*range(7)], 5, hits), recent=1) == [1, 5]
+
+
+def test_snapkv_pools_over_live_neighbours_and_keeps_the_window() -> None:
+    """A peak at rank 2 lifts ranks 1 and 3; what the window got lifts nobody."""
+    scores = [0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 50.0, 60.0]
+    seen = view([0, 1, 2, 3, 7, 8, 20, 21], 5, scores)
+    assert victims("snapkv", seen, window=2, pool_radius=1) == [0, 7, 8]
+    assert victims("snapkv", seen, window=2, pool_radius=0) == [0, 1, 3]
+    assert victims("snapkv", seen, window=2, pool_radius=1, sinks=1) == [1, 7, 8]
+
+
+def test_key_policies_evict_the_lowest_signal() -> None:
+    scores = [-3.0, -9.0, -1.0, -4.0, -9.5]
+    assert victims("knorm", view([*range(5)], 3, scores)) == [1, 3]
+    assert victims("keydiff", view([*range(5)], 3, scores), sinks=2, recent=1) == [2, 3]
+
+
+FASTGEN_SCORES = [0.5, 0.0, 0.1, 0.05, 0.05, 0.05, 0.05, 0.0, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("recovery", "parts"),
+    [(0.5, 1), (0.6, 2), (0.8, 3), (0.81, 4), (0.95, 5)],
+    ids=["special", "and punctuation", "and heavy", "and window", "everything"],
+)
+def test_fastgen_takes_the_smallest_structure_that_recovers_enough(
+    recovery: float, parts: int
+) -> None:
+    """Special 0 holds 0.5; punctuation 2 adds 0.1; the two heaviest others, 8 and 9, add 0.2;
+    the window 6..9 adds 0.05."""
+    policy = make_policy(
+        "fastgen", {"recovery": recovery - 1e-6, "heavy": 0.4, "window": 0.4, "queries": 4}
+    )
+    seen = view([*range(10)], 6, FASTGEN_SCORES, special=[0], punctuation=[2, 7])
+    assert policy.profile(seen) == parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (1, [1, 2, 3, 4]),  # special 0, then the most recent
+        (2, [1, 3, 4, 5]),  # punctuation 2 and 7 outrank the recent
+        (3, [1, 3, 4, 5]),  # heavy 0, 8, 9
+        (5, [1, 3, 4, 7]),  # window 8, 9 and heavy; the rest by attention: 5 and 6 tie with 3, 4
+    ],
+)
+def test_fastgen_fills_the_budget_by_what_its_structure_keeps(
+    parts: int, expected: list[int]
+) -> None:
+    seen = view([*range(10)], 6, FASTGEN_SCORES, special=[0], punctuation=[2] if parts < 5 else [])
+    seen.profile = parts
+    assert sorted(victims("fastgen", seen, heavy=0.5, window=0.34)) == expected
+
+
 def test_none_evicts_nothing() -> None:
     assert victims("none", view([0, 1, 2], 1)) == []
 
 
 # ---------------------------------------------------------------- what all of them promise
 
+SPARED = {"sinks": st.integers(0, 8), "recent": st.integers(1, 8)}
 PARAMS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "streaming_llm": st.fixed_dictionaries({"sinks": st.integers(0, 8)}),
     "sliding_window": st.just({}),
@@ -105,6 +172,16 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "normalize": st.booleans(),
         }
     ),
+    "scissorhands": st.fixed_dictionaries(SPARED),
+    "tova": st.fixed_dictionaries(SPARED),
+    "knorm": st.fixed_dictionaries(SPARED),
+    "keydiff": st.fixed_dictionaries(SPARED),
+    "snapkv": st.fixed_dictionaries(
+        {"sinks": st.integers(0, 8), "window": st.integers(1, 8), "pool_radius": st.integers(0, 6)}
+    ),
+    "fastgen": st.fixed_dictionaries(
+        {name: st.floats(0, 1) for name in ("recovery", "heavy", "window")}
+    ),
 }
 SCORES = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -115,7 +192,7 @@ def test_every_evicting_policy_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataObject) -> None:
     """For any scores, NaN and infinities too."""
     params = data.draw(PARAMS[name])
@@ -125,7 +202,13 @@ def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataO
     drawn = data.draw(st.lists(st.integers(0, 200), unique=True, min_size=length, max_size=length))
     ids = sorted(drawn)
     scores = data.draw(st.lists(SCORES, min_size=length, max_size=length))
-    seen = view(ids, budget, scores)
+    kinds = {
+        kind: data.draw(st.lists(st.sampled_from(ids), max_size=30))
+        for kind in ("special", "punctuation")
+    }
+    seen = view(ids, budget, scores, **kinds)
+    if policy.profiles:
+        seen.profile = policy.profile(seen)
     dead = policy.select_victims(seen)
     assert dead.dtype == np.int64
     assert len(dead) == seen.num_victims == length - budget
@@ -133,7 +216,7 @@ def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataO
     assert set(dead.tolist()) <= set(ids)
     assert ids[-1] not in dead
     assert all(victim >= params.get("sinks", 0) for victim in dead.tolist())
-    recent = params.get("recent", 1)
+    recent = params.get("window", 1) if name == "snapkv" else params.get("recent", 1)
     assert not set(ids[-recent:]) & set(dead.tolist())
 
 
@@ -159,7 +242,6 @@ def test_lowest_equals_a_stable_sort(
     scores: list[float], sinks: int, recent: int, data: st.DataObject
 ) -> None:
     seen = view([*range(len(scores))], data.draw(st.integers(1, len(scores) - 1)), scores)
-    assert seen.scores is not None
     candidates = range(sinks, max(sinks, len(scores) - max(recent, 1)))
     order = sorted(candidates, key=lambda t: (math.isnan(scores[t]), scores[t], t))
     expected = sorted(order[: seen.num_victims])
@@ -190,6 +272,13 @@ def test_nan_scores_count_as_heavy_and_minus_infinity_as_lightest() -> None:
         ("h2o", {"recent_ratio": float("inf")}, "policy.params.recent_ratio"),
         ("h2o", {"normalize": 1}, "policy.params.normalize"),
         ("sliding_window", {"sinks": 4}, "policy.params.sinks"),
+        ("scissorhands", {"history_queries": 0}, "policy.params.history_queries"),
+        ("scissorhands", {"history_queries": 4097}, "policy.params.history_queries"),
+        ("snapkv", {"window": 513}, "policy.params.window"),
+        ("snapkv", {"pool_radius": 33}, "policy.params.pool_radius"),
+        ("tova", {"recent": 0}, "policy.params.recent"),
+        ("fastgen", {"recovery": 1.1}, "policy.params.recovery"),
+        ("fastgen", {"queries": 0}, "policy.params.queries"),
         ("none", {"x": 1}, "policy.params.x"),
         ("streaming_llm", [], "policy.params"),
         ("streaming_llm", None, "policy.params"),
@@ -212,7 +301,12 @@ def test_every_policy_describes_itself_and_stays_under_fifty_lines() -> None:
         assert info.summary
         assert info.source
         assert info.params_schema["type"] == "object"
-        assert "properties" in info.params_schema
+        for schema in info.params_schema["properties"].values():
+            assert schema["description"]
+            assert "default" in schema
+            bounded = {"minimum", "maximum"} <= set(schema) or schema["type"] == "boolean"
+            assert bounded, f"{name}: {schema}"
+        assert info.error is None
         module = inspect.getmodule(type(make_policy(name, {})))
         assert module is not None
         assert len(inspect.getsource(module).splitlines()) < 50
@@ -263,8 +357,11 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
         {"name": "random", "params": {"recent": 2, "sinks": 1}},
         {"name": "h2o"},
         {"name": "h2o", "params": {"normalize": True, "recent_ratio": 0.2, "sinks": 1}},
+        {"name": "snapkv", "params": {"window": 4}},
+        {"name": "scissorhands"},
+        {"name": "knorm"},
     ],
-    ids=["streaming_llm", "sliding_window", "random", "h2o", "h2o normalized"],
+    ids=lambda policy: policy["name"],
 )
 def test_naive_evict_and_vtoken_choose_the_same_victims(policy: dict[str, Any]) -> None:
     naive = eviction_log("off", policy)

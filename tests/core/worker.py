@@ -102,7 +102,7 @@ class SimulatedWorker:
         for request_id, contents in after.items():
             if contents != before[request_id]:
                 report.violation = f"relocation of {request_id}: a retained token changed"
-        if plan.probe_layers is not None:
+        if plan.signal_layers:
             for request_id in plan.want_scores:
                 num_tokens = len(self.mirrors[request_id].contents)
                 report.scores[request_id] = self.score(request_id, num_tokens)

@@ -157,33 +157,6 @@ def test_blocks_of_a_running_request_are_reused_by_another(
     assert tokens == expected(0, prompts)
 
 
-@pytest.mark.parametrize("policy", ["random", "h2o"])
-def test_naive_evict_and_vtoken_agree_and_the_victims_replay(
-    policy: str, engine: Any, greedy: Any, hf_model: Any
-) -> None:
-    runs = {}
-    variants = {
-        "naive-evict": {"reclamation": "off"},
-        "recycling": {},
-        "plug": {"recycle": False, **EAGER},
-    }
-    for name, config in variants.items():
-        with engine(enable_prefix_caching=False, **vtoken_args(32, policy, **config)) as llm:
-            observer = Observer(llm)
-            tokens = greedy(llm, PROMPTS[:3], NUM_NEW)
-            runs[name] = tokens, observer.logs()
-            assert observer.runtime.counters.violations == 0
-    tokens, logs = runs["naive-evict"]
-    assert all(len(log) > 5 for log in logs)
-    replayed = [
-        reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
-        for prompt, log in zip(PROMPTS[:3], logs, strict=True)
-    ]
-    assert tokens == replayed
-    for other in ("recycling", "plug"):
-        assert runs[other] == runs["naive-evict"]
-
-
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_other_block_sizes_are_exact_too(
     block_size: int, engine: Any, greedy: Any, expected: Callable[..., Tokens]

@@ -58,6 +58,7 @@ def examine(arguments: Namespace) -> Iterator[Finding]:
     yield _same_version(status)
     yield _stream(link)
     yield _invariants(status)
+    yield from _policies(link)
     yield _eviction(status)
     yield _reclamation(status)
 
@@ -125,6 +126,20 @@ def _invariants(status: wire.Status) -> Finding:
     if seen.violations:
         return Finding("invariants", "FAIL", found, "see: vtoken events -n 1000")
     return Finding("invariants", "ok", found)
+
+
+def _policies(link: Link) -> Iterator[Finding]:
+    try:
+        offered = link.call(list[wire.PolicyInfo], "GET", "/policies")
+    except CommandError as error:
+        yield Finding("policies", "FAIL", str(error), error.hint or "")
+        return
+    for policy in offered:
+        if policy.error is not None:
+            todo = "repair or remove the package in the server's environment, then restart it"
+            yield Finding("policies", "note", f"{policy.name}: {policy.error}", todo)
+    good = [policy.name for policy in offered if policy.error is None]
+    yield Finding("policies", "ok", f"{len(good)} on offer: {', '.join(good)}")
 
 
 def _eviction(status: wire.Status) -> Finding:

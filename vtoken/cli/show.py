@@ -153,6 +153,7 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     ]
     if not changed:
         return [f"nothing to change, revision {result.revision}"]
+    changed += result.notes
     if result.applied_at_step is not None:
         return [*changed, f"applied at step {result.applied_at_step:,}, revision {result.revision}"]
     effect = result.what_if
@@ -170,6 +171,11 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
     rows = [("NAME", "NEEDS", "SOURCE", "SUMMARY")]
     for policy in policies:
+        if policy.error is not None:
+            rows.append(
+                (policy.name, "-", "-", tinted(f"{policy.summary}: {policy.error}", "full"))
+            )
+            continue
         rows.append((policy.name, ",".join(policy.needs) or "-", policy.source, policy.summary))
         for name, schema in policy.params_schema.get("properties", {}).items():
             limits = {k: schema[k] for k in ("minimum", "maximum", "enum") if k in schema}

@@ -60,7 +60,8 @@ class Exercise:
         """Every control, in an order that leaves the configuration as it was found."""
         start = self.get("/config", wire.ConfigDocument).effective
         limits = self.get("/config", wire.ConfigDocument).bounds
-        policies = [info.name for info in self.get("/policies", list[wire.PolicyInfo])]
+        offered = self.get("/policies", list[wire.PolicyInfo])
+        policies = [info.name for info in offered if info.error is None]
         others = [name for name in policies if name != start.policy.name]
         choice = msgspec.to_builtins(start.policy)
         planner = "pack" if start.planner == "plug" else "plug"

@@ -1,29 +1,51 @@
 """Eviction policies, one file each; importing this package registers the built-in ones."""
 
-from vtoken.policies import h2o, none, random, sliding_window, streaming_llm
-from vtoken.policies.base import (
-    Params,
-    Policy,
-    View,
+from vtoken.policies import (
+    fastgen,
+    h2o,
+    keydiff,
+    knorm,
+    none,
+    random,
+    scissorhands,
+    sliding_window,
+    snapkv,
+    streaming_llm,
+    tova,
+)
+from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, oldest, register
+from vtoken.policies.registry import (
+    describe_broken,
     describe_policies,
     make_policy,
     params_dict,
     policy_names,
-    register,
+    reload,
 )
 
 __all__ = [
     "Params",
     "Policy",
+    "TokenIds",
     "View",
+    "describe_broken",
     "describe_policies",
+    "fastgen",
     "h2o",
+    "keydiff",
+    "knorm",
+    "lowest",
     "make_policy",
     "none",
+    "oldest",
     "params_dict",
     "policy_names",
     "random",
     "register",
+    "reload",
+    "scissorhands",
     "sliding_window",
+    "snapkv",
     "streaming_llm",
+    "tova",
 ]

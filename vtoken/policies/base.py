@@ -11,28 +11,35 @@ Invariants of every policy's answer, checked by the runtime before a token dies:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from vtoken.errors import RefusedError
-from vtoken.wire import PolicyInfo
+from vtoken.signals import Floats, Signal
 
 TokenIds = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Need = Literal["attention", "keys", "token_ids"]
+Sinks = Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")]
+Recent = Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """One request between two steps, as its last scheduled step left it.
 
     `token_ids` [n]: ids of the live tokens, ascending; a token's id is its RoPE position.
     `num_tokens`: tokens ever computed, dead ones included; the newest has id `num_tokens - 1`.
-    `scores` [n] float32: accumulated attention, higher = keep; None unless the policy needs it.
     `seed`: a number that depends on the prompt alone.
+    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens that came after the
+    last probe. Empty unless the policy reads one.
+    `vocabulary_ids` [n]: which words the tokens are; `special`, `punctuation` [n]: what kind of
+    word, as the model's tokenizer says. Empty unless the policy needs "token_ids".
+    `profile`: what the policy's `profile` returned for this request.
     """
 
     token_ids: TokenIds
@@ -40,7 +47,11 @@ class View:
     num_prompt_tokens: int
     budget_tokens: int
     seed: int = 0
-    scores: npt.NDArray[np.float32] | None = None
+    scores: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    vocabulary_ids: TokenIds = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    special: Mask = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    punctuation: Mask = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    profile: Any = None
 
     @property
     def num_victims(self) -> int:
@@ -52,17 +63,39 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy:
-    """Base of all policies. Subclasses set the class variables and `select_victims`."""
+    """Base of all policies. Subclasses set the class variables and `select_victims`.
+
+    `needs`: "attention" or "keys" when `signal` reads them, "token_ids" for what a token says.
+    `profiles`: whether `profile` is called. Two policies of one class and one set of parameters are
+    equal.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str] = "-"
     needs: ClassVar[frozenset[Need]] = frozenset()
+    profiles: ClassVar[bool] = False
     Params: ClassVar[type[Params]] = Params
     params: Any
+    reads: Signal | None  # what `signal` said
 
     def __init__(self, params: Any = None) -> None:
         self.params = self.Params() if params is None else params
+        self.reads = self.signal()
+
+    def signal(self) -> Signal | None:
+        """The signal that `View.scores` brings, under these parameters; None: no scores.
+
+        Asked once, when the policy is made.
+        """
+        return None
+
+    def profile(self, view: View) -> Any:  # noqa: ARG002
+        """Called once a request, when its prompt has been computed, before anything of it dies.
+
+        What it returns is `View.profile` for the rest of the request's life.
+        """
+        return None
 
     def select_victims(self, view: View) -> TokenIds:
         """The ids [view.num_victims] that die. Called only when that number is positive."""
@@ -71,6 +104,12 @@ class Policy:
     def min_budget_tokens(self) -> int:
         """The smallest budget under which the parameters make sense."""
         return 1
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.params == other.params
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
 
 def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> TokenIds:
@@ -101,71 +140,27 @@ def oldest(view: View, sinks: int) -> TokenIds:
     return view.token_ids[first : first + view.num_victims]
 
 
-_REGISTRY: dict[str, type[Policy]] = {}
+BUILT_IN: dict[str, type[Policy]] = {}
 
 
 def register(cls: type[Policy]) -> type[Policy]:
-    """Class decorator: makes the policy known by its name."""
-    if cls.name in _REGISTRY:
+    """Class decorator of the built-in policies: makes the class known by its name."""
+    if cls.name in BUILT_IN:
         raise ValueError(f"two policies are named {cls.name!r}")
-    _REGISTRY[cls.name] = cls
+    validate(cls)
+    BUILT_IN[cls.name] = cls
     return cls
 
 
-def policy_names() -> list[str]:
-    return list(_REGISTRY)
-
-
-def make_policy(name: Any, params: Any) -> Policy:
-    """The policy `name` with `params` (a JSON object); raises RefusedError naming the culprit."""
-    if not isinstance(name, str) or name not in _REGISTRY:
-        raise RefusedError(
-            f"unknown policy {name!r}",
-            field="policy.name",
-            value=name,
-            bound="one of " + ", ".join(_REGISTRY),
-        )
-    cls = _REGISTRY[name]
-    if not isinstance(params, dict):
-        raise RefusedError(
-            "policy.params must be an object", field="policy.params", value=params, bound="object"
-        )
-    try:
-        return cls(msgspec.convert(params, cls.Params, strict=True))
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        name_in_path = path.rstrip("`").lstrip(".").split(".")[0]
-        if "unknown field" in message:
-            name_in_path = message.rsplit("`", 2)[-2]
-            message = "parameters of this policy: " + (", ".join(_fields(cls)) or "none")
-        raise RefusedError(
-            f"policy {name}: parameter {name_in_path!r}: {message}",
-            field=f"policy.params.{name_in_path}" if name_in_path else "policy.params",
-            value=params.get(name_in_path),
-            bound=message,
-        ) from None
-
-
-def _fields(cls: type[Policy]) -> list[str]:
-    return [f.name for f in msgspec.structs.fields(cls.Params)]
-
-
-def describe_policies() -> list[PolicyInfo]:
-    """Name, summary, source, needs and parameter schema of every registered policy."""
-    infos = []
-    for cls in _REGISTRY.values():
-        schema, components = msgspec.json.schema_components([cls.Params])
-        infos.append(
-            PolicyInfo(
-                name=cls.name,
-                summary=cls.summary,
-                source=cls.source,
-                needs=sorted(cls.needs),
-                params_schema=components[schema[0]["$ref"].rsplit("/", 1)[-1]],
-            )
-        )
-    return infos
-
-
-def params_dict(policy: Policy) -> dict[str, Any]:
-    return msgspec.structs.asdict(policy.params)
+def validate(cls: type[Policy]) -> None:
+    """Raises ValueError when what a policy declares does not fit together."""
+    for attribute in ("name", "summary"):
+        if not isinstance(getattr(cls, attribute, None), str):
+            raise ValueError(f"{cls.__name__} has no {attribute}")
+    policy = cls()
+    signal = policy.reads
+    declared = cls.needs & {"attention", "keys"}
+    if declared != (frozenset() if signal is None else {signal.source}):
+        raise ValueError(f"{cls.name} reads {signal}, but declares that it needs {set(declared)}")
+    if policy.min_budget_tokens() < 1:
+        raise ValueError(f"{cls.name} would keep {policy.min_budget_tokens()} tokens")

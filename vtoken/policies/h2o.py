@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, lowest, register
+from vtoken.signals import Signal
 
 
 class H2OParams(Params, frozen=True):
     recent_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="share of the budget kept for the newest tokens")
     ] = 0.5
-    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
-    normalize: bool = False  # divide a score by the number of queries that could see the token
+    sinks: Sinks = 4
+    normalize: Annotated[bool, Meta(description="divide by the queries that saw a token")] = False
 
 
 @register
@@ -27,8 +28,10 @@ class H2O(Policy):
     needs = frozenset({"attention"})
     Params = H2OParams
 
+    def signal(self) -> Signal:
+        return Signal("attention_sum")
+
     def select_victims(self, view: View) -> TokenIds:
-        assert view.scores is not None
         scores: npt.NDArray[Any] = view.scores
         if self.params.normalize:
             scores = scores / (view.num_tokens - view.token_ids).astype(np.float32)

@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 from numpy.random import default_rng
 
-from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, register
+from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
 
 
 class RandomParams(Params, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1, description="with the prompt, the draw")] = 0
-    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
-    recent: Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")] = 16
+    sinks: Sinks = 4
+    recent: Recent = 16
 
 
 @register

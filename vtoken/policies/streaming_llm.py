@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
-from vtoken.policies.base import Params, Policy, TokenIds, View, oldest, register
+from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, oldest, register
 
 
 class StreamingLLMParams(Params, frozen=True):
-    sinks: Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")] = 4
+    sinks: Sinks = 4
 
 
 @register

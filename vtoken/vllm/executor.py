@@ -21,15 +21,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vtoken.mirror import Mirror
 from vtoken.pool import Slots
+from vtoken.signals import Floats
 from vtoken.step import RequestStep, StepPlan, WorkerReport
 from vtoken.vllm.content_check import ContentCheck, Contents
-from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.probe import ProbedRequest, key_scores
 from vtoken.vllm.ranks import Ranks
 
 BlocksOf = Callable[[str], Sequence[int]]
+Keys = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +84,27 @@ class PhysicalStep:
 
 
 class StepExecutor:
-    """The mirrors of one worker, the step's plan and its report; `contents` reads back K and V.
+    """The mirrors of one worker, the step's plan and its report.
 
+    `contents` reads back K and V; `keys(layer)` is the layer's keys as a view [N, S, Hkv, D].
     `ranks`: this worker's peers. What a runner does between `meet` and `apply` belongs into
     `ranks.contained()`, so that a fault of one rank is known to all before the forward.
     """
 
-    def __init__(self, block_size: int, contents: Contents) -> None:
+    def __init__(self, block_size: int, contents: Contents, keys: Keys) -> None:
         self.block_size = block_size
         self.ranks = Ranks()
+        self._keys = keys
         self._check = ContentCheck(contents, block_size)
         self.mirrors: dict[str, Mirror] = {}
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
+        self._probed: list[ProbedRequest] = []
 
     def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
         self.plan = plan
         self.report = None if plan is None else WorkerReport(plan.step)
+        self._probed = []
         for request_id in gone:
             self.mirrors.pop(request_id, None)
 
@@ -159,18 +166,20 @@ class StepExecutor:
                 step.seq_lens.append(part.num_live)
                 if not part.dense:
                     step.holey.append(HoleyRow(row, part, self.mirrors[row.request_id]))
-            elif plan.probing:
+            elif row.request_id in plan.signals:
                 self._follow(row, blocks_of(row.request_id))
             else:
                 self.mirrors.pop(row.request_id, None)
                 continue
-            mirror = self.mirrors[row.request_id]
-            if not plan.probing:
-                mirror.forget_scores()
-            elif plan.probe_layers is not None:
-                step.probed.append(ProbedRequest(row.first, row.num_new, mirror))
+            mirror, signal = self.mirrors[row.request_id], plan.signals.get(row.request_id)
+            mirror.keep(signal, plan.signal_layers)
+            if signal is not None and row.request_id in plan.probed:
+                step.probed.append(
+                    ProbedRequest.of(row.request_id, row.first, row.num_new, mirror, signal)
+                )
         if plan.probe_layers is not None:
             step.probe_layers = frozenset(plan.probe_layers)
+        self._probed = step.probed
         return step
 
     def _follow(self, row: BatchRow, block_ids: Sequence[int]) -> None:
@@ -186,13 +195,13 @@ class StepExecutor:
             mirror.append(blocks[ids // self.block_size] * self.block_size + ids % self.block_size)
 
     def attach(self, output: Any) -> Any:
-        """Give `output` the report, with the scores that the plan wants; returns `output`."""
+        """Give `output` the report, with the signals that the plan wants; returns `output`."""
         if self.report is None or self.plan is None or output is None:
             return output
+        self._finish_probes()
         own = {}
         for request_id in self.plan.want_scores:
-            mirror = self.mirrors.get(request_id)
-            scores = None if mirror is None else mirror.scores()
+            scores = self._scores(request_id, self.plan)
             if scores is not None:
                 own[request_id] = scores
         self.report.scores = self.ranks.mean(own)
@@ -202,3 +211,27 @@ class StepExecutor:
                 return output
         output.vtoken = self.report
         return output
+
+    def _finish_probes(self) -> None:
+        """Hand the step's rows to the keepers.
+
+        A hit is counted on a whole row, the mean over the heads of all ranks; other signals are
+        means of the ranks' own, taken when they are told.
+        """
+        probed, self._probed = [p for p in self._probed if p.rows is not None], []
+        counted = {p.request_id: p for p in probed if p.signal.kind == "attention_hits"}
+        rows = self.ranks.mean({name: p.take_rows().ravel() for name, p in counted.items()})
+        for request in probed:
+            if request.request_id not in counted:
+                request.keep(request.take_rows())
+            elif request.request_id in rows:  # ranks that differ share nothing
+                request.keep(rows[request.request_id].reshape(-1, len(request.ids)))
+
+    def _scores(self, request_id: str, plan: StepPlan) -> Floats | None:
+        """What the report says of a request's signal; None while there is nothing to say."""
+        mirror, signal = self.mirrors.get(request_id), plan.signals.get(request_id)
+        if mirror is None or signal is None:
+            return None
+        if signal.source == "keys":
+            return key_scores(signal, mirror, [self._keys(layer) for layer in plan.signal_layers])
+        return None if mirror.keeper is None else mirror.keeper.scores()

@@ -1,28 +1,58 @@
-"""The score probe: how much attention each live token receives from this step's queries.
+"""The probe: attention rows of this step's queries, and key signals, on the probed layers.
 
-Runs after the stock kernel, which it does not touch, on the probed layers only. For every request
-the keys of its live tokens are gathered by id, so the result depends on what is live, not on where
-it lies. A token's score is the sum over queries of the mean over heads of softmax(q k / sqrt(d)).
+Runs after the stock kernel, which it does not touch. For every request the keys of its live tokens
+are gathered by id, so the result depends on what is live, not on where it lies. What a row is, and
+what becomes of it, stands in `vtoken.signals`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from vtoken.mirror import Mirror
+from vtoken.signals import Floats, Signal
+from vtoken.table import Ids
 
 MAX_QUERIES = 256  # rows of attention held at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProbedRequest:
-    """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`."""
+    """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`.
 
+    `ids` [n], `slots` [n]: its live tokens, those that ask included. `rows`: what the layers so far
+    gave, as `Keeper.add` takes it; None before the first one.
+    """
+
+    request_id: str
     first: int
     num_new: int
     mirror: Mirror
+    signal: Signal
+    ids: Ids
+    slots: torch.Tensor
+    rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, request_id: str, first: int, num_new: int, mirror: Mirror, signal: Signal
+    ) -> ProbedRequest:
+        ids, slots = mirror.live()
+        return cls(request_id, first, num_new, mirror, signal, ids, torch.from_numpy(slots))
+
+    def take_rows(self) -> Floats:
+        """After the forward: the rows [k, n] of all probed layers, on the host."""
+        assert self.rows is not None
+        rows: Floats = self.rows.cpu().numpy()
+        return rows
+
+    def keep(self, rows: Floats) -> None:
+        """Hand `rows` to the request's keeper."""
+        if self.mirror.keeper is not None:
+            self.mirror.keeper.add(self.ids, rows, self.num_new)
 
 
 def probe(
@@ -33,24 +63,61 @@ def probe(
     scale: float,
     soft_cap: float,
 ) -> None:
-    """Accumulate the attention of `query` [T, Hq, D] over `key` [N, S, Hkv, D] into the mirrors."""
-    block_size, num_kv_heads = key.shape[1], key.shape[2]
+    """Add one layer's attention of `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows."""
     for request in requests:
-        ids, slots = request.mirror.live()
-        index = torch.from_numpy(slots)
-        k = key[index // block_size, index % block_size].float()  # [n, Hkv, D]
-        groups = query.shape[1] // num_kv_heads
-        k = k.repeat_interleave(groups, dim=1).permute(1, 2, 0)  # [Hq, D, n]
-        token_ids = torch.from_numpy(ids)
-        first_id = request.mirror.num_tokens - request.num_new
-        total = torch.zeros(len(ids))
-        for start in range(0, request.num_new, MAX_QUERIES):
-            stop = min(start + MAX_QUERIES, request.num_new)
-            q = query[request.first + start : request.first + stop].float().transpose(0, 1)
-            logits = torch.matmul(q, k) * scale  # [Hq, queries, n]
-            if soft_cap:
-                logits = soft_cap * torch.tanh(logits / soft_cap)
-            positions = torch.arange(first_id + start, first_id + stop)
-            logits.masked_fill_(token_ids[None, :] > positions[:, None], float("-inf"))
-            total += torch.softmax(logits, dim=-1).mean(dim=0).sum(dim=0)
-        request.mirror.accumulate(ids, total.numpy())
+        k = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
+        stop = request.first + request.num_new
+        num_rows = request.signal.num_rows(request.num_new)
+        summed = request.signal.kind == "attention_sum"
+        parts = []
+        for start in range(stop - num_rows, stop, MAX_QUERIES):
+            end = min(start + MAX_QUERIES, stop)
+            rows = _rows(query[start:end].float(), k, stop - end, scale, soft_cap)
+            parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
+        layer = torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
+        request.rows = layer if request.rows is None else request.rows + layer
+
+
+def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The keys [n, Hkv, D] float32 of `key` [N, S, Hkv, D] at `slots` [n]."""
+    block_size = key.shape[1]
+    return key[slots // block_size, slots % block_size].float()
+
+
+def _rows(
+    query: torch.Tensor, key: torch.Tensor, num_later: int, scale: float, soft_cap: float
+) -> torch.Tensor:
+    """Attention [q, n], mean over heads, of `query` [q, Hq, D] over `key` [Hkv, D, n].
+
+    The newest tokens are the ones that ask, `num_later` of them after the last query given here.
+    """
+    num_queries, num_heads, head_size = query.shape
+    num_kv_heads, _, num_ids = key.shape
+    grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_size)  # [Hkv, G * q, D]
+    logits = torch.matmul(grouped, key) * scale
+    if soft_cap:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    logits = logits.view(num_heads, num_queries, num_ids)
+    newest = num_ids - num_later - num_queries  # column of the first query's own token
+    hidden = torch.ones(num_queries, num_ids, dtype=torch.bool).triu(newest + 1)
+    logits.masked_fill_(hidden, float("-inf"))
+    return torch.softmax(logits, dim=-1).mean(dim=0)
+
+
+def key_scores(signal: Signal, mirror: Mirror, layers: list[torch.Tensor]) -> Floats:
+    """The key signal by token id [T], 0 for dead tokens; `layers` of [N, S, Hkv, D] are summed."""
+    ids, slots = mirror.live()
+    at = torch.from_numpy(slots)
+    parts = []
+    for layer in layers:
+        k = gather_keys(layer, at)
+        if signal.kind == "key_norm":
+            parts.append(k.norm(dim=-1).mean(dim=1))
+        else:
+            unit = torch.nn.functional.normalize(k, dim=-1)
+            anchor = unit.mean(dim=0, keepdim=True)
+            cosine = torch.nn.functional.cosine_similarity(k, anchor, dim=-1)
+            parts.append(cosine.mean(dim=1))
+    scores = np.zeros(mirror.num_tokens, dtype=np.float32)
+    scores[ids] = -torch.stack(parts).sum(dim=0).cpu().numpy()
+    return scores

@@ -145,7 +145,11 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout, block_size)
         builder = self.attn_groups[0][0].get_metadata_builder()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
-        return StepExecutor(block_size, self.vtoken_copies.contents)
+        return StepExecutor(block_size, self.vtoken_copies.contents, self._vtoken_keys)
+
+    def _vtoken_keys(self, layer: int) -> torch.Tensor:
+        keys, _ = self.vtoken_layout.views(self.kv_caches[layer])
+        return keys
 
     def _vtoken_copy(self, plan: StepPlan) -> None:
         assert self.executor is not None

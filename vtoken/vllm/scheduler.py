@@ -19,6 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
 from vtoken.control import Controller
+from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.report import EngineFacts, Reporter
 from vtoken.rules import request_rules
 from vtoken.runtime import GrownRequest, Runtime
@@ -26,6 +27,7 @@ from vtoken.telemetry import Publisher
 from vtoken.vllm import support
 from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.settings import initial_config, read_settings
+from vtoken.vllm.vocabulary import VLLMVocabulary
 from vtoken.wire import Geometry
 
 STEP_MS_SMOOTHING = 0.05
@@ -80,6 +82,8 @@ class VTokenSchedulerMixin:
             lends_blocks=config.device_config.device_type == "cpu",
         )
         manager.runtime = self.vtoken
+        self.vtoken.vocabulary = VLLMVocabulary(config.model_config, self.requests)  # type: ignore[attr-defined]
+        _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
             vtoken_version=vtoken.__version__,
@@ -192,6 +196,14 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
+
+
+def _require(runtime: Runtime) -> None:
+    """Raises UnsupportedError when this engine cannot serve the policy it starts with."""
+    try:
+        runtime.judge.require(runtime.config.policy)
+    except RefusedError as error:
+        raise UnsupportedError(f"initial configuration: {error.detail}") from None
 
 
 def _prompt_seed(request: Any) -> int:

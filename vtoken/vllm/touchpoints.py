@@ -318,6 +318,21 @@ TOUCH_POINTS = (
         ("block_ids", "row_idx"),
     ),
     TouchPoint(
+        "vllm.tokenizers:cached_tokenizer_from_config",
+        "call",
+        "which words are special or punctuation, for policies that ask",
+        _OPEN,
+        "-",
+        ("model_config",),
+    ),
+    TouchPoint(
+        "vllm.v1.request:Request",
+        "call",
+        "all_token_ids: the words of a request, for policies that ask",
+        _OPEN,
+        "-",
+    ),
+    TouchPoint(
         "vllm.v1.engine.core:EngineCore",
         "wrap",
         "one utility method, vtoken_command",

@@ -174,6 +174,7 @@ def what_if_paragraphs(result: wire.PatchResult) -> list[Paragraph]:
         ]
         if what.deferred_reason:
             said.append((f"deferred: {what.deferred_reason}", palette.WARN_STYLE))
+    said += [(note, palette.WARN_STYLE) for note in result.notes]
     return [*said, ("", palette.TEXT_STYLE), ("enter applies it.", palette.MUTED_STYLE)]
 
 

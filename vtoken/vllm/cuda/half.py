@@ -30,7 +30,8 @@ class DeviceHalf:
         streams: Streams = CUDAStreams(device) if on_cuda else HostStreams()
         self.device = device
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
-        self.executor = StepExecutor(block_size, self.copies.contents)
+        keys = [cache.transpose(1, 2)[..., : cache.shape[-1] // 2] for cache in caches]
+        self.executor = StepExecutor(block_size, self.copies.contents, keys.__getitem__)
         self.pages = PageTables(block_size, device)
 
     def relocate(self, plan: StepPlan) -> None:

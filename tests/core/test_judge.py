@@ -1,0 +1,187 @@
+"""Answers of policies are checked, and one that fails stops evicting, not the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine
+from vtoken.config import VTokenConfig
+from vtoken.control import Controller
+from vtoken.errors import RefusedError
+from vtoken.policies import Policy, View, make_policy, oldest
+from vtoken.policies.base import validate
+from vtoken.report import EngineFacts, Reporter
+from vtoken.signals import Signal
+
+
+class Answering(Policy):
+    """Answers what the test says."""
+
+    name = "answering"
+    summary = "-"
+    answer: ClassVar[Callable[[View], Any]]
+
+    def select_victims(self, view: View) -> Any:
+        return type(self).answer(view)
+
+
+def engine_with(policy: Policy, **more: Any) -> CoreEngine:
+    config = VTokenConfig(policy=policy, budget_tokens=8, interval_tokens=2, **more)
+    engine = CoreEngine(num_blocks=32, block_size=4, config=config)
+    engine.add("a", 12)
+    engine.add("b", 15)
+    return engine
+
+
+def run(engine: CoreEngine, steps: int) -> None:
+    for _ in range(steps):
+        engine.step()
+        engine.check()
+
+
+def nothing(view: View) -> None:
+    return None
+
+
+def boom(view: View) -> Any:
+    raise ZeroDivisionError("nobody is worth anything")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda view: view.token_ids[: view.num_victims - 1], "different victims of"),
+        (lambda view: np.repeat(view.token_ids[:1], view.num_victims), "1 different victims of"),
+        (lambda view: view.token_ids[-view.num_victims :], "newest token"),
+        (lambda view: view.token_ids[: view.num_victims] - 1, "not live"),
+        (nothing, "policy answering failed"),
+        (boom, "nobody is worth anything"),
+    ],
+    ids=["too few", "twice", "the newest", "strangers", "nothing", "raises"],
+)
+def test_a_wrong_answer_kills_nothing_and_is_told_once(
+    answer: Callable[[View], Any], said: str
+) -> None:
+    Answering.answer = answer
+    engine = engine_with(Answering())
+    run(engine, 12)
+    counters = engine.runtime.counters
+    assert (counters.evicted_tokens, counters.violations) == (0, 1)
+    (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
+    assert event.data["invariant"] == "policy"
+    assert said in event.summary
+
+
+def test_a_right_answer_is_followed_in_any_order() -> None:
+    Answering.answer = lambda view: oldest(view, 0)[::-1]
+    engine = engine_with(Answering())
+    run(engine, 12)
+    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.tables["a"].live_ids()[0] > 0
+
+
+def test_another_policy_evicts_after_one_has_failed() -> None:
+    Answering.answer = boom
+    engine = engine_with(Answering())
+    run(engine, 4)
+    engine.runtime.config = VTokenConfig(
+        policy=make_policy("sliding_window", {}), budget_tokens=8, interval_tokens=2
+    )
+    run(engine, 4)
+    assert engine.runtime.counters.evicted_tokens > 0
+
+
+# ---------------------------------------------------------------- declarations
+
+
+def test_a_policy_declares_what_its_signal_needs() -> None:
+    class Undeclared(Answering):
+        def signal(self) -> Signal:
+            return Signal("key_norm")
+
+    class Idle(Answering):
+        needs = frozenset({"attention"})
+
+    for cls in (Undeclared, Idle):
+        with pytest.raises(ValueError, match="declares that it needs"):
+            validate(cls)
+
+
+# ---------------------------------------------------------------- words
+
+
+class Words:
+    """Of the first twelve tokens every third is special and every third punctuation."""
+
+    def __init__(self, why_not: str | None = None) -> None:
+        self.why_not = why_not
+
+    def refusal(self) -> str | None:
+        return self.why_not
+
+    def words(self, request_id: str, ids: Any) -> Any:  # noqa: ARG002
+        return np.where(ids < 12, ids % 3, 2)
+
+    def special(self, words: Any) -> Any:
+        return words == 0
+
+    def punctuation(self, words: Any) -> Any:
+        return words == 1
+
+
+FASTGEN = {"policy": {"name": "fastgen"}}
+
+
+def controller_of(engine: CoreEngine) -> Controller:
+    facts = EngineFacts("e", "0", "0", "m", "cpu")
+    return Controller(Reporter(engine.runtime, facts, np.zeros(32, dtype=np.bool_)))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(None, "no tokenizer"), (Words("skip_tokenizer_init"), "skip_tokenizer_init")],
+)
+def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, said: str) -> None:
+    engine = engine_with(make_policy("none", {}))
+    engine.runtime.vocabulary = words
+    controller = controller_of(engine)
+    for validate_only in (True, False):
+        with pytest.raises(RefusedError, match=said) as caught:
+            controller.patch_config(FASTGEN, validate_only=validate_only)
+        assert caught.value.field == "policy.name"
+    assert (controller.revision, engine.runtime.config.policy.name) == (1, "none")
+
+
+def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
+    engine = engine_with(make_policy("fastgen", {"recovery": 0.2}))
+    engine.runtime.vocabulary = Words()
+    seen: list[View] = []
+    profile = type(engine.runtime.config.policy).profile
+    engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
+        seen.append(view) or profile(engine.runtime.config.policy, view)
+    )
+    run(engine, 20)
+    assert [view.num_tokens for view in seen] == [12, 15]
+    assert [len(view.token_ids) for view in seen] == [12, 15]
+    assert seen[0].vocabulary_ids.tolist() == [0, 1, 2] * 4
+    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.violations == 0
+    live = engine.runtime.tables["a"].live_ids()
+    assert live[live < 12].tolist() == [0, 3, 6, 9]  # the special ones outlive all others
+
+
+def test_fastgen_profiles_below_the_budget_too() -> None:
+    """So that the profile is the prompt's, however late the first eviction comes."""
+    config = VTokenConfig(policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2)
+    engine = CoreEngine(num_blocks=32, block_size=4, config=config)
+    engine.runtime.vocabulary = Words()
+    engine.add("a", 9)
+    run(engine, 2)
+    assert engine.runtime.states["a"].profile is not None
+    plan = engine.step()
+    assert plan.want_scores == ()

@@ -1,0 +1,209 @@
+"""What the worker is asked to keep, and what happens to scores when the policy changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.harness import CoreEngine, SimulatedWorker
+from vtoken.control import Controller
+from vtoken.report import EngineFacts, Reporter
+from vtoken.rules import request_rules
+from vtoken.signals import Signal
+from vtoken.step import StepPlan
+from vtoken.wire import PatchResult
+
+SUM, LAST = Signal("attention_sum"), Signal("attention_last")
+
+
+def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) -> CoreEngine:
+    return CoreEngine(
+        num_blocks=64,
+        block_size=4,
+        config={
+            "policy": {"name": policy},
+            "budget_tokens": budget,
+            "interval_tokens": 2,
+            **config,
+        },
+        worker_lag_steps=lag,
+    )
+
+
+def patch(engine: CoreEngine, **changes: Any) -> PatchResult:
+    facts = EngineFacts("e", "0", "0", "m", "cpu")
+    reporter = Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_))
+    return Controller(reporter).patch_config(changes)
+
+
+# ---------------------------------------------------------------- asking
+
+
+@pytest.mark.parametrize("policy", ["none", "streaming_llm", "sliding_window", "random"])
+def test_a_policy_without_signal_asks_the_worker_nothing(policy: str) -> None:
+    engine = engine_with(policy, budget=20)
+    engine.add("a", 30)
+    for _ in range(6):
+        plan = engine.step()
+        idle = StepPlan(plan.step)
+        for name in ("probing", "probe_layers", "want_scores", "signals", "probed"):
+            assert getattr(plan, name) == getattr(idle, name)
+
+
+def test_prompt_queries_are_probed_in_every_step_and_decode_queries_in_every_kth() -> None:
+    engine = engine_with("h2o", probe={"layers": [2], "every_steps": 4})
+    engine.prefill_chunk_tokens = 5
+    engine.add("a", 18)
+    plans = [engine.step() for _ in range(12)]
+    assert [bool(plan.probed) for plan in plans] == [
+        plan.step <= 4 or plan.step % 4 == 0 for plan in plans
+    ]
+    assert all(plan.signals == {"a": SUM} for plan in plans)
+    assert {plan.probe_layers for plan in plans if plan.probed} == {(2,)}
+    assert {plan.probe_layers for plan in plans if not plan.probed} == {None}
+
+
+def test_keys_are_looked_at_only_when_scores_are_wanted() -> None:
+    engine = engine_with("knorm")
+    engine.add("a", 4)
+    for _ in range(30):
+        plan = engine.step()
+        assert plan.probed == frozenset()
+        assert tuple(plan.signals) == plan.want_scores
+        num_live = engine.runtime.tables["a"].num_live
+        assert bool(plan.want_scores) == (num_live > 10)
+
+
+def test_each_request_keeps_the_signal_of_its_own_policy() -> None:
+    engine = engine_with("h2o")
+    engine.runtime.announce("t", request_rules({"vtoken_policy": "tova"}))
+    engine.runtime.announce("s", request_rules({"vtoken_policy": "streaming_llm"}))
+    for name in ("h", "t", "s"):
+        engine.add(name, 12)
+    assert engine.step().signals == {"h": SUM, "t": LAST}
+
+
+# ---------------------------------------------------------------- answers
+
+
+def numbered(request_id: str, num_tokens: int) -> Any:
+    """Scores that fall with age, newest heaviest."""
+    return np.arange(num_tokens, dtype=np.float32)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
+    """Between evictions nobody asks; what was told then is too old when the next one is due."""
+    worker = SimulatedWorker(64, 4)
+    ages: list[int] = []
+    engine = engine_with("h2o", lag=lag, interval_tokens=6)
+    engine.worker = worker
+    scores = engine.runtime.scoring.scores
+
+    def watch(state: Any, *rest: Any) -> Any:
+        found = scores(state, *rest)
+        if found is not None:
+            ages.append(engine.runtime.step - state.scores_step)
+        return found
+
+    engine.runtime.scoring.scores = watch  # type: ignore[method-assign]
+    engine.add("a", 20)
+    for _ in range(60):
+        engine.step()
+    assert len(ages) > 5
+    assert set(ages) == {lag + 1}
+
+
+def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_signal() -> None:
+    engine = engine_with("h2o", lag=1)
+    engine.add("a", 20)
+    engine.step()
+    patch(engine, policy={"name": "tova"})
+    state = engine.runtime.states["a"]
+    engine.step()  # brings the report of the first step, in which h2o's signal was kept
+    assert state.signal == LAST
+    assert state.scores is None
+    assert engine.runtime.counters.evicted_tokens == 0
+    engine.step()
+    assert state.scores is not None
+
+
+def test_nothing_dies_between_a_change_of_signal_and_its_first_report() -> None:
+    engine = engine_with("none")
+    engine.add("a", 40)
+    engine.step()
+    patch(engine, policy={"name": "snapkv", "params": {"window": 4}})
+    score, engine.worker.score = engine.worker.score, lambda *_: None  # type: ignore[assignment,return-value]
+    report = engine.worker.execute
+
+    def silent(message: Any) -> Any:
+        out = report(message)
+        out.scores.clear()
+        return out
+
+    engine.worker.execute = silent  # type: ignore[method-assign]
+    for _ in range(5):
+        engine.step()
+    assert engine.runtime.counters.evicted_tokens == 0
+    engine.worker.execute, engine.worker.score = report, score  # type: ignore[method-assign]
+    engine.step()
+    engine.step()
+    assert engine.runtime.tables["a"].num_live == 9
+
+
+# ---------------------------------------------------------------- hot swap
+
+
+def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
+    engine = engine_with("h2o")
+    engine.add("a", 20)
+    engine.step()
+    state = engine.runtime.states["a"]
+    held = state.scores
+    result = patch(engine, policy={"name": "h2o", "params": {"normalize": True}})
+    assert result.notes == ["scores carry over: h2o and h2o read attention_sum"]
+    engine.step()
+    assert held is not None
+    assert engine.runtime.counters.evicted_tokens == 12  # at once
+
+
+def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_for() -> None:
+    engine = engine_with("h2o")
+    engine.add("a", 20)
+    engine.step()
+    notes = patch(engine, policy={"name": "scissorhands", "params": {"recent": 2}}).notes
+    assert len(notes) == 1
+    assert "scissorhands reads attention_hits(400), until now it was attention_sum" in notes[0]
+    assert "32 probed queries" in notes[0]
+    event = engine.runtime.events.page(0, 100).events[-1]
+    assert event.kind == "config"
+    assert event.data["notes"] == notes
+    engine.step()
+    assert engine.runtime.counters.evicted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [
+        ({"policy": {"name": "streaming_llm"}}, False),
+        ({"theta_f": 0.5}, False),
+        ({"probe": {"layers": [2]}}, False),  # the middle layer, which it was
+        ({"probe": {"layers": [1, 2]}}, True),
+        ({"policy": {"name": "keydiff"}}, True),
+    ],
+)
+def test_only_what_touches_scores_is_noted(change: dict[str, Any], noted: bool) -> None:
+    engine = engine_with("h2o")
+    assert bool(patch(engine, **change).notes) == noted
+
+
+def test_a_dry_run_notes_the_same_and_changes_nothing() -> None:
+    engine = engine_with("h2o")
+    facts = EngineFacts("e", "0", "0", "m", "cpu")
+    controller = Controller(Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_)))
+    change = {"policy": {"name": "tova"}}
+    dry = controller.patch_config(change, validate_only=True)
+    assert engine.runtime.config.policy.name == "h2o"
+    assert dry.notes == controller.patch_config(change).notes != []

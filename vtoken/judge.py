@@ -1,0 +1,115 @@
+"""Asks a policy about one request, and trusts no answer: what it names dies only after a check.
+
+Knows the ledger; evicts nothing itself. A policy may be of another package, so whatever it raises
+or answers amiss is an event and a counted violation, and it is not asked again under these
+parameters: nothing more of it dies, nothing else stops. (No wrong token can come of it, so strict
+mode does not stop the engine either.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.config import VTokenConfig
+from vtoken.errors import InvariantViolation, RefusedError
+from vtoken.ledger import Ledger
+from vtoken.policies import Policy, View
+from vtoken.scoring import Scoring
+from vtoken.table import Ids, TokenTable
+
+
+class Judge:
+    """Makes the views of one ledger's requests and has policies judge them."""
+
+    def __init__(self, ledger: Ledger, scoring: Scoring) -> None:
+        self._ledger = ledger
+        self._scoring = scoring
+        self._suspended: list[Policy] = []
+
+    def require(self, policy: Policy) -> None:
+        """Raises RefusedError when `policy` needs something that this engine has not."""
+        if "token_ids" not in policy.needs:
+            return
+        vocabulary = self._ledger.vocabulary
+        why = "this engine has no tokenizer" if vocabulary is None else vocabulary.refusal()
+        if why is not None:
+            raise RefusedError(
+                f"policy {policy.name} looks at words: {why}",
+                field="policy.name",
+                value=policy.name,
+                bound="a policy that does not need token_ids",
+            )
+
+    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
+        view = self._view(table, rules)
+        if view is None or rules.policy in self._suspended:
+            return None
+        try:
+            return _checked(rules.policy.select_victims(view), view)
+        except Exception as error:  # a policy of another package may raise anything
+            self._suspend(rules.policy, error)
+            return None
+
+    def take_profile(self, table: TokenTable, rules: VTokenConfig) -> None:
+        """Have a policy that profiles look at the request, once there are scores of its prompt."""
+        state, policy = self._ledger.states[table.request_id], rules.policy
+        if table.num_tokens < state.prefill_end:
+            return
+        if (state.profile is not None and state.profile[0] == policy) or policy in self._suspended:
+            return
+        try:
+            self.require(policy)
+            view = self._view(table, rules, profiled=False)
+            if view is not None:
+                state.profile = policy, policy.profile(view)
+        except Exception as error:
+            self._suspend(policy, error)
+
+    def _view(
+        self, table: TokenTable, rules: VTokenConfig, *, profiled: bool = True
+    ) -> View | None:
+        """What the policy sees of a request; None while what it needs is not there."""
+        ledger, policy = self._ledger, rules.policy
+        state = ledger.states[table.request_id]
+        ids = table.live_ids()
+        view = View(ids, table.num_tokens, state.num_prompt_tokens, rules.budget_tokens, state.seed)
+        signal = policy.reads
+        if signal is not None:
+            scores = self._scoring.scores(state, ids, signal, rules)
+            if scores is None:
+                return None  # wait rather than guess
+            view.scores = scores
+        if "token_ids" in policy.needs and ledger.vocabulary is not None:
+            view.vocabulary_ids = words = ledger.vocabulary.words(table.request_id, ids)
+            view.special = ledger.vocabulary.special(words)
+            view.punctuation = ledger.vocabulary.punctuation(words)
+        if policy.profiles and profiled:
+            if state.profile is None or state.profile[0] != policy:
+                return None
+            view.profile = state.profile[1]
+        return view
+
+    def _suspend(self, policy: Policy, error: Exception) -> None:
+        self._suspended.append(policy)
+        detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
+        self._ledger.counters.violations += 1
+        self._ledger.events.add(
+            self._ledger.step, "violation", detail, {"invariant": "policy", "detail": detail}
+        )
+
+
+def _checked(victims: Ids, view: View) -> Ids:
+    """`victims`, ascending; raises InvariantViolation when they are not what a policy owes."""
+    found = np.unique(victims)
+    live = view.token_ids
+    if len(found) != len(victims) or len(found) != view.num_victims:
+        raise InvariantViolation(
+            "policy", f"{len(found)} different victims of {len(victims)}, not {view.num_victims}"
+        )
+    strangers = found[~np.isin(found, live, assume_unique=True)]
+    if len(strangers):
+        raise InvariantViolation("policy", f"victims {strangers[:5].tolist()} are not live")
+    if found[-1] == live[-1]:
+        raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")
+    return found
