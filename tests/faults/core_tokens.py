@@ -194,28 +194,32 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
             hit()
             return victims(view)
 
+    def tell(_policy: Policy, error: Exception) -> None:
+        raise error  # the engine itself goes on, without evicting
+
+    engine.runtime.judge._suspend = tell
     engine.runtime.config = replace(engine.runtime.config, policy=Wrong())
 
 
-@TOKENS.fault("policy", "policy, `Evictor.pick_victims`")
+@TOKENS.fault("policy", "policy, `_checked`")
 def evict_the_newest(engine: CoreEngine, hit: Hit) -> None:
     """The policy names the newest token."""
     _choose(engine, hit, lambda view: view.token_ids[-view.num_victims :])
 
 
-@TOKENS.fault("policy", "policy, `Evictor.pick_victims`")
+@TOKENS.fault("policy", "policy, `_checked`")
 def evict_too_few(engine: CoreEngine, hit: Hit) -> None:
     """The policy names fewer victims than are due."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims - 1])
 
 
-@TOKENS.fault("policy", "I2, `TokenTable.evict`")
+@TOKENS.fault("policy", "policy, `_checked`")
 def evict_one_twice(engine: CoreEngine, hit: Hit) -> None:
     """The policy names one victim twice."""
     _choose(engine, hit, lambda view: np.repeat(view.token_ids[:1], view.num_victims))
 
 
-@TOKENS.fault("policy", "I2, `TokenTable.evict`")
+@TOKENS.fault("policy", "policy, `_checked`")
 def evict_strangers(engine: CoreEngine, hit: Hit) -> None:
     """The policy names tokens that do not exist."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims] + 10_000)
