@@ -11,6 +11,7 @@ import pytest
 
 from vtoken import digest
 from vtoken.mirror import Mirror
+from vtoken.signals import Signal
 from vtoken.step import RequestStep, Retained, StepPlan
 
 
@@ -33,7 +34,14 @@ def plan() -> StepPlan:
         loose_slots=ints(40, 41, 42),
     )
     other = RequestStep(num_tokens=5, new_slots=ints(70), num_live=6)
-    return StepPlan(7, ints(12, 13), ints(40, 41), {"a": one, "b": other}, want_scores=("a",))
+    return StepPlan(
+        7,
+        ints(12, 13),
+        ints(40, 41),
+        {"a": one, "b": other},
+        want_scores=("a",),
+        signals={"a": Signal("attention_hits", 9)},
+    )
 
 
 CHANGES: dict[str, Callable[[StepPlan], Any]] = {
@@ -64,6 +72,10 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "wanted scores": lambda p: setattr(p, "want_scores", ("b",)),
     "probed layers": lambda p: setattr(p, "probe_layers", (1,)),
     "probing": lambda p: setattr(p, "probing", True),
+    "kept signal": lambda p: setattr(p, "signals", {"a": Signal("attention_last")}),
+    "window": lambda p: setattr(p, "signals", {"a": Signal("attention_hits", 8)}),
+    "probed request": lambda p: setattr(p, "probed", frozenset({"a"})),
+    "layers of signals": lambda p: setattr(p, "signal_layers", (2,)),
     "retained slot": lambda p: p.requests["a"].retained.slots.__setitem__(0, 45),
     "nothing retained": lambda p: setattr(p.requests["a"], "retained", None),
 }
@@ -85,7 +97,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A field that is added must be covered by the digest, and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("probing", "probe_layers", "want_scores"),
+        *("probing", "probe_layers", "want_scores", "signals", "probed", "signal_layers"),
     }
     assert set(RequestStep.__struct_fields__) == {
         *("num_tokens", "evicted", "moved_ids", "moved_slots", "blocks", "new_slots"),
