@@ -19,6 +19,7 @@ from vtoken.errors import UnsupportedError
 from vtoken.step import RequestStep, StepPlan
 from vtoken.vllm import touchpoints
 from vtoken.vllm.cuda import step as steps
+from vtoken.vllm.cuda.backends import PagedImplMixin
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
 from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
@@ -262,6 +263,13 @@ def test_the_processor_of_request_arguments_is_one_for_v2_too_and_still_refuses(
     validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": 64}))
     with pytest.raises(VLLMValidationError, match="allowed"):
         validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": -1}))
+
+
+def test_a_policy_that_asks_for_attention_is_refused_on_cuda_and_not_left_without_scores() -> None:
+    step: Any = SimpleNamespace(physical=SimpleNamespace(probe_layers={0}))
+    query: Any = SimpleNamespace(is_cuda=True)
+    with pytest.raises(UnsupportedError, match="no policy may ask for attention yet"):
+        PagedImplMixin()._probe(None, query, torch.empty(0), step)
 
 
 def configuration(mode: str = "FULL_AND_PIECEWISE", *, ubatching: bool = False) -> Any:

@@ -31,6 +31,7 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.upload import upload
@@ -141,11 +142,15 @@ class PagedImplMixin:
     def _probe(
         self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, step: steps.CUDAStep
     ) -> None:
+        if query.is_cuda:
+            raise UnsupportedError(
+                "on CUDA no policy may ask for attention yet: the probe keeps its scores on the "
+                "host. Choose streaming_llm, sliding_window or random"
+            )
         if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
             keys = kv_cache.transpose(1, 2)[..., : query.shape[-1]]
             soft_cap = float(self.logits_soft_cap or 0.0)
-            with query.device:  # what the probe makes on its way is made where the query is
-                probe(step.physical.probed, query, keys, scale=self.scale, soft_cap=soft_cap)
+            probe(step.physical.probed, query, keys, scale=self.scale, soft_cap=soft_cap)
 
 
 class _SlotLayoutMixin:
