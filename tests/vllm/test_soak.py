@@ -1,4 +1,4 @@
-"""The soak in half a minute, and a control: it notices output that is wrong."""
+"""The soak in twenty seconds, and a control: it notices output that is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture
 def phases(demo_model: Path, tmp_path: Path) -> list[Phase]:
     return plan_phases(
-        seconds=24, seed=5, model=str(demo_model), logs=str(tmp_path), only=None, phase_seconds=12
+        seconds=20, seed=5, model=str(demo_model), logs=str(tmp_path), only="tiny", phase_seconds=20
     )
 
 
@@ -40,8 +40,9 @@ def test_a_short_soak_violates_nothing_fails_nothing_and_says_nothing_wrong(
         assert Path(phase.log).read_text().count('"do":"add"') > 5
 
 
-def test_an_engine_that_does_not_start_is_a_failure_with_its_log(phases: list[Phase]) -> None:
-    phase = msgspec.structs.replace(phases[0], model="/nowhere")
+def test_a_child_that_dies_is_a_failure_with_its_log(phases: list[Phase]) -> None:
+    engine = msgspec.structs.replace(phases[0].engine, environment={"PYTHONHOME": "/nowhere"})
+    phase = msgspec.structs.replace(phases[0], engine=engine)
     tally = run_phase(phase)
     assert not tally.ok
     assert ".err" in tally.failures[0]

@@ -98,7 +98,9 @@ def status_lines(status: wire.Status) -> list[str]:
         ),
         (
             "invariants",
-            f"{invariants.checked:,} commits checked, {invariants.violations:,} violations",
+            f"{invariants.checked:,} commits checked, "
+            f"{invariants.verified_relocations:,} relocations verified by content, "
+            f"{invariants.violations:,} violations{'' if invariants.strict else ' (not strict)'}",
         ),
     ]
     sentence = fragmentation.sentence or fragmentation.cause
