@@ -70,13 +70,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """Names and configurations; those that reclaim also under vLLM's own admission."""
-    eager = VARIANTS["vToken, eager plug"]
+    """Names and configurations; those that reclaim also under vLLM's own admission.
+
+    Recycling belongs to it: holes that are fewer than a block has slots free none, and without it
+    the next tokens take one block more.
+    """
+    eager = VARIANTS["vToken, eager plug, recycling"]
     return {
         "native": {},
         "naive-evict": VARIANTS["naive-evict"],
-        "vToken, eager plug": eager,
-        "vToken, eager plug, stock admission": eager | {"admission": "stock"},
+        "vToken, eager plug, recycling": eager,
+        "vToken, the same, stock admission": eager | {"admission": "stock"},
         "vToken, defaults": VARIANTS["vToken, defaults"],
     }
 
