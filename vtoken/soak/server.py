@@ -170,6 +170,7 @@ class ServerSoak:
         tally.checks = status.invariants.checked
         tally.violations = status.invariants.violations
         tally.verified = status.invariants.verified_relocations
+        tally.verify_us = status.invariants.verify_us
         tally.steps = status.step
 
     def _fail(self, text: str) -> None:

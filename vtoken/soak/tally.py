@@ -17,6 +17,7 @@ class Tally(msgspec.Struct):
     evictions: int = 0
     relocations: int = 0
     verified: int = 0  # relocations whose contents were hashed before and after
+    verify_us: int = 0  # time in that
     recycled: int = 0
     preemptions: int = 0
     compactions: int = 0

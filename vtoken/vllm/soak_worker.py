@@ -242,7 +242,8 @@ class Soak:
         self.tally.preemptions = counters.preemptions
         self.tally.checks = counters.commits_checked
         self.tally.violations = counters.violations
-        self.tally.verified = getattr(counters, "verified_relocations", 0)
+        self.tally.verified = counters.verified_relocations
+        self.tally.verify_us = counters.verify_us
 
     def _note(self, action: str, **data: Any) -> None:
         line = {"round": self._round, "step": self.runtime.step, "do": action, **data}
