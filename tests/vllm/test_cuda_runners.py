@@ -265,11 +265,17 @@ def test_the_processor_of_request_arguments_is_one_for_v2_too_and_still_refuses(
         validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": -1}))
 
 
-def test_a_policy_that_asks_for_attention_is_refused_on_cuda_and_not_left_without_scores() -> None:
+def test_a_policy_that_asks_for_a_signal_is_refused_on_cuda_and_not_left_without_one() -> None:
     step: Any = SimpleNamespace(physical=SimpleNamespace(probe_layers={0}))
     query: Any = SimpleNamespace(is_cuda=True)
-    with pytest.raises(UnsupportedError, match="no policy may ask for attention yet"):
+    with pytest.raises(UnsupportedError, match="no policy may ask for attention or keys yet"):
         PagedImplMixin()._probe(None, query, torch.empty(0), step)
+    half = admitted().vtoken_half
+    assert half is not None
+    assert half.keys(1).shape == (BLOCKS, S, 2, 4)
+    half.device = torch.device("cuda")
+    with pytest.raises(UnsupportedError, match="no policy may ask for attention or keys yet"):
+        half.keys(1)
 
 
 def configuration(mode: str = "FULL_AND_PIECEWISE", *, ubatching: bool = False) -> Any:

@@ -143,10 +143,7 @@ class PagedImplMixin:
         self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, step: steps.CUDAStep
     ) -> None:
         if query.is_cuda:
-            raise UnsupportedError(
-                "on CUDA no policy may ask for attention yet: the probe keeps its scores on the "
-                "host. Choose streaming_llm, sliding_window or random"
-            )
+            raise UnsupportedError(steps.NO_SIGNALS)
         if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
             keys = kv_cache.transpose(1, 2)[..., : query.shape[-1]]
             soft_cap = float(self.logits_soft_cap or 0.0)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
+from vtoken.errors import UnsupportedError
 from vtoken.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.step import NO_SIGNALS
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.upload import upload
 from vtoken.vllm.executor import PhysicalStep, StepExecutor
@@ -30,9 +32,15 @@ class DeviceHalf:
         streams: Streams = CUDAStreams(device) if on_cuda else HostStreams()
         self.device = device
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
-        keys = [cache.transpose(1, 2)[..., : cache.shape[-1] // 2] for cache in caches]
-        self.executor = StepExecutor(block_size, self.copies.contents, keys.__getitem__)
+        self._keys = [cache.transpose(1, 2)[..., : cache.shape[-1] // 2] for cache in caches]
+        self.executor = StepExecutor(block_size, self.copies.contents, self.keys)
         self.pages = PageTables(block_size, device)
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """The keys of `layer` as a view [N, S, Hkv, D]; raises UnsupportedError on CUDA."""
+        if self.device.type == "cuda":
+            raise UnsupportedError(NO_SIGNALS)
+        return self._keys[layer]
 
     def relocate(self, plan: StepPlan) -> None:
         """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
