@@ -28,6 +28,13 @@ class Judge:
 
     def require(self, policy: Policy) -> None:
         """Raises RefusedError when `policy` needs something that this engine has not."""
+        if policy.reads is not None and self._ledger.no_signals is not None:
+            raise RefusedError(
+                f"policy {policy.name} reads {policy.reads.kind}: {self._ledger.no_signals}",
+                field="policy.name",
+                value=policy.name,
+                bound="a policy that reads no signal",
+            )
         if "token_ids" not in policy.needs:
             return
         vocabulary = self._ledger.vocabulary

@@ -75,6 +75,7 @@ class Ledger:
         self.parts: dict[str, RequestStep] = {}  # of the step being planned
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.vocabulary: Vocabulary | None = None  # the engine sets it, if it has one
+        self.no_signals: str | None = None  # why the engine's workers compute none, if so
         self.counters = Counters()
         self.events = EventLog()
         self.step = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsProcessor as LogitsProcessorV2,
@@ -17,6 +18,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 
 from vtoken.errors import RefusedError
 from vtoken.rules import request_rules
+from vtoken.vllm.support import NO_SIGNALS
 
 
 class RequestArguments(LogitsProcessor, LogitsProcessorV2):
@@ -25,7 +27,15 @@ class RequestArguments(LogitsProcessor, LogitsProcessorV2):
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         try:
-            request_rules(sampling_params.extra_args)
+            rules = request_rules(sampling_params.extra_args)
+            policy = None if rules is None else rules.policy
+            if policy is not None and policy.reads is not None and not current_platform.is_cpu():
+                raise RefusedError(
+                    f"policy {policy.name} reads {policy.reads.kind}: {NO_SIGNALS}",
+                    field="vtoken_policy",
+                    value=policy.name,
+                    bound="a policy that reads no signal",
+                )
         except RefusedError as error:
             raise VLLMValidationError(
                 f"{error.detail} (allowed: {error.bound})",

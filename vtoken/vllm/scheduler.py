@@ -83,6 +83,8 @@ class VTokenSchedulerMixin:
         )
         manager.runtime = self.vtoken
         self.vtoken.vocabulary = VLLMVocabulary(config.model_config, self.requests)  # type: ignore[attr-defined]
+        if config.device_config.device_type != "cpu":
+            self.vtoken.no_signals = support.NO_SIGNALS
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
