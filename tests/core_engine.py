@@ -17,7 +17,7 @@ from vtoken.control import Controller
 from vtoken.report import EngineFacts, Reporter
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.step import WorkerReport
-from vtoken.table import TokenTable
+from vtoken.table import Ids, Mask, TokenTable
 from vtoken.telemetry import Publisher
 
 
@@ -64,6 +64,23 @@ class Pool:
         self.free += blocks
 
 
+class Words:
+    """A `Vocabulary` of 97 words that follow one another: one special, every tenth punctuation."""
+
+    def refusal(self) -> str | None:
+        return None
+
+    def words(self, request_id: str, ids: Ids) -> Ids:
+        del request_id
+        return ids % 97
+
+    def special(self, words: Ids) -> Mask:
+        return words == 0
+
+    def punctuation(self, words: Ids) -> Mask:
+        return words % 10 == 9
+
+
 class CoreEngine:
     """`step()` it; `handle` answers commands, telemetry goes out after each."""
 
@@ -80,6 +97,7 @@ class CoreEngine:
         self.runtime = Runtime(
             geometry, self.pool, default_config(num_blocks), check_every_step=True
         )
+        self.runtime.vocabulary = Words()
         facts = EngineFacts("e1", "0.1.0", "0.32.0", "core", "cpu")
         self.reporter = Reporter(self.runtime, facts, np.zeros(num_blocks, dtype=np.bool_))
         self.publisher = Publisher(self.runtime.events, max_hz=1000.0, max_share=float("inf"))

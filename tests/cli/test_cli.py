@@ -267,7 +267,7 @@ async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None
 @pytest.mark.usefixtures("stepping")
 async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    ran = await run("record", str(file), "--duration", "0.5", "--url", served.url)
+    ran = await run("record", str(file), "--duration", "3", "--url", served.url)
     assert ran.code == 0
     messages = [
         msgspec.json.decode(line, type=wire.StreamMessage) for line in file.read_text().splitlines()

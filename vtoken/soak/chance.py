@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from vtoken.policies import make_policy
 from vtoken.wire import Bound, ConfigDocument, PolicyInfo
 
 BOS = 256
@@ -73,7 +74,9 @@ class Chance:
         rng = self.rng
         out: dict[str, Any] = {"vtoken_budget_tokens": rng.choice((40, 64, 96))}
         if rng.random() < 0.7:
-            out["vtoken_policy"] = rng.choice(policies).name
+            name = out["vtoken_policy"] = rng.choice(policies).name
+            least = make_policy(name, {}).min_budget_tokens()
+            out["vtoken_budget_tokens"] = max(out["vtoken_budget_tokens"], least)
         if rng.random() < 0.3:
             out["vtoken_interval_tokens"] = rng.choice((0, 8))
         return out
