@@ -122,8 +122,8 @@ def num_sure(trace: reference.Trace) -> int:
     return len(trace.logits)
 
 
-def h2o_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
-    """Tokens, victims and every report's scores under h2o, by the order of submission."""
+def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
+    """Tokens, victims and every report's scores, by the order of submission."""
     observer = Observer(llm)
     finish, told = observer.runtime.finish_step, {}
 
@@ -139,12 +139,16 @@ def h2o_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarr
     return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
 
 
-def test_scores_of_two_ranks_are_those_of_one(two_ranks: Any, engine: Any, greedy: Any) -> None:
-    h2o = {"policy": {"name": "h2o", "params": {}}}
-    patch(two_ranks, **h2o)
-    tokens, logs, scores = h2o_run(two_ranks, greedy)
-    with engine(**args(**h2o)) as one:
-        tokens_of_one, logs_of_one, expected = h2o_run(one, greedy)
+@pytest.mark.parametrize("policy", ["h2o", "scissorhands"])
+def test_scores_of_two_ranks_are_those_of_one(
+    policy: str, two_ranks: Any, engine: Any, greedy: Any
+) -> None:
+    """Scissorhands counts hits, which the mean over the ranks' own hits would not be."""
+    change = {"policy": {"name": policy, "params": {}}}
+    patch(two_ranks, **change)
+    tokens, logs, scores = scored_run(two_ranks, greedy)
+    with engine(**args(**change)) as one:
+        tokens_of_one, logs_of_one, expected = scored_run(one, greedy)
     assert (tokens, logs) == (tokens_of_one, logs_of_one)
     assert all(len(log) > 1 for log in logs)
     for request, reports in expected.items():
