@@ -139,7 +139,7 @@ def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.nd
     return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
 
 
-@pytest.mark.parametrize("policy", ["h2o", "scissorhands"])
+@pytest.mark.parametrize("policy", ["scissorhands", "h2o"])
 def test_scores_of_two_ranks_are_those_of_one(
     policy: str, two_ranks: Any, engine: Any, greedy: Any
 ) -> None:
