@@ -49,11 +49,11 @@ class Judge:
 
     def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
-        view = self._view(table, rules)
-        if view is None or rules.policy in self._suspended:
+        if rules.policy in self._suspended:
             return None
         try:
-            return _checked(rules.policy.select_victims(view), view)
+            view = self._view(table, rules)
+            return None if view is None else _checked(rules.policy.select_victims(view), view)
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(rules.policy, error)
             return None
@@ -81,6 +81,10 @@ class Judge:
         state = ledger.states[table.request_id]
         ids = table.live_ids()
         view = View(ids, table.num_tokens, state.num_prompt_tokens, rules.budget_tokens, state.seed)
+        if policy.profiles and profiled:
+            if state.profile is None or state.profile[0] != policy:
+                return None  # its prompt is not complete
+            view.profile = state.profile[1]
         signal = policy.reads
         if signal is not None:
             scores = self._scoring.scores(state, ids, signal, rules)
@@ -91,10 +95,6 @@ class Judge:
             view.vocabulary_ids = words = ledger.vocabulary.words(table.request_id, ids)
             view.special = ledger.vocabulary.special(words)
             view.punctuation = ledger.vocabulary.punctuation(words)
-        if policy.profiles and profiled:
-            if state.profile is None or state.profile[0] != policy:
-                return None
-            view.profile = state.profile[1]
         return view
 
     def _suspend(self, policy: Policy, error: Exception) -> None:

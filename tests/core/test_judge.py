@@ -185,3 +185,23 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
     assert engine.runtime.states["a"].profile is not None
     plan = engine.step()
     assert plan.want_scores == ()
+
+
+def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
+    config = VTokenConfig(
+        policy=make_policy("fastgen", {}),
+        budget_tokens=8,
+        interval_tokens=0,
+        evict_during="both",
+    )
+    engine = CoreEngine(num_blocks=32, block_size=4, config=config)
+    engine.runtime.vocabulary = Words()
+    engine.add("a", 12)
+    engine.step()
+    engine.runtime.states["a"].prefill_end = 30  # as if more chunks were to come
+    run(engine, 10)
+    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.violations == 0
+    engine.runtime.states["a"].prefill_end = engine.runtime.tables["a"].num_tokens
+    run(engine, 4)
+    assert engine.runtime.counters.evicted_tokens > 0

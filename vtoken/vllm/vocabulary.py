@@ -45,7 +45,9 @@ class VLLMVocabulary:
         return self._look_up(1, words)
 
     def _look_up(self, kind: int, words: npt.NDArray[np.int64]) -> Mask:
-        assert self._kinds is not None, "refusal() was not asked"
+        why = self.refusal()  # loads it, if nobody has asked yet
+        if self._kinds is None:
+            raise ValueError(why)
         mask: Mask = self._kinds[kind][words]
         return mask
 
