@@ -52,12 +52,16 @@ class Admission:
     def forget(self, request_id: str) -> None:
         self._arrivals.pop(request_id, None)
 
-    def peak_tokens(self, request_id: str, num_tokens: int) -> int:
-        """Tokens that must find places before it may start; `num_tokens` is vLLM's count."""
+    def peak_tokens(self, request_id: str, num_tokens: int, num_cached: int = 0) -> int:
+        """Tokens that must find places before it may start.
+
+        `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are found in the prefix cache
+        and held as a whole until the first chunk has been computed.
+        """
         rules = self._ledger.rules(request_id)
         if not self._compresses(rules) or rules.evict_during == "decode":
             return num_tokens
-        return min(num_tokens, self._limit(rules) + self._max_chunk_tokens)
+        return min(num_tokens, max(self._limit(rules), num_cached) + self._max_chunk_tokens)
 
     def extra_blocks(self, request_id: str, num_tokens: int) -> int:
         """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""

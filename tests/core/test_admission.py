@@ -57,6 +57,15 @@ def test_a_request_is_counted_by_its_peak_under_eviction(engine: CoreEngine) -> 
     assert asks(engine, 1000, 1100) == 13 + headroom  # the budget, then 100 more
 
 
+def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreEngine) -> None:
+    engine.configure(evict_during="both")
+    engine.runtime.announce("new", None, num_prompt_tokens=1000, max_tokens=2000)
+    admission = engine.runtime.admission
+    assert admission.peak_tokens("new", 1000, 0) == 96 + 32 + CHUNK
+    assert admission.peak_tokens("new", 1000, 640) == 640 + CHUNK
+    assert admission.peak_tokens("new", 1000, 960) == 1000
+
+
 def test_what_running_requests_may_still_take_stays_free(engine: CoreEngine) -> None:
     running(engine, "a", 16, 1000)  # holds 1 of the 9 blocks of 129 tokens
     assert asks(engine, 32, 64) == 4 + 8 + 2

@@ -41,3 +41,33 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
     evict = reference.streaming_llm(4, 128, 0)
     for prompt, found in zip(prompts[::3], tokens["compressed"][::3], strict=True):
         assert found == reference.generate(hf_model, prompt, 200, evict)
+
+
+def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
+    engine: Any,
+) -> None:
+    from vllm import SamplingParams
+
+    def params(num_new: int, own: dict[str, Any] | None = None) -> Any:
+        return SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, extra_args=own)
+
+    long, other = reference.random_prompt(1500, 7), reference.random_prompt(300, 8)
+    own = {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 64}
+    config = {"evict_during": "both", "interval_tokens": 0, "headroom_blocks": 0}
+    with engine(
+        num_gpu_blocks_override=51,
+        max_model_len=1600,
+        max_num_batched_tokens=512,
+        long_prefill_token_threshold=96,
+        **engine_args(config, check_every_step=True),
+    ) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in (long, other)]
+        llm.generate(prompts[:1], params(1), use_tqdm=False)  # fills the cache
+        observer = Observer(llm)
+        outputs = llm.generate(
+            [prompts[1], prompts[0]], [params(40), params(40, own)], use_tqdm=False
+        )
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [40, 40]
+        assert outputs[1].num_cached_tokens > 1000
+        assert observer.runtime.counters.preemptions == 0
+        assert observer.runtime.counters.evicted_tokens > 1000

@@ -58,15 +58,34 @@ class VTokenAttentionManager(FullAttentionManager):
         return num_tokens if extent is None else extent
 
     def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+        prefill_end: int = 0,
     ) -> int:
         runtime = self.runtime
+        places, extra = self._num_places(request_id, num_tokens), 0
         if runtime is not None and request_id not in runtime.tables:
-            places = runtime.admission.peak_tokens(request_id, num_tokens)
+            if apply_admission_cap:  # the whole prompt is asked for, nothing is allocated yet
+                places = runtime.admission.peak_tokens(
+                    request_id, num_tokens, total_computed_tokens
+                )
             extra = runtime.admission.extra_blocks(request_id, places)
-        else:
-            places, extra = self._num_places(request_id, num_tokens), 0
-        needed: int = super().get_num_blocks_to_allocate(request_id, places, *args, **kwargs)
+        needed: int = super().get_num_blocks_to_allocate(
+            request_id,
+            places,
+            new_computed_blocks,
+            total_computed_tokens,
+            num_local_computed_tokens,
+            num_tokens_main_model,
+            apply_admission_cap,
+            prefill_end,
+        )
         if extra and runtime is not None:
             runtime.admission.asked(needed + extra)
         return needed + extra
