@@ -61,13 +61,16 @@ def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
         long_prefill_token_threshold=96,
         **engine_args(config, check_every_step=True),
     ) as llm:
-        prompts = [{"prompt_token_ids": prompt} for prompt in (long, other)]
-        llm.generate(prompts[:1], params(1), use_tqdm=False)  # fills the cache
+        llm.generate([{"prompt_token_ids": long}], params(1), use_tqdm=False)  # fills the cache
         observer = Observer(llm)
-        outputs = llm.generate(
-            [prompts[1], prompts[0]], [params(40), params(40, own)], use_tqdm=False
-        )
-        assert [len(output.outputs[0].token_ids) for output in outputs] == [40, 40]
-        assert outputs[1].num_cached_tokens > 1000
+        loop, outputs = llm.llm_engine, {}
+        loop.add_request("other", {"prompt_token_ids": other}, params(40))
+        for _ in range(5):
+            loop.step()  # its prompt takes the last blocks of the cached one
+        loop.add_request("long", {"prompt_token_ids": long}, params(40, own))
+        while loop.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in loop.step()}
+        assert [len(o.outputs[0].token_ids) for o in outputs.values()] == [40, 40]
+        assert 1000 < outputs["long"].num_cached_tokens < 1400
         assert observer.runtime.counters.preemptions == 0
         assert observer.runtime.counters.evicted_tokens > 1000
