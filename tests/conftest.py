@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub library is imported; no test downloads
+# Tensors this small gain nothing from more threads, and lose much where the cores are shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 @pytest.fixture(scope="session")

@@ -187,7 +187,7 @@ def test_sharers_and_later_hits_get_the_references_tokens(
     run.step()
     for number in range(num_sharers):
         log = run.log_of(f"r{number}")
-        assert len(log) > 2
+        assert len(log) >= 2  # after a hit, h2o waits for 32 queries
         assert run.tokens[f"r{number}"] == replayed.tokens(number, log)
     assert run.counted("violations") == 0
     assert run.counted("shared_skipped_blocks") > 0 or tier == "copy"
