@@ -188,6 +188,15 @@ class Run:
         self.engine.reset_prefix_cache()
 
 
+CUMULATIVE = (
+    "recycled_slots",
+    "evicted_tokens",
+    "relocations",
+    "moved_tokens",
+    "shared_skipped_blocks",
+)
+
+
 def _facts(scheduler: Any) -> dict[str, Any]:
     runtime = getattr(scheduler, "vtoken", None)
     if runtime is None:
@@ -202,7 +211,7 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "evicted_tokens": counters.evicted_tokens,
         "relocations": counters.relocations,
         "moved_tokens": counters.moved_tokens,
-        "shared_skipped_blocks": getattr(counters, "shared_skipped_blocks", None),
+        "shared_skipped_blocks": counters.shared_skipped_blocks,
         "violations": counters.violations,
     }
 
@@ -225,7 +234,7 @@ def main() -> None:
         hooks.seconds = 0.0
         result = Run(engine, workload, tag).go()
         after = _facts(scheduler)
-        for name in ("recycled_slots", "evicted_tokens", "relocations", "moved_tokens"):
+        for name in CUMULATIVE:
             if name in after:
                 after[name] -= before[name]
         answer(result | after | {"hook_seconds": hooks.seconds})
