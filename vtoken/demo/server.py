@@ -40,7 +40,7 @@ class DemoError(RuntimeError):
 def pick_port(port: int | None) -> int:
     """`port` if it is free, a free one for None, preferring 8000. Raises DemoError when taken."""
     if port is None:
-        return 8000 if _is_free(8000) else _any_free()
+        return 8000 if _is_free(8000) else any_free_port()
     if not _is_free(port):
         raise DemoError(f"port {port} on {HOST} is taken; name another with --port")
     return port
@@ -56,7 +56,8 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _any_free() -> int:
+def any_free_port() -> int:
+    """A free port of the loopback that no server prefers, so that two at once do not meet."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

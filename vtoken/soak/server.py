@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from vtoken.demo.server import DemoError, Server, pick_port
+from vtoken.demo.server import DemoError, Server, any_free_port
 from vtoken.soak.chance import Chance
 from vtoken.soak.tally import Tally
 from vtoken.wire import ConfigDocument, PolicyInfo, Status
@@ -203,7 +203,7 @@ def soak_server(*, model: str, seconds: float, seed: int, log: Path) -> Tally:
     try:
         with Server(
             model,
-            port=pick_port(None),
+            port=any_free_port(),
             arguments=ARGUMENTS,
             log=log,
             environment={
