@@ -59,16 +59,15 @@ class Admission:
         and held as a whole until the first chunk has been computed.
         """
         rules = self._ledger.rules(request_id)
-        if not self._compresses(rules) or rules.evict_during == "decode":
-            return num_tokens
-        return min(num_tokens, max(self._limit(rules), num_cached) + self._max_chunk_tokens)
+        return self._prompt_peak(rules, num_tokens, num_cached)
 
     def extra_blocks(self, request_id: str, num_tokens: int) -> int:
         """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
         config = self._ledger.config
-        evicting = config.evicts or bool(self._ledger.own_rules)
         idle = len(self._ledger.tables) == 0 and self._admitted_step != self._ledger.step
-        if config.admission == "stock" or config.reclamation != "auto" or not evicting or idle:
+        if config.admission == "stock" or config.reclamation != "auto":
+            return 0
+        if idle or not self._ledger.may_evict:
             return 0
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
         return growth + self._outstanding_blocks() + config.headroom_blocks
@@ -104,16 +103,19 @@ class Admission:
         prompt = arrival.num_prompt_tokens if state is None else state.prefill_end
         table = self._ledger.tables.get(request_id)
         prefilling = table is None or table.num_tokens < prompt
-        tokens = 0
-        if prefilling:
-            chunked = limit + self._max_chunk_tokens
-            tokens = prompt if rules.evict_during == "decode" else min(prompt, chunked)
+        tokens = self._prompt_peak(rules, prompt) if prefilling else 0
         if rules.evict_during == "prefill":
             kept = prompt if prompt <= limit else rules.budget_tokens
             tokens = max(tokens, kept + arrival.max_tokens - prompt)
         else:
             tokens = max(tokens, min(arrival.max_tokens, limit + 1))
         return self._blocks(tokens)
+
+    def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
+        """Most tokens that are live at once while a prompt of `num_tokens` is computed."""
+        if not self._compresses(rules) or rules.evict_during == "decode":
+            return num_tokens
+        return min(num_tokens, max(self._limit(rules), num_cached) + self._max_chunk_tokens)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
         return rules.admission == "compressed" and rules.evicts and rules.reclamation == "auto"

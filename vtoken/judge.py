@@ -28,13 +28,8 @@ class Judge:
 
     def require(self, policy: Policy) -> None:
         """Raises RefusedError when `policy` needs something that this engine has not."""
-        if policy.reads is not None and self._ledger.no_signals is not None:
-            raise RefusedError(
-                f"policy {policy.name} reads {policy.reads.kind}: {self._ledger.no_signals}",
-                field="policy.name",
-                value=policy.name,
-                bound="a policy that reads no signal",
-            )
+        if self._ledger.no_signals is not None:
+            refuse_readers(policy, self._ledger.no_signals)
         if "token_ids" not in policy.needs:
             return
         vocabulary = self._ledger.vocabulary
@@ -103,6 +98,17 @@ class Judge:
         self._ledger.counters.violations += 1
         self._ledger.events.add(
             self._ledger.step, "violation", detail, {"invariant": "policy", "detail": detail}
+        )
+
+
+def refuse_readers(policy: Policy, why: str, field: str = "policy.name") -> None:
+    """Raises RefusedError when `policy` reads a signal; `why`: the reason that there is none."""
+    if policy.reads is not None:
+        raise RefusedError(
+            f"policy {policy.name} reads {policy.reads.kind}: {why}",
+            field=field,
+            value=policy.name,
+            bound="a policy that reads no signal",
         )
 
 

@@ -81,6 +81,16 @@ class Ledger:
         self.step = 0
         self.wanted_blocks = 0  # what the request that waits first lacked in the last step
 
+    @property
+    def may_evict(self) -> bool:
+        """Whether the configuration, or a request's own rules, may evict anything."""
+        return self.config.evicts or bool(self.own_rules)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing may evict, and nothing ever has."""
+        return not self.may_evict and self.counters.evicted_tokens == 0
+
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
         """The configuration as it holds for one request; `config`: under that one instead."""
         config = self.config if config is None else config

@@ -96,7 +96,7 @@ class Runtime(Ledger):
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
-        died = self._may_evict and self.evictor.evict_due(due, freed)
+        died = self.may_evict and self.evictor.evict_due(due, freed)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
         self.wanted_blocks = 0
@@ -155,15 +155,6 @@ class Runtime(Ledger):
         holders = self.tables.pool.holders
         free = self.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
         return needed - free
-
-    @property
-    def _may_evict(self) -> bool:
-        return self.config.evicts or bool(self.own_rules)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing may evict, and nothing ever has."""
-        return not self._may_evict and self.counters.evicted_tokens == 0
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""

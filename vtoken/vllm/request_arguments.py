@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 )
 
 from vtoken.errors import RefusedError
+from vtoken.judge import refuse_readers
 from vtoken.rules import request_rules
 from vtoken.vllm.support import NO_SIGNALS
 
@@ -29,13 +30,8 @@ class RequestArguments(LogitsProcessor, LogitsProcessorV2):
         try:
             rules = request_rules(sampling_params.extra_args)
             policy = None if rules is None else rules.policy
-            if policy is not None and policy.reads is not None and not current_platform.is_cpu():
-                raise RefusedError(
-                    f"policy {policy.name} reads {policy.reads.kind}: {NO_SIGNALS}",
-                    field="vtoken_policy",
-                    value=policy.name,
-                    bound="a policy that reads no signal",
-                )
+            if policy is not None and not current_platform.is_cpu():
+                refuse_readers(policy, NO_SIGNALS, "vtoken_policy")
         except RefusedError as error:
             raise VLLMValidationError(
                 f"{error.detail} (allowed: {error.bound})",

@@ -119,6 +119,8 @@ class VTokenSchedulerMixin:
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
         """Requests that decode next; those in their prompt, with their next chunk's most tokens."""
+        if self.vtoken.idle:
+            return [], []  # nothing can be due
         ready, prefilling = [], []
         states = self.vtoken.states
         for request in self.running:  # type: ignore[attr-defined]
