@@ -71,6 +71,31 @@ class TokenCounts(Doc):
     generated: int = 0  # cumulative sampled tokens; tokens per second is its derivative
 
 
+class Gate(Doc):
+    """One condition of an automatic planning round, as it stands now."""
+
+    name: str  # "reclamation", "theta_f", "watermark", "low_utilization", "pause", "headroom"
+    open: bool
+    detail: str  # both numbers: "F 0.31 > theta_F 0.25"
+
+
+class Percentiles(Doc):
+    """None where nothing was measured in the window."""
+
+    count: int
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class Latency(Doc):
+    """As the engine sees it, over the last `window_s` seconds."""
+
+    window_s: float
+    ttft: Percentiles  # arrival to first token
+    inter_token: Percentiles  # between two tokens of one request
+
+
 class Fragmentation(Doc):
     f: float  # intra-block waste ratio, 0..1 (paper 2.3.1)
     theta_f: float
@@ -80,6 +105,7 @@ class Fragmentation(Doc):
     reclaim_moved_tokens: int = 0  # what it would move
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
+    gates: list[Gate] = []
 
 
 class Reclamation(Doc):
@@ -103,6 +129,11 @@ class Reclamation(Doc):
     shared_copied_blocks: int = 0  # emptied by copying
     shared_copied_tokens: int = 0
     shared_freed_blocks: int = 0  # of these blocks, each counted once: copying made them free
+    # Payback, cumulative.
+    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocating
+    moved_then_evicted_tokens: int = 0  # evicted soon after they were moved: copied for nothing
+    payback_steps: int = 0  # what "soon" means, in steps
+    deferrals: dict[str, int] = {}  # name of the gate that was closed -> steps it held a round back
 
 
 class RequestCounts(Doc):
@@ -126,6 +157,17 @@ class PolicyChoice(Doc):
     params: dict[str, Any] = {}
 
 
+class Shadow(Doc):
+    """What a second policy, asked but never obeyed, would have evicted; since it was chosen."""
+
+    policy: PolicyChoice
+    compared: int = 0  # evictions where both were asked
+    victims: int = 0  # tokens that died in them
+    agreed: int = 0  # of these, the shadow would have evicted too
+    waiting: int = 0  # evictions where the shadow could not say (no scores yet)
+    error: str | None = None  # it failed, and is not asked any more
+
+
 class Status(Doc):
     schema: int
     vtoken_version: str
@@ -147,6 +189,8 @@ class Status(Doc):
     invariants: Invariants
     config_revision: int
     step_ms: float = 0.0  # exponential mean of the time between two steps while busy
+    latency: Latency | None = None
+    shadow: Shadow | None = None
 
 
 class Geometry(Doc):
@@ -198,11 +242,32 @@ class Bound(Doc):
     choices: list[str] | None = None
 
 
+class Guard(Doc):
+    """What a change must not cost, else it is reverted; None: not guarded."""
+
+    inter_token_p95_ms: float | None = None
+    preemptions: int | None = None  # more than so many since the change
+
+
+class Trial(Doc):
+    """A change that is taken back unless it is confirmed in time, or when its guard is passed."""
+
+    revision: int  # the one on trial
+    actor: str
+    started_ts: float
+    expires_ts: float | None = None  # None: guarded only
+    guard: Guard | None = None
+    guard_until_ts: float | None = None
+    changes: dict[str, list[Any]] = {}  # field -> [old, new]
+
+
 class ConfigDocument(Doc):
-    revision: int
-    desired: ConfigValues
-    effective: ConfigValues
+    revision: int  # of `desired`
+    desired: ConfigValues  # accepted; in force from the next step on
+    effective: ConfigValues  # what the engine's newest step ran with
     bounds: dict[str, Bound]
+    effective_revision: int = 0
+    trial: Trial | None = None
 
 
 class WhatIf(Doc):
@@ -211,6 +276,9 @@ class WhatIf(Doc):
     moved_bytes: int
     evicted_tokens: int = 0
     deferred_reason: str | None = None
+    source_blocks: int = 0
+    destination_blocks: int = 0
+    gates: list[Gate] = []  # whether an automatic round would run under it
 
 
 class PatchResult(Doc):
@@ -221,6 +289,7 @@ class PatchResult(Doc):
     changes: dict[str, list[Any]]  # field -> [old, new]
     what_if: WhatIf | None = None  # validate_only
     notes: list[str] = []  # what a change of policy means for the scores held
+    trial: Trial | None = None
 
 
 class Relocation(Doc):
@@ -275,6 +344,7 @@ class BlocksDocument(Doc):
     step: int
     live: PackedArray  # u16[num_blocks]
     flags: PackedArray  # u8[num_blocks]
+    owner: PackedArray = b""  # u16[num_blocks], see RequestRow.number
 
 
 class BlockOwner(Doc):
@@ -316,6 +386,7 @@ class RequestRow(Doc):
     moved_tokens: int = 0
     recycled_slots: int = 0
     preemptions: int = 0
+    number: int = 0  # 1..65535: stands for the request in the `owner` of its blocks; 0: none
 
 
 class RequestDetail(RequestRow):
@@ -418,6 +489,7 @@ class Frame(Doc):
     flags: bytes  # u8[num_blocks]
     requests: list[RequestRow]
     config: ConfigDocument
+    owner: bytes = b""  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
 
 
 TOPIC_STATE = b"state"  # frames [topic, msgpack Frame]
@@ -447,6 +519,7 @@ class Hello(Message, tag="hello"):
     fps: float  # granted
     can_control: bool
     resumed: bool = False
+    read_only_reason: str = ""  # why `can_control` is false
 
 
 class Snapshot(Message, tag="snapshot"):
@@ -455,6 +528,7 @@ class Snapshot(Message, tag="snapshot"):
     live: PackedArray | None  # u16[num_blocks]; topic blocks
     flags: PackedArray | None
     requests: list[RequestRow] | None  # topic requests
+    owner: PackedArray | None = None  # u16[num_blocks]; topic blocks
 
 
 class Delta(Message, tag="delta"):
@@ -463,6 +537,7 @@ class Delta(Message, tag="delta"):
     block_ids: PackedArray | None = None  # u32[k]
     block_live: PackedArray | None = None  # u16[k]
     block_flags: PackedArray | None = None  # u8[k]
+    block_owner: PackedArray | None = None  # u16[k]
     requests_changed: list[RequestRow] | None = None
     requests_removed: list[str] | None = None
     status: Status | None = None
@@ -482,6 +557,26 @@ class Heartbeat(Message, tag="heartbeat"):
 
 
 StreamMessage = Hello | Snapshot | Delta | EventMessage | Dropped | Heartbeat
+
+
+# ---------------------------------------------------------------- recordings
+# A recording is text, one JSON document a line, gzip-compressed where its name ends in `.gz`: a
+# `recording` line, then stream messages (format json) and `audit` lines, in the order of their ts.
+# Every `hello` + `snapshot` is a place to start reading from.
+
+
+class RecordingHeader(Doc, tag_field="type", tag="recording"):
+    schema: int
+    vtoken_version: str
+    created_ts: float
+    source: str  # URL of the server, or "flight recorder"
+
+
+class AuditLine(Doc, tag_field="type", tag="audit"):
+    entry: AuditEntry
+
+
+RecordingLine = RecordingHeader | AuditLine | StreamMessage
 
 
 def pack_array(values: Any, *, packed: bool) -> PackedArray:
