@@ -11,32 +11,26 @@ import asyncio
 import importlib
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from vtoken_console.connection import Connection, State
+from vtoken_console.actions_control import ControlActions
 from vtoken_console.keys import KEYS
 from vtoken_console.ramp import RAMPS
-from vtoken_console.screens.dashboard import VIEWS, Dashboard
-from vtoken_console.view import View
+from vtoken_console.screens.dashboard import VIEWS
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.heatmap import Heatmap
-from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 from vtoken_console.widgets.requests import Requests
-
-if TYPE_CHECKING:
-    from vtoken_console.client import Client
 
 HEAVY = ("vtoken_console.client", "vtoken_console.controls")
 
 
-class ConsoleApp(App[int]):
+class ConsoleApp(ControlActions):
     """`fps` frames a second at most; `read_only` refuses controls without asking the server."""
 
     TITLE = "vToken"
@@ -56,17 +50,15 @@ class ConsoleApp(App[int]):
         ascii_only: bool = False,
     ) -> None:
         colourless = bool(os.environ.get("NO_COLOR"))
-        super().__init__()
-        self.url = url
-        self.read_only = read_only
+        super().__init__(
+            url,
+            token=token,
+            read_only=read_only,
+            ascii_only=ascii_only,
+            ramp=RAMPS["ascii" if ascii_only else "shade" if colourless else "amber-blue"],
+        )
         self.max_fps = fps
-        self.ascii_only = ascii_only
-        self.ramp = RAMPS["ascii" if ascii_only else "shade" if colourless else "amber-blue"]
-        self.client: Client | None = None
-        self._token = token
-        self._ticks: deque[float] = deque(maxlen=64)
         self._behind_since = 0.0
-        self.dashboard = Dashboard()
 
     def get_default_screen(self) -> Screen[Any]:
         return self.dashboard
@@ -92,25 +84,6 @@ class ConsoleApp(App[int]):
 
     # ------------------------------------------------------------ frames
 
-    def make_view(self) -> View:
-        """The newest state as one value."""
-        client, now = self.client, time.monotonic()
-        spread = now - self._ticks[0] if self._ticks else 0.0
-        synced = client is not None and client.connection.ever_live
-        return View(
-            url=self.url,
-            connection=client.connection if client else Connection(State.IDLE),
-            now=time.time(),
-            monotonic=now,
-            age_s=now - client.received if client else 0.0,
-            fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
-            ramp=self.ramp,
-            ascii_only=self.ascii_only,
-            asked_read_only=self.read_only,
-            model=client.model if client and synced else None,
-            series=client.series if client and synced else None,
-        )
-
     def tick(self) -> None:
         """Draws one frame: the newest model on every screen in sight."""
         now = time.monotonic()
@@ -129,64 +102,6 @@ class ConsoleApp(App[int]):
                 show(view)
 
     # ------------------------------------------------------------ actions
-
-    def say(self, text: str, *, is_error: bool = False) -> None:
-        """One message above the keys; an error stays until escape or the next action."""
-        until = None if is_error else time.monotonic() + SHOWN_S
-        self.dashboard.say(Note(text, is_error, until))
-
-    def refused(self) -> bool:
-        """Whether controls are off or the link is down; then says why."""
-        view = self.make_view()
-        why = view.read_only_reason
-        if not why and not view.connection.is_live:
-            why = "no connection to the server"
-        if why:
-            self.say(f"Not done: {why}. Nothing was sent.", is_error=True)
-        return bool(why)
-
-    def _control(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
-        client = self.client
-        if self.refused() or client is None:
-            return
-
-        async def work() -> None:
-            from vtoken_console.rest import ProblemError
-
-            try:
-                self.say(await make(client))
-            except ProblemError as error:
-                self.say(problem_text(error.problem), is_error=True)
-
-        self.run_worker(work(), group="control")
-
-    def action_pause(self) -> None:
-        from vtoken_console import controls
-
-        status = self.client.model.status if self.client else None
-        state = status.reclamation.state if status else "auto"
-        self._control(lambda client: controls.toggle_pause(client.rest, state))
-
-    def action_compact(self) -> None:
-        from vtoken_console import controls
-
-        self._control(lambda client: controls.compact(client.rest))
-
-    def action_compact_dry(self) -> None:
-        from vtoken_console import controls
-
-        self._control(lambda client: controls.compact(client.rest, dry_run=True))
-
-    def action_undo(self) -> None:
-        from vtoken_console import controls
-
-        self._control(lambda client: controls.undo(client.rest))
-
-    async def action_control(self, field: str) -> None:
-        from vtoken_console.screens.control import ControlScreen
-
-        if not self.refused() and self.client is not None:
-            await self.push_screen(ControlScreen(self.client, field))
 
     async def action_zoom_in(self) -> None:
         heatmap = self.dashboard.query_one(Heatmap)

@@ -1,0 +1,38 @@
+"""The keys that change the server: pause, compact, undo, and the settings page.
+
+Knows the wire through `controls` only, which is imported when first needed.
+"""
+
+from __future__ import annotations
+
+from vtoken_console.base import Base
+
+
+class ControlActions(Base):
+    def action_pause(self) -> None:
+        from vtoken_console import controls
+
+        status = self.client.model.status if self.client else None
+        state = status.reclamation.state if status else "auto"
+        self.control(lambda client: controls.toggle_pause(client.rest, state))
+
+    def action_compact(self) -> None:
+        from vtoken_console import controls
+
+        self.control(lambda client: controls.compact(client.rest))
+
+    def action_compact_dry(self) -> None:
+        from vtoken_console import controls
+
+        self.control(lambda client: controls.compact(client.rest, dry_run=True))
+
+    def action_undo(self) -> None:
+        from vtoken_console import controls
+
+        self.control(lambda client: controls.undo(client.rest))
+
+    async def action_control(self, field: str) -> None:
+        from vtoken_console.screens.control import ControlScreen
+
+        if not self.refused() and self.client is not None:
+            await self.push_screen(ControlScreen(self.client, field))

@@ -1,0 +1,89 @@
+"""What the parts of the application share: state, view of one frame, messages, server calls.
+
+Knows no key and no page. `actions_*.py` add the actions, `app.py` composes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App
+
+from vtoken_console.connection import Connection, State
+from vtoken_console.ramp import Ramp
+from vtoken_console.screens.dashboard import Dashboard
+from vtoken_console.view import View
+from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
+
+if TYPE_CHECKING:
+    from vtoken_console.client import Client
+
+
+class Base(App[int]):
+    """`url`: the server. `client` is None until the network has been imported."""
+
+    def __init__(
+        self, url: str, *, token: str | None, read_only: bool, ascii_only: bool, ramp: Ramp
+    ) -> None:
+        super().__init__()
+        self.url = url
+        self.read_only = read_only
+        self.ascii_only = ascii_only
+        self.ramp = ramp
+        self.client: Client | None = None
+        self.dashboard = Dashboard()
+        self._token = token
+        self._ticks: deque[float] = deque(maxlen=64)
+
+    def make_view(self) -> View:
+        """The newest state as one value."""
+        client, now = self.client, time.monotonic()
+        spread = now - self._ticks[0] if self._ticks else 0.0
+        synced = client is not None and client.connection.ever_live
+        return View(
+            url=self.url,
+            connection=client.connection if client else Connection(State.IDLE),
+            now=time.time(),
+            monotonic=now,
+            age_s=now - client.received if client else 0.0,
+            fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
+            ramp=self.ramp,
+            ascii_only=self.ascii_only,
+            asked_read_only=self.read_only,
+            model=client.model if client and synced else None,
+            series=client.series if client and synced else None,
+        )
+
+    def say(self, text: str, *, is_error: bool = False) -> None:
+        """One message above the keys; an error stays until escape or the next action."""
+        until = None if is_error else time.monotonic() + SHOWN_S
+        self.dashboard.say(Note(text, is_error, until))
+
+    def refused(self) -> bool:
+        """Whether controls are off or the link is down; then says why."""
+        view = self.make_view()
+        why = view.read_only_reason
+        if not why and not view.connection.is_live:
+            why = "no connection to the server"
+        if why:
+            self.say(f"Not done: {why}. Nothing was sent.", is_error=True)
+        return bool(why)
+
+    def control(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+        """Makes one call to the server, unless controls are off, and says what came of it."""
+        client = self.client
+        if self.refused() or client is None:
+            return
+
+        async def work() -> None:
+            from vtoken_console.rest import ProblemError
+
+            try:
+                self.say(await make(client))
+            except ProblemError as error:
+                self.say(problem_text(error.problem), is_error=True)
+
+        self.run_worker(work(), group="control")
