@@ -11,8 +11,10 @@ import json
 import os
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from vtoken.credentials import CredentialError, read_token_file
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
@@ -88,6 +90,22 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="CUDA: wait on the host for every relocation (an ablation)",
     )
+    access = parser.add_argument_group("vToken, who may do what (docs/security.md)").add_argument
+    access(
+        "--vtoken-read-token-file",
+        metavar="FILE",
+        help="reading needs the token in FILE, or a stronger one",
+    )
+    access(
+        "--vtoken-control-token-file",
+        metavar="FILE",
+        help="changing needs the token in FILE; needed to change anything beyond loopback",
+    )
+    access(
+        "--vtoken-state-dir",
+        metavar="DIR",
+        help="audit log and flight recorder (default: $XDG_STATE_HOME/vtoken/PORT)",
+    )
     parser.add_argument(
         "--logits-processors", nargs="+", default=[], metavar="CLASS", help="beside vToken's own"
     )
@@ -124,6 +142,19 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     return patch
 
 
+def api_part(args: argparse.Namespace) -> dict[str, Any]:
+    """What the API server is told, checked here too, so that a bad file fails before the model
+    loads; raises CredentialError."""
+    part: dict[str, Any] = {}
+    for name in ("read_token_file", "control_token_file", "state_dir"):
+        path = getattr(args, f"vtoken_{name}")
+        if path is not None:
+            if name != "state_dir":
+                read_token_file(path)
+            part[name] = str(Path(path).absolute())
+    return part
+
+
 def server_command(argv: list[str]) -> list[str]:
     """The command line of vLLM's server; exits with 2 and a message on bad arguments."""
     parser = build_parser()
@@ -138,11 +169,14 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error("MODEL is missing")
     try:
         patch = initial_patch(args)
+        api = api_part(args)
+    except CredentialError as error:
+        parser.error(str(error))
     except RefusedError as error:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
     except ValueError as error:
         parser.error(str(error))
-    settings = {
+    settings: dict[str, Any] = {
         "strict": args.vtoken_strict,
         "check_every_step": args.vtoken_check_every_step,
     }
@@ -150,6 +184,8 @@ def server_command(argv: list[str]) -> list[str]:
         settings |= {"experimental_cuda": True, "copy_sync": args.vtoken_copy_sync}
     elif args.vtoken_copy_sync:
         parser.error("--vtoken-copy-sync needs --vtoken-experimental-cuda")
+    if api:
+        settings["api"] = api
     engine = engine_args(patch, **settings)
     model = [] if args.model is None else ["--model", args.model]
     if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):

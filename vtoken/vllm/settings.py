@@ -18,7 +18,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `verify_ratio`: initial share of relocations whose contents are hashed before and after (I1).
     `strict`: stop the engine on a violation. `check_every_step`: recompute all invariants.
     `experimental_cuda`: serve on CUDA, which has never been run (docs/gpu.md). `copy_sync`: on
-    CUDA, the host waits for every relocation; an ablation, slower and no safer.
+    CUDA, the host waits for every relocation; an ablation, slower and no safer. `api`: for the API
+    server, which reads it itself (`vtoken_api.settings`); it names files, never secrets.
     """
 
     config: dict[str, Any] = {}
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_hz: float = 20.0
     experimental_cuda: bool = False
     copy_sync: bool = False
+    api: dict[str, Any] = {}
 
 
 def read_settings(additional_config: dict[str, Any]) -> Settings:

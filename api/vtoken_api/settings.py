@@ -1,0 +1,28 @@
+"""What the API server is told at start: the part `api` of vToken's `additional_config`.
+
+Knows vLLM's argument namespace by attribute names, not vLLM. Files are named here, never contents:
+the configuration is printed in logs and on command lines.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import msgspec
+
+
+class ApiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Empty strings: not set."""
+
+    read_token_file: str = ""
+    control_token_file: str = ""
+    state_dir: str = ""  # empty: `statedir.default_path`
+
+
+def api_settings(args: Namespace) -> ApiSettings:
+    """The settings in vLLM's server arguments; raises ValueError naming what is wrong."""
+    vtoken = (getattr(args, "additional_config", None) or {}).get("vtoken", {})
+    try:
+        return msgspec.convert(vtoken.get("api", {}), ApiSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"additional_config['vtoken']['api']: {error}") from None
