@@ -157,6 +157,7 @@ class Controller:
             flags=self.reporter.flags().tobytes(),
             requests=self.reporter.rows(),
             config=self.config_document(),
+            owner=self.reporter.owner().tobytes(),
         )
 
     def blocks(self) -> BlocksDocument:
@@ -166,6 +167,7 @@ class Controller:
             step=self.runtime.step,
             live=pack_array(self.reporter.live(), packed=True),
             flags=pack_array(self.reporter.flags(), packed=True),
+            owner=pack_array(self.reporter.owner(), packed=True),
         )
 
     def block(self, id: int) -> Any:  # noqa: A002  (the command's argument name)

@@ -83,10 +83,11 @@ class Placement:
 
     def _slots(self, places: Ids) -> Slots:
         ranks, offsets = np.divmod(places, self.block_size)
-        slots: Slots = self._block_ids()[ranks] * self.block_size + offsets
+        slots: Slots = self.block_ids()[ranks] * self.block_size + offsets
         return slots
 
-    def _block_ids(self) -> Ids:
+    def block_ids(self) -> Ids:
+        """`blocks` as an array [len(blocks)]; not to be written."""
         if self._block_array is None:
             self._block_array = np.asarray(self.blocks, dtype=np.int64)
         return self._block_array
@@ -124,7 +125,7 @@ class Placement:
         """Blocks full of live tokens, and the slots of the live tokens in all others."""
         places, _ = self._entered_places()
         if self._loose is None:
-            self._loose = LooseTokens(places, self._block_ids())
+            self._loose = LooseTokens(places, self.block_ids())
         return self._loose.full_blocks, self._loose.slots
 
     def num_naive_blocks(self) -> int:

@@ -1,13 +1,15 @@
 """Liveness of the whole block pool: how many requests read each slot, n_b of each block, and F.
 
-Knows neither requests nor policies: it is told which slots gain or lose a reader. N blocks of S
-slots; slot = block * S + offset.
+Knows neither requests nor policies: it is told which slots gain or lose a reader, and the number of
+who holds or drops a block. N blocks of S slots; slot = block * S + offset.
 
 Invariants, with everything kept incrementally (`check` recomputes it):
 1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)
 2. readers[b, :] = 0 where holders[b] = 0
 3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
+5. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `bereaved[b]`, the newest
+   one has left while others stayed, and `TokenTables.owners` finds out who is newest now
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class PoolLiveness:
         self.readers = np.zeros(num_blocks * block_size, dtype=np.uint16)
         self.live = np.zeros(num_blocks, dtype=np.int32)
         self.holders = np.zeros(num_blocks, dtype=np.uint16)
+        self.owner = np.zeros(num_blocks, dtype=np.uint16)
+        self.bereaved = np.zeros(num_blocks, dtype=np.bool_)
         self.num_used = 0
         self.num_live = 0
 
@@ -42,26 +46,31 @@ class PoolLiveness:
             return 0.0
         return 1.0 - self.num_live / (self.num_used * self.block_size)
 
-    def hold(self, blocks: Sequence[int]) -> None:
-        """One more request holds each of `blocks` (each named once)."""
+    def hold(self, blocks: Sequence[int], number: int = 0) -> None:
+        """One more request, that of `number`, holds each of `blocks` (each named once)."""
         if len(blocks) > FEW:
             array = np.asarray(blocks, dtype=np.int64)
             self.num_used += len(array) - int(np.count_nonzero(self.holders[array]))
             self.holders[array] += 1
+            self.owner[array] = number
             return
         for block in blocks:
             if self.holders[block] == 0:
                 self.num_used += 1
             self.holders[block] += 1
+            self.owner[block] = number
 
-    def drop(self, blocks: Sequence[int]) -> None:
-        """One request fewer holds each of `blocks`; it must have removed its readers first."""
+    def drop(self, blocks: Sequence[int], number: int = 0) -> None:
+        """The request of `number` no longer holds `blocks`; it has removed its readers first."""
         if len(blocks) > FEW:
             array = np.asarray(blocks, dtype=np.int64)
             if self.holders[array].min() == 0:
                 raise InvariantViolation("I2", "a block is dropped but held by nobody")
             self.holders[array] -= 1
-            self.num_used -= len(array) - int(np.count_nonzero(self.holders[array]))
+            held = self.holders[array] > 0
+            self.num_used -= len(array) - int(np.count_nonzero(held))
+            self.bereaved[array] |= held & (self.owner[array] == number)
+            self.owner[array[~held]] = 0
             return
         for block in blocks:
             if self.holders[block] == 0:
@@ -69,6 +78,9 @@ class PoolLiveness:
             self.holders[block] -= 1
             if self.holders[block] == 0:
                 self.num_used -= 1
+                self.owner[block] = 0
+            elif self.owner[block] == number:
+                self.bereaved[block] = True
 
     def add(self, slots: Slots) -> None:
         """One more reader for each of `slots` [n] (each named once)."""
@@ -125,6 +137,10 @@ class PoolLiveness:
         orphans = np.flatnonzero((self.holders == 0) & (live > 0))
         if len(orphans):
             raise InvariantViolation("I2", f"block {orphans[0]} has readers but no holder")
+        named = np.flatnonzero((self.holders == 0) & (self.owner > 0))
+        if len(named):
+            b = int(named[0])
+            raise InvariantViolation("I2", f"owner[{b}] = {self.owner[b]}, but nobody holds it")
         used = int(np.count_nonzero(self.holders))
         if used != self.num_used or int(live.sum()) != self.num_live:
             raise InvariantViolation(

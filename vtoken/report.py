@@ -84,6 +84,10 @@ class Reporter:
         out: npt.NDArray[np.uint8] = flags
         return out
 
+    def owner(self) -> npt.NDArray[np.uint16]:
+        """`RequestRow.number` of the newest holder of every block [N], 0 for free ones."""
+        return self.runtime.tables.owners().astype("<u2")
+
     def block(self, block_id: int) -> BlockDetail:
         runtime = self.runtime
         if not 0 <= block_id < runtime.geometry.num_blocks:
@@ -158,6 +162,7 @@ class Reporter:
             moved_tokens=state.moved_tokens,
             recycled_slots=state.recycled_slots,
             preemptions=self.runtime.counters.preempted_per_request.get(table.request_id, 0),
+            number=table.number,
         )
 
     def rows(self) -> list[RequestRow]:

@@ -23,15 +23,16 @@ __all__ = ["Ids", "Mask", "TokenTable"]
 class TokenTable(Placement):
     """Placement and liveness of one request's tokens in `pool`."""
 
-    def __init__(self, request_id: str, pool: PoolLiveness) -> None:
+    def __init__(self, request_id: str, pool: PoolLiveness, number: int = 0) -> None:
         super().__init__(request_id, pool.block_size)
         self.pool = pool
+        self.number = number  # stands for the request in `pool.owner`; 0: unnamed
 
     def extend_blocks(self, blocks: Sequence[int]) -> None:
         """The request now holds `blocks` too, after the ones it had."""
         self.blocks.extend(blocks)
         self._block_array = None
-        self.pool.hold(blocks)
+        self.pool.hold(blocks, self.number)
 
     def append(self, start: int | None = None) -> int:
         """Register one token at index `start`, by default at E; its slot, which gains a reader.
@@ -125,7 +126,7 @@ class TokenTable(Placement):
         if not known_ids or not self._live[ids].all():
             raise InvariantViolation("I1", f"a moved token of {self.request_id} is not live")
         self._places.reserve(len(self.blocks))
-        old_blocks, old_index = self._block_ids(), self._index[: self.num_tokens]
+        old_blocks, old_index = self.block_ids(), self._index[: self.num_tokens]
         new_blocks = np.asarray(blocks, dtype=np.int64)
         new = rebuild(self._places, old_index, old_blocks, ids, slots, new_blocks, self.request_id)
         num_live = int(new.places.live.sum())
@@ -135,10 +136,10 @@ class TokenTable(Placement):
                 f"{self.num_live} live tokens of {self.request_id} before the relocation, "
                 f"{num_live} after",
             )
-        self.pool.hold(new.fresh)
+        self.pool.hold(new.fresh, self.number)
         self.pool.remove(self._slots(old_index[ids]))
         self.pool.add(slots)
-        self.pool.drop(new.dropped)
+        self.pool.drop(new.dropped, self.number)
         self.blocks = list(blocks)
         self._block_array = self._loose = None
         self._index[: self.num_tokens] = new.index
@@ -151,5 +152,5 @@ class TokenTable(Placement):
         live = self.live_ids()
         if len(live):
             self.pool.remove(self.slots_of(live))
-        self.pool.drop(self.blocks)
+        self.pool.drop(self.blocks, self.number)
         self._reset()

@@ -4,19 +4,28 @@ Knows neither policies nor planners nor vLLM. A policy's victims come in through
 engine's growth through `sync_new_tokens`, the relocation backend's result through `apply_moves`;
 the batch forms take arrays and are what the runtime uses.
 
-Invariant: a slot's readers are exactly the requests whose table maps a live token to it; two
-requests may read one slot only in a block that both hold (shared prefix).
+Invariants:
+1. a slot's readers are exactly the requests whose table maps a live token to it; two requests may
+   read one slot only in a block that both hold (shared prefix)
+2. tables that exist at the same time have different numbers, 1 to `MAX_NUMBER`; the number of a
+   table that is gone is given to the next one. Tables beyond that are unnamed: 0
+3. owner[b] is the number of the newest table that holds b: a block joins a second table only when
+   that table is made (prefix cache), so the newest table is the newest holder
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from vtoken.errors import InvariantViolation, UnknownRequestError
 from vtoken.pool import PoolLiveness, Slots
 from vtoken.table import Ids, TokenTable
+
+MAX_NUMBER = 65_535
 
 
 class TokenTables:
@@ -26,6 +35,8 @@ class TokenTables:
         self.pool = PoolLiveness(num_blocks, block_size)
         self.block_size = block_size
         self._tables: dict[str, TokenTable] = {}
+        self._free_numbers: list[int] = []  # heap of those that were given before
+        self._last_number = 0  # the highest one that was given
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
@@ -56,7 +67,9 @@ class TokenTables:
         """
         table = self._tables.get(request_id)
         if table is None:
-            table = self._tables[request_id] = TokenTable(request_id, self.pool)
+            table = self._tables[request_id] = TokenTable(
+                request_id, self.pool, self._take_number()
+            )
         self.sync_blocks(table, block_ids)
         slots = table.place(total_len - table.num_tokens, start)
         self.pool.add(slots)
@@ -91,10 +104,36 @@ class TokenTables:
         table = self._tables.pop(request_id, None)
         if table is not None:
             table.release()
+            if table.number:
+                heapq.heappush(self._free_numbers, table.number)
         return table
 
+    def _take_number(self) -> int:
+        """The smallest number that no table has; 0 when all are given."""
+        if self._free_numbers:
+            return heapq.heappop(self._free_numbers)
+        if self._last_number == MAX_NUMBER:
+            return 0
+        self._last_number += 1
+        return self._last_number
+
+    def owners(self) -> npt.NDArray[np.uint16]:
+        """Number of the newest holder of each block [N], 0 for free ones; not to be written."""
+        pool = self.pool
+        unknown = np.flatnonzero(pool.bereaved)
+        if len(unknown):
+            pool.bereaved[unknown] = False
+            unknown = unknown[pool.holders[unknown] > 0]
+            for table in reversed(self._tables.values()):
+                if len(unknown) == 0:
+                    break
+                held = np.isin(unknown, table.block_ids())
+                pool.owner[unknown[held]] = table.number
+                unknown = unknown[~held]
+        return pool.owner
+
     def check(self) -> None:
-        """Every table, the pool, and that both agree (I2 over all requests)."""
+        """Every table, the pool, and that both agree (I2 over all requests), owners included."""
         self.pool.check()
         readers = np.zeros_like(self.pool.readers)
         for table in self:
@@ -108,4 +147,21 @@ class TokenTables:
                 "I2",
                 f"slot {slot} has {self.pool.readers[slot]} readers, "
                 f"but {readers[slot]} live tokens map to it",
+            )
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        numbers = [table.number for table in self if table.number]
+        if len(set(numbers)) != len(numbers):
+            raise InvariantViolation("I2", "two tables have the same number")
+        owner = np.zeros_like(self.pool.owner)
+        for table in self:
+            owner[table.blocks] = table.number
+        wrong = np.flatnonzero((owner != self.pool.owner) & ~self.pool.bereaved)
+        if len(wrong):
+            block = int(wrong[0])
+            raise InvariantViolation(
+                "I2",
+                f"owner[{block}] = {self.pool.owner[block]}, "
+                f"but the newest table that holds it is number {owner[block]}",
             )

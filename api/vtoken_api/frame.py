@@ -1,8 +1,8 @@
 """One frame of engine state, decoded once for all clients, and what differs between two.
 
-Knows the wire and numpy. N blocks; `live` is u16[N], `flags` u8[N], read-only views of the frame's
-bytes. Invariant: a snapshot with every later delta applied, in order, equals the newest frame that
-the cursor was given.
+Knows the wire and numpy. N blocks; `live` is u16[N], `flags` u8[N], `owner` u16[N] (empty where the
+engine does not tell it), read-only views of the frame's bytes. Invariant: a snapshot with every
+later delta applied, in order, equals the newest frame that the cursor was given.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class FrameView:
     config: wire.ConfigDocument
     live: NDArray[np.uint16]
     flags: NDArray[np.uint8]
+    owner: NDArray[np.uint16]
     requests: dict[str, wire.RequestRow]
 
     @classmethod
@@ -37,6 +38,7 @@ class FrameView:
             config=frame.config,
             live=np.frombuffer(frame.live, dtype="<u2"),
             flags=np.frombuffer(frame.flags, dtype="u1"),
+            owner=np.frombuffer(frame.owner, dtype="<u2"),
             requests={row.id: row for row in frame.requests},
         )
 
@@ -62,6 +64,7 @@ class StateCursor:
             "config": view.config,
             "live": self._pack(view.live) if blocks else None,
             "flags": self._pack(view.flags) if blocks else None,
+            "owner": self._pack(view.owner) if blocks and view.owner.size else None,
             "requests": list(view.requests.values()) if "requests" in self._topics else None,
         }
 
@@ -83,6 +86,9 @@ class StateCursor:
 
     def _changed_blocks(self, sent: FrameView, view: FrameView) -> dict[str, Any]:
         changed = (sent.live != view.live) | (sent.flags != view.flags)
+        told = view.owner.size > 0
+        if told:
+            changed |= sent.owner != view.owner
         ids = np.flatnonzero(changed)
         if not ids.size:
             return {}
@@ -90,6 +96,7 @@ class StateCursor:
             "block_ids": self._pack(ids.astype("<u4")),
             "block_live": self._pack(view.live[ids]),
             "block_flags": self._pack(view.flags[ids]),
+            **({"block_owner": self._pack(view.owner[ids])} if told else {}),
         }
 
     def _pack(self, values: NDArray[Any]) -> wire.PackedArray:

@@ -103,7 +103,7 @@ async def get_operation(request: Request, operation_id: str, service: Served) ->
 
 @router.get(
     "/blocks",
-    summary="Live tokens and flags of every block",
+    summary="Live tokens, flags and owner of every block",
     operation_id="vtoken_blocks",
     description="With `Accept: application/octet-stream`: one byte a block, min(live, 255).",
     responses=answers(
@@ -120,7 +120,10 @@ async def get_blocks(request: Request, service: Served) -> Response:
         octets = np.minimum(live, 255).astype(np.uint8).tobytes()
         return Response(octets, media_type=OCTETS, headers={"Vary": "Accept"})
     flags = wire.unpack_array(blocks.flags, "u1")
-    blocks = msgspec.structs.replace(blocks, live=live.tolist(), flags=flags.tolist())
+    owner = wire.unpack_array(blocks.owner, "<u2")
+    blocks = msgspec.structs.replace(
+        blocks, live=live.tolist(), flags=flags.tolist(), owner=owner.tolist()
+    )
     return document(blocks, headers={"Vary": "Accept"})
 
 

@@ -21,6 +21,7 @@ class ScriptedEngine:
         self.steps = 0
         self.live = self.rng.integers(0, 17, num_blocks).astype("<u2")
         self.flags = self.rng.integers(0, 32, num_blocks).astype("u1")
+        self.owner = self.rng.integers(0, 4, num_blocks).astype("<u2")
         self.rows = {f"r{i}": self._row(f"r{i}") for i in range(num_requests)}
         self.held: list[wire.Event] = []
         self.last_seq = 0
@@ -41,8 +42,10 @@ class ScriptedEngine:
         where = self.rng.integers(0, self.num_blocks, changes)
         self.live = self.live.copy()
         self.flags = self.flags.copy()
+        self.owner = self.owner.copy()
         self.live[where] = self.rng.integers(0, 17, changes)
         self.flags[where] = self.rng.integers(0, 32, changes)
+        self.owner[where] = self.rng.integers(0, 4, changes)
         name = f"r{self.rng.integers(0, 8)}"
         if name in self.rows and self.rng.random() < 0.5:
             del self.rows[name]
@@ -126,6 +129,7 @@ class ScriptedEngine:
             flags=self.flags.tobytes(),
             requests=list(self.rows.values()),
             config=config,
+            owner=self.owner.tobytes(),
         )
 
     def status(self) -> wire.Status:

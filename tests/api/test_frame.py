@@ -26,11 +26,13 @@ def frames(draw: st.DrawFn) -> FrameView:
     """Eight blocks and a few requests, all of them free to change."""
     live = draw(st.lists(st.integers(0, 3), min_size=8, max_size=8))
     flags = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
+    owner = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
     rows = draw(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2), max_size=4))
     template = ENGINE.rows["r0"]
     frame = ENGINE.frame()
     frame.live = np.array(live, dtype="<u2").tobytes()
     frame.flags = np.array(flags, dtype="u1").tobytes()
+    frame.owner = np.array(owner, dtype="<u2").tobytes()
     frame.requests = [
         msgspec.structs.replace(template, id=name, live=count) for name, count in rows.items()
     ]
@@ -43,6 +45,7 @@ def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed:
     snapshot = cursor.snapshot(views[0])
     live = wire.unpack_array(snapshot["live"], "<u2").copy()
     flags = wire.unpack_array(snapshot["flags"], "u1").copy()
+    owner = wire.unpack_array(snapshot["owner"], "<u2").copy()
     rows = {row.id: row for row in snapshot["requests"]}
     for view in views[1:]:
         fields = cursor.delta(view)
@@ -50,13 +53,26 @@ def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed:
             ids = wire.unpack_array(fields["block_ids"], "<u4")
             live[ids] = wire.unpack_array(fields["block_live"], "<u2")
             flags[ids] = wire.unpack_array(fields["block_flags"], "u1")
+            owner[ids] = wire.unpack_array(fields["block_owner"], "<u2")
         rows |= {row.id: row for row in fields.get("requests_changed", [])}
         for name in fields.get("requests_removed", []):
             del rows[name]
         np.testing.assert_array_equal(live, view.live)
         np.testing.assert_array_equal(flags, view.flags)
+        np.testing.assert_array_equal(owner, view.owner)
         assert rows == view.requests
         assert fields["status"] == view.status
+
+
+def test_engine_that_tells_no_owners_is_streamed_without_them() -> None:
+    frame = ENGINE.frame()
+    frame.owner = b""
+    cursor = StateCursor(frozenset(TOPICS), packed=True)
+    assert cursor.snapshot(FrameView.of(frame))["owner"] is None
+    frame.live = bytes(len(frame.live))
+    fields = cursor.delta(FrameView.of(frame))
+    assert len(fields["block_ids"])
+    assert "block_owner" not in fields
 
 
 @given(frames())

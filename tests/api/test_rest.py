@@ -99,6 +99,7 @@ async def test_blocks_as_json_and_as_octets_agree_with_the_core(
     blocks = read(await http.get("/blocks"), wire.BlocksDocument)
     np.testing.assert_array_equal(blocks.live, core.reporter.live())
     np.testing.assert_array_equal(blocks.flags, core.reporter.flags())
+    np.testing.assert_array_equal(blocks.owner, core.reporter.owner())
     answer = await http.get("/blocks", headers={"Accept": "application/octet-stream"})
     assert answer.headers["Content-Type"] == "application/octet-stream"
     assert list(answer.content) == list(blocks.live)

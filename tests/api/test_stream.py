@@ -43,6 +43,7 @@ class Client:
         self.messages: list[wire.StreamMessage] = []
         self.live: Any = None
         self.flags: Any = None
+        self.owner: Any = None
         self.requests: dict[str, wire.RequestRow] = {}
         self.status: wire.Status | None = None
 
@@ -69,6 +70,7 @@ class Client:
             if message.live is not None and message.flags is not None:
                 self.live = wire.unpack_array(message.live, "<u2").copy()
                 self.flags = wire.unpack_array(message.flags, "u1").copy()
+                self.owner = wire.unpack_array(message.owner or b"", "<u2").copy()
             self.requests = {row.id: row for row in message.requests or []}
         elif isinstance(message, wire.Delta):
             self.status = message.status or self.status
@@ -76,6 +78,7 @@ class Client:
                 ids = wire.unpack_array(message.block_ids, "<u4")
                 self.live[ids] = wire.unpack_array(message.block_live or b"", "<u2")
                 self.flags[ids] = wire.unpack_array(message.block_flags or b"", "u1")
+                self.owner[ids] = wire.unpack_array(message.block_owner or b"", "<u2")
             self.requests |= {row.id: row for row in message.requests_changed or []}
             for name in message.requests_removed or []:
                 del self.requests[name]
@@ -113,6 +116,7 @@ async def test_snapshot_and_deltas_rebuild_the_engines_state(
         assert client.status.step == engine.steps == 20
         np.testing.assert_array_equal(client.live, engine.live)
         np.testing.assert_array_equal(client.flags, engine.flags)
+        np.testing.assert_array_equal(client.owner, engine.owner)
         assert client.requests == engine.rows
         kind = bytes if encoding == "msgpack" else list
         assert isinstance(snapshot.live, kind)

@@ -140,7 +140,14 @@ def miscount_total(pool: PoolLiveness) -> None:
     pool.num_live -= 1
 
 
-@pytest.mark.parametrize("damage", [miscount_live, orphan_readers, miscount_used, miscount_total])
+def name_free_block(pool: PoolLiveness) -> None:
+    """Equation 5."""
+    pool.owner[7] = 1
+
+
+@pytest.mark.parametrize(
+    "damage", [miscount_live, orphan_readers, miscount_used, miscount_total, name_free_block]
+)
 def test_the_check_of_the_pool_notices(damage: Callable[[PoolLiveness], None]) -> None:
     pool = healthy().pool
     pool.check()
@@ -167,6 +174,21 @@ def test_the_check_of_the_tables_notices_two_requests_on_one_private_slot() -> N
     tables = healthy()
     tables["i"].blocks[1] = 3
     with pytest.raises(InvariantViolation):
+        tables.check()
+
+
+def test_the_check_of_the_tables_notices_an_owner_that_is_not_the_newest_holder() -> None:
+    tables = healthy()
+    tables.pool.owner[1] = tables["i"].number  # it holds the block too, but `v` came later
+    tables.pool.check()
+    with pytest.raises(InvariantViolation, match=r"owner\[1\] = 1, but the newest .* number 2"):
+        tables.check()
+
+
+def test_the_check_of_the_tables_notices_two_requests_of_one_number() -> None:
+    tables = healthy()
+    tables["v"].number = tables["i"].number
+    with pytest.raises(InvariantViolation, match="same number"):
         tables.check()
 
 

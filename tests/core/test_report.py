@@ -102,7 +102,10 @@ def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None
     live = np.frombuffer(document.live, dtype="<u2")
     flags = np.frombuffer(document.flags, dtype="u1")
     store = engine.core.store
-    assert len(live) == len(flags) == document.num_blocks == 96
+    owner = np.frombuffer(document.owner, dtype="<u2")
+    numbers = {row.number: row.id for row in engine.call("requests")}
+    assert sorted(numbers) == [1, 2, 3, 4]
+    assert len(live) == len(flags) == len(owner) == document.num_blocks == 96
     for block in range(96):
         detail = engine.call("block", id=block)
         assert (detail.live, detail.flags) == (live[block], flags[block])
@@ -116,6 +119,8 @@ def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None
         assert [slot.offset for slot in detail.slots] == [0, 1, 2, 3]
         for slot in detail.slots:
             assert (slot.token_id is None) == (slot.state == "free")
+        newest = detail.owners[-1].request_id if detail.owners else None
+        assert numbers.get(int(owner[block])) == newest
         if not detail.owners:
             assert states == ["free"] * 4
             assert flags[block] == 0

@@ -222,6 +222,20 @@ class Tables(RuleBasedStateMachine):
         assert self.tables.release(name) is not None
         assert self.tables.release(name) is None
 
+    @rule()
+    def name_the_owners(self) -> None:
+        """The newest request that holds a block, at any time; nobody asks after every change."""
+        if not hasattr(self, "tables"):
+            return
+        newest = [0] * self.num_blocks
+        for name, shadow in self.shadows.items():
+            for block in shadow.blocks:
+                newest[block] = self.tables[name].number
+        assert self.tables.owners().tolist() == newest
+        numbers = [table.number for table in self.tables]
+        assert len(set(numbers)) == len(numbers)
+        assert all(1 <= number <= self.count for number in numbers)
+
     @invariant()
     def tables_equal_the_shadow(self) -> None:
         if not hasattr(self, "tables"):
