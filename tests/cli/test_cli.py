@@ -269,9 +269,11 @@ async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path
     file = tmp_path / "run.jsonl"
     ran = await run("record", str(file), "--duration", "3", "--url", served.url)
     assert ran.code == 0
-    messages = [
-        msgspec.json.decode(line, type=wire.StreamMessage) for line in file.read_text().splitlines()
+    header, *messages = [
+        msgspec.json.decode(line, type=wire.RecordingLine) for line in file.read_text().splitlines()
     ]
+    assert isinstance(header, wire.RecordingHeader)
+    assert header.source == served.url
     assert [m.seq for m in messages] == list(range(1, len(messages) + 1))
     assert isinstance(messages[1], wire.Snapshot)
     again = await run("record", str(file), "--url", served.url)

@@ -62,8 +62,8 @@ async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
     assert {"policy h2o", "pause", "resume", "compact", "undo", "refused change"} <= rows.keys()
     assert all(rows[name].step is not None for name in ("pause", "resume", "undo"))
     lines = (tmp_path / "recording.ndjson").read_bytes().splitlines()
-    kinds = [type(msgspec.json.decode(line, type=wire.StreamMessage)) for line in lines]
-    assert kinds[:2] == [wire.Hello, wire.Snapshot]
+    kinds = [type(msgspec.json.decode(line, type=wire.RecordingLine)) for line in lines]
+    assert kinds[:3] == [wire.RecordingHeader, wire.Hello, wire.Snapshot]
     assert wire.EventMessage in kinds
 
 

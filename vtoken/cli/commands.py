@@ -16,6 +16,7 @@ from vtoken import wire
 from vtoken.cli.doctor import doctor
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.link import Link, token_of, url_of
+from vtoken.cli.record import record
 from vtoken.cli.show import (
     config_lines,
     operation_lines,
@@ -25,7 +26,7 @@ from vtoken.cli.show import (
     say_json,
     status_lines,
 )
-from vtoken.cli.streaming import events, record, watch
+from vtoken.cli.streaming import events, watch
 
 POLL_S = (0.02, 0.5)  # shortest and longest wait between two looks at an operation
 

@@ -8,6 +8,7 @@ from vtoken import __version__
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 MIN_FPS, MAX_FPS = 0.1, 30.0
+MAX_DURATION_S = 7 * 24 * 3600
 
 EPILOG = """\
 environment:
@@ -62,10 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     events = add("events", "what happened, oldest first")
     events.add_argument("-n", "--limit", type=_positive, default=20, metavar="N", help="newest N")
     events.add_argument("-f", "--follow", action="store_true", help="go on until interrupted")
-    record = add("record", "write the stream to a file, one JSON message a line")
-    record.add_argument("file", metavar="FILE")
-    record.add_argument("--fps", type=_fps, default=5.0, help="states a second (5)")
-    record.add_argument("--duration", type=float, metavar="S", help="stop after S seconds")
+    _add_record(add("record", "write the stream to a file, for `console --replay` and scripts"))
     doctor = add("doctor", "is it installed right, is the server there, has it done anything?")
     doctor.add_argument(
         "--engine", action="store_true", help="compare this vLLM with what vToken expects (slow)"
@@ -92,6 +90,12 @@ def _add_console(commands: argparse._SubParsersAction, server: argparse.Argument
     console.add_argument("--fps", type=_fps, default=10.0, help="states a second, 0.1..30 (10)")
     console.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     console.set_defaults(json=False)
+
+
+def _add_record(record: argparse.ArgumentParser) -> None:
+    record.add_argument("file", metavar="FILE", help="a new file; gzip where it ends in .gz")
+    record.add_argument("--fps", type=_fps, default=5.0, help="states a second, 0.1..30 (5)")
+    record.add_argument("--duration", type=_duration, metavar="T", help="stop after T: 90s, 5m, 1h")
 
 
 def _add_config(
@@ -142,6 +146,15 @@ def _fps(text: str) -> float:
     value = float(text)
     if not MIN_FPS <= value <= MAX_FPS:
         raise argparse.ArgumentTypeError(f"{value:g} is not in {MIN_FPS:g}..{MAX_FPS:g}")
+    return value
+
+
+def _duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m` or `1h`."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    value = float(text[:-1] if factor else text) * (factor or 1)
+    if not 0 < value <= MAX_DURATION_S:
+        raise argparse.ArgumentTypeError(f"{text} is not in 0..{MAX_DURATION_S // 3600}h")
     return value
 
 

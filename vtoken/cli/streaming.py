@@ -1,21 +1,18 @@
-"""The commands that follow the stream: `watch`, `events --follow`, `record`.
+"""The commands that follow the stream: `watch`, `events --follow`.
 
 Knows the link and how documents look. They end with the stream (1), or when interrupted.
 """
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
-from pathlib import Path
 
 from vtoken import wire
-from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.errors import CommandError
 from vtoken.cli.link import Link
 from vtoken.cli.show import event_line, say, say_json, tinted, watch_line
 
 MAX_PAGE = 1000
-ALL_TOPICS = "blocks,requests,events,metrics"
 
 
 def watch(arguments: Namespace) -> int:
@@ -81,30 +78,3 @@ def _say_event(arguments: Namespace, event: wire.Event) -> None:
         say_json(event)
     else:
         say(event_line(event))
-
-
-def record(arguments: Namespace) -> int:
-    """Everything the stream says, into a file, for `vtoken console --replay` and for scripts."""
-    deadline = None if arguments.duration is None else time.monotonic() + arguments.duration
-    path = Path(arguments.file)
-    num_messages = 0
-    messages = Link(arguments).stream(topics=ALL_TOPICS, fps=f"{arguments.fps:g}", format="json")
-    try:
-        with path.open("x") as file:
-            for text, _ in messages:
-                file.write(text + "\n")
-                file.flush()
-                num_messages += 1
-                if deadline is not None and time.monotonic() >= deadline:
-                    break
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists already", "name another file, or remove it") from error
-    except KeyboardInterrupt:
-        pass
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error}") from error
-    if arguments.json:
-        say_json({"file": str(path), "messages": num_messages})
-    else:
-        say(f"{num_messages:,} messages in {path}")
-    return 0

@@ -1,6 +1,6 @@
 """Reads the server's stream in a thread: writes it down, and remembers what the report needs.
 
-Knows the wire only. The recording holds one JSON message a line, as it came.
+Knows the wire and how recordings are written.
 
 1. `seq` rises by one a message; every break is counted in `gaps`.
 2. A lost connection is an error that `check` raises; the recorder never reconnects silently.
@@ -18,6 +18,7 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from vtoken import recording as recordings
 from vtoken import wire
 from vtoken.demo.server import DemoError
 
@@ -35,6 +36,7 @@ class Recorder:
         self.dropped_events = 0
         self.violations: list[str] = []  # summaries of violation events
         self.samples: list[wire.Status] = []
+        self._source = url
         self._url = f"{url.replace('http', 'ws', 1)}/vtoken/v1/stream?{QUERY}"
         self._path = path
         self._decoder = msgspec.json.Decoder(wire.StreamMessage)
@@ -82,18 +84,25 @@ class Recorder:
     def _run(self) -> None:
         try:
             with (
-                self._path.open("w") as file,
+                recordings.RecordingWriter(self._path, source=self._source) as writer,
                 connect(self._url, max_size=None, compression=None, proxy=None) as socket,
             ):
+                recorder = recordings.Recorder(writer)
                 while not self._stop.is_set():
                     try:
                         text = socket.recv(timeout=0.5)
                     except TimeoutError:
                         continue
                     assert isinstance(text, str)
-                    file.write(text + "\n")
-                    self._take(self._decoder.decode(text))
-        except (OSError, WebSocketException, msgspec.MsgspecError) as error:
+                    message = self._decoder.decode(text)
+                    recorder.take(text.encode(), message)
+                    self._take(message)
+        except (
+            OSError,
+            WebSocketException,
+            msgspec.MsgspecError,
+            recordings.RecordingError,
+        ) as error:
             if not self._stop.is_set():
                 with self._changed:
                     self._error = f"{type(error).__name__}: {error}"

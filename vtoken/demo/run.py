@@ -194,7 +194,8 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
         print(f"{mark} {row.control}: {row.outcome}", file=sys.stderr, flush=True)
 
     start = time.monotonic()
-    recording = arguments.out / "recording.ndjson"
+    recording = arguments.out / "recording.jsonl.gz"
+    recording.unlink(missing_ok=True)  # of the run before
     with (
         httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client,
         Recorder(server.url, recording) as recorder,

@@ -1,0 +1,60 @@
+"""A stream in JSON form, made from a random pool by the server's own cursor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "api"))  # scripted.py
+
+from scripted import ScriptedEngine
+
+from vtoken import wire
+from vtoken_api.frame import TOPICS, FrameView, StateCursor
+
+START_TS = 1_800_000_000.0
+
+
+def stream(
+    num_messages: int, *, seed: int = 0, num_blocks: int = 64, fps: float = 5.0
+) -> Iterator[tuple[wire.StreamMessage, FrameView]]:
+    """Messages as a server sends them, each with the frame that it leads to."""
+    engine = ScriptedEngine(num_blocks=num_blocks, seed=seed)
+    try:
+        about = engine.describe()
+        cursor = StateCursor(frozenset(TOPICS), packed=False)
+        for n in range(num_messages):
+            head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
+            view = FrameView.of(engine.frame())
+            if n == 0:
+                yield (
+                    wire.Hello(
+                        **head,
+                        schema=wire.SCHEMA_VERSION,
+                        vtoken_version="0",
+                        vllm_version="0",
+                        model="scripted",
+                        device="cpu",
+                        geometry=about.geometry,
+                        policies=[],
+                        topics=list(TOPICS),
+                        fps=fps,
+                        can_control=True,
+                    ),
+                    view,
+                )
+            elif n == 1:
+                yield wire.Snapshot(**head, **cursor.snapshot(view)), view
+            elif n % 7 == 0:
+                kind: wire.EventKind = "config" if n % 2 else "server"
+                event = wire.Event(
+                    seq=n, ts=head["ts"], step=engine.steps, kind=kind, summary=f"event {n}"
+                )
+                yield wire.EventMessage(**head, event=event), view
+            else:
+                engine.step()
+                view = FrameView.of(engine.frame())
+                yield wire.Delta(**head, **cursor.delta(view)), view
+    finally:
+        engine.close()

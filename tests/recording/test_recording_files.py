@@ -1,0 +1,309 @@
+"""Recordings on disk: what was written is read again, whatever happened to the writer."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stream_messages import START_TS, stream
+
+from vtoken import wire
+from vtoken.recording import (
+    Index,
+    Recorder,
+    RecordingError,
+    RecordingExistsError,
+    RecordingReader,
+    RecordingWriter,
+    scan,
+)
+
+NAMES = ("run.jsonl", "run.jsonl.gz")
+ENTRY = wire.AuditEntry(
+    ts=START_TS - 60, actor="ana@127.0.0.1", action="undo", changes={}, revision=3, dry_run=False
+)
+
+ENTRY_OF = """
+import pathlib, random
+from vtoken import wire
+def entry(n):
+    name = random.randbytes(20).hex()
+    return wire.AuditEntry(
+        ts=n, actor=name, action="undo", changes={}, revision=n, dry_run=False
+    )
+"""
+
+
+def record(path: Path, num_messages: int = 200, **options: int) -> list[wire.StreamMessage]:
+    """A finished recording with a key frame every 4 s; answers what the stream said."""
+    said = []
+    with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
+        recorder = Recorder(writer, keyframe_s=4.0)
+        recorder.audit([ENTRY])
+        for message, _ in stream(num_messages, **options):
+            said.append(msgspec.json.decode(msgspec.json.encode(message), type=wire.StreamMessage))
+            text = msgspec.json.encode(message)
+            recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
+    return said
+
+
+def read(path: Path) -> list[wire.RecordingLine]:
+    with RecordingReader(path) as reader:
+        return [entry.line for entry in iter(reader.next, None)]
+
+
+def indexed(path: Path) -> Index:
+    with RecordingReader(path) as reader:
+        *_, index = scan(reader, Index())
+        return index
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_stream_said_is_read_again_in_order(tmp_path: Path, name: str) -> None:
+    said = record(tmp_path / name)
+    header, audit, *rest = read(tmp_path / name)
+    assert isinstance(header, wire.RecordingHeader)
+    assert (header.schema, header.source) == (1, "http://127.0.0.1:8000")
+    assert audit == wire.AuditLine(entry=ENTRY)
+    left = iter(rest)
+    assert all(any(line == message for line in left) for message in said)
+    assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
+
+
+def test_compressed_recording_is_read_by_gzip_itself(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    record(file)
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    assert [msgspec.json.decode(line, type=wire.RecordingLine) for line in lines] == read(file)
+
+
+def test_two_recordings_behind_one_another_are_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    record(first, 50)
+    record(second, 60)
+    both = tmp_path / "c.jsonl.gz"
+    both.write_bytes(first.read_bytes() + second.read_bytes())
+    assert read(both) == read(first) + read(second)
+    assert indexed(both).keyframes
+
+
+@given(cut=st.floats(0, 1), name=st.sampled_from(NAMES))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_is_cut_off_the_rest_is_read(tmp_path: Path, cut: float, name: str) -> None:
+    whole, torn = tmp_path / name, tmp_path / f"torn-{name}"
+    if not whole.exists():
+        record(whole, 60)
+    lines = read(whole)
+    data = whole.read_bytes()
+    torn.write_bytes(data[: int(cut * len(data))])
+    try:
+        reader = RecordingReader(torn)
+    except RecordingError as error:
+        assert "holds no whole line" in error.reason  # noqa: PT017 - it depends on the cut
+        return
+    with reader:
+        left = [entry.line for entry in iter(reader.next, None)]
+        assert left == lines[: len(left)]
+        assert reader.torn or left == lines or data[: int(cut * len(data))].endswith(b"\n")
+
+
+def test_killed_writer_leaves_what_was_flushed(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    code = f"""{ENTRY_OF}
+from vtoken.recording import RecordingWriter
+writer = RecordingWriter(pathlib.Path({str(file)!r}), source="test")
+for n in range(100):
+    writer.write_audit(entry(n))
+writer.flush()
+print("flushed", flush=True)
+while True:
+    writer.write(b"0")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"flushed\n"
+        os.kill(writer.pid, signal.SIGKILL)
+    with RecordingReader(file) as reader:
+        lines = [reader.next() for _ in range(101)]
+    assert [line.line.entry.revision for line in lines[1:]] == list(range(100))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_disk_is_an_error_and_leaves_a_readable_file(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    code = f"""{ENTRY_OF}
+import resource
+from vtoken.recording import RecordingError, RecordingWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    with RecordingWriter(pathlib.Path({str(file)!r}), source="test") as writer:
+        for n in range(10_000):
+            writer.write_audit(entry(n))
+except RecordingError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"{file}: cannot be written: File too large; the " in done.stdout
+    with RecordingReader(file) as reader:
+        revisions = [entry.line.entry.revision for entry in list(iter(reader.next, None))[1:]]  # type: ignore[union-attr]
+        assert reader.torn
+    assert revisions == list(range(len(revisions)))
+    assert len(revisions) > 50
+
+
+def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text("precious")
+    with pytest.raises(RecordingExistsError, match=r"run\.jsonl: exists already"):
+        RecordingWriter(file, source="test")
+    assert file.read_text() == "precious"
+
+
+def test_recordings_without_a_header_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "old.ndjson"
+    said = [message for message, _ in stream(30)]
+    file.write_bytes(b"".join(msgspec.json.encode(message) + b"\n" for message in said))
+    with RecordingReader(file) as reader:
+        assert reader.header is None
+        assert len(list(iter(reader.next, None))) == 30
+    assert [frame.ts for frame in indexed(file).keyframes] == [START_TS]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"hello\n", r"line 1: not a recording: JSON is malformed"),
+        (b'{"type":"heartbeat","epoch":"e","seq":1,"step":1,"ts":1}\n', r"line 1: expected a"),
+        (b"", r"holds no whole line"),
+        (b"\x1f\x8b garbage that is long enough", r"line 1: damaged"),
+        (
+            b'{"type":"recording","schema":2,"vtoken_version":"9","created_ts":1,"source":"x"}\n',
+            r"line 1: schema 2 is of a newer vToken; this one reads 1",
+        ),
+    ],
+)
+def test_what_is_no_recording_is_refused_by_name(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
+    file = tmp_path / "what.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(RecordingError, match=rf"what\.jsonl.*{expected}"):
+        RecordingReader(file)
+
+
+def test_damaged_line_is_named_and_what_lies_before_stays_usable(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    record(file)
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[100] = b'{"type":"delta","seq":"seven"}\n'
+    lines[150] = b"\x00\xff\n"
+    file.write_bytes(b"".join(lines))
+    with (
+        RecordingReader(file) as reader,
+        pytest.raises(RecordingError, match=r"run\.jsonl, line 101: not a recording: .*seq"),
+    ):
+        list(iter(reader.next, None))
+    index = indexed(file)
+    assert "line 151" in str(index.error)
+    assert index.keyframes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_may_begin_at_every_key_frame(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    record(file)
+    lines = read(file)
+    index = indexed(file)
+    assert len(index.keyframes) == 10
+    assert index.duration_s == pytest.approx(199 / 5)
+    with RecordingReader(file) as reader:
+        for frame in reversed(index.keyframes):
+            reader.seek(frame.place)
+            rest = [entry.line for entry in iter(reader.next, None)]
+            assert rest == lines[frame.place.number - 1 :]
+            assert isinstance(rest[0], wire.Hello)
+            assert isinstance(rest[1], wire.Snapshot)
+
+
+@given(seed=st.integers(0, 1000), num_messages=st.integers(2, 80))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_key_frames_are_the_state_of_the_stream_there(
+    tmp_path: Path, seed: int, num_messages: int
+) -> None:
+    file = tmp_path / f"{seed}-{num_messages}.jsonl"
+    if file.exists():
+        return
+    record(file, num_messages, seed=seed)
+    frames = {message.seq: view for message, view in stream(num_messages, seed=seed)}
+    snapshots = [line for line in read(file) if isinstance(line, wire.Snapshot)]
+    for snapshot in snapshots:
+        view = frames[snapshot.seq]
+        assert snapshot.live == view.live.tolist()
+        assert snapshot.flags == view.flags.tolist()
+        assert snapshot.requests is not None
+        assert {row.id: row for row in snapshot.requests} == view.requests
+        assert snapshot.status is not None
+        assert snapshot.status.step == view.status.step
+
+
+def test_changes_of_configuration_are_marked(tmp_path: Path) -> None:
+    record(tmp_path / "run.jsonl")
+    marks = indexed(tmp_path / "run.jsonl").marks
+    assert [mark.text for mark in marks] == [f"event {n}" for n in range(7, 200, 14)]
+    assert marks[0].ts == START_TS + 7 / 5
+
+
+def test_clock_that_jumps_back_stands_still_in_the_index(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with RecordingWriter(file, source="test") as writer:
+        recorder = Recorder(writer, keyframe_s=1.0)
+        for message, _ in stream(60):
+            if message.seq > 30:
+                message.ts -= 3600
+            recorder.take(msgspec.json.encode(message), message)
+    index = indexed(file)
+    times = [frame.ts for frame in index.keyframes]
+    assert times == sorted(times)
+    assert index.last_ts == START_TS + 29 / 5
+    assert len(times) > 8
+
+
+def test_a_file_that_is_still_written_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    said = [message for message, _ in stream(40)]
+    with RecordingWriter(file, source="test") as writer, RecordingReader(file) as reader:
+        assert isinstance(reader.next().line, wire.RecordingHeader)  # type: ignore[union-attr]
+        for message in said:
+            assert reader.next() is None
+            writer.write(msgspec.json.encode(message))
+            if message.seq == 20:
+                writer.begin_member()
+            writer.flush()
+            assert reader.next().line.seq == message.seq  # type: ignore[union-attr]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    record(file, 1500, num_blocks=2000)
+    tracemalloc.start()
+    with RecordingReader(file) as reader:
+        list(scan(reader, Index()))
+        reader.rewind()
+        size = sum(len(found[1]) for found in iter(reader.raw, None))
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size > 3_000_000
+    assert peak < size / 3

@@ -1,0 +1,182 @@
+"""The lines of a file, plain or gzip, one at a time, from any place that was passed before.
+
+Knows no documents. Gzip is told by the file's first bytes, not by its name; members follow one
+another as `gzip` allows. `next` answers None at the present end and may be called again: a
+file that is still being written goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from vtoken.recording.errors import RecordingError
+
+CHUNK_BYTES = 16 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a line begins: `skip` bytes of text behind byte `start` of the file; `number` from 1.
+
+    `start` is 0 in a plain file, the first byte of a gzip member in a compressed one.
+    """
+
+    start: int
+    skip: int
+    number: int
+
+
+class _Text(NamedTuple):
+    start: int
+    skip: int
+    data: bytes
+
+
+class _Plain:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @property
+    def inside(self) -> bool:
+        return False
+
+    def seek(self, start: int, skip: int) -> None:
+        self._file.seek(start + skip)
+
+    def read(self) -> _Text | None:
+        at = self._file.tell()
+        data = self._file.read(CHUNK_BYTES)
+        return _Text(0, at, data) if data else None
+
+
+class _Gzip:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._rest: _Text | None = None  # of a chunk in whose middle reading began
+        self._start: int
+        self._skip: int
+        self._input: bytes
+        self._inflate: zlib._Decompress
+        self._begin(0, b"")
+
+    @property
+    def inside(self) -> bool:
+        """Whether what was read so far ends inside a member."""
+        return self._consumed and not self._inflate.eof
+
+    def seek(self, start: int, skip: int) -> None:
+        self._file.seek(start)
+        self._begin(start, b"")
+        self._rest = None
+        while self._skip < skip:
+            text = self.read()
+            if text is None:
+                raise zlib.error("the file is shorter than it was")
+            behind = skip - text.skip
+            if len(text.data) > behind:
+                self._rest = _Text(text.start, skip, text.data[behind:])
+
+    def read(self) -> _Text | None:
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            return rest
+        while True:
+            if self._inflate.eof:
+                unused = self._inflate.unused_data
+                self._begin(self._file.tell() - len(unused), unused)
+            data = self._input or self._file.read(CHUNK_BYTES)
+            self._input = b""
+            if not data:
+                return None
+            self._consumed = True
+            text = self._inflate.decompress(data)
+            if text:
+                at, self._skip = self._skip, self._skip + len(text)
+                return _Text(self._start, at, text)
+
+    def _begin(self, start: int, rest: bytes) -> None:
+        self._start, self._skip = start, 0
+        self._input = rest
+        self._inflate = zlib.decompressobj(wbits=31)
+        self._consumed = False
+
+
+class Lines:
+    """Pull lines with `next`; close it, or use it as a context."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RecordingError when the file cannot be opened."""
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("rb")
+            magic = self._file.read(2)
+            self._file.seek(0)
+        except OSError as error:
+            raise RecordingError(path, f"cannot be read: {error.strerror or error}") from error
+        self.compressed = magic == GZIP_MAGIC
+        self._source = _Gzip(self._file) if self.compressed else _Plain(self._file)
+        self._ready: deque[tuple[Place, bytes]] = deque()
+        self._tail = io.BytesIO()  # the beginning of a line whose end has not come
+        self._tail_at: tuple[int, int] | None = None
+        self._number = 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def torn(self) -> str:
+        """What is missing at the present end; empty when the file ends with a whole line."""
+        if self._ready:
+            return ""
+        if size := self._tail.tell():
+            return f"line {self._number:,} is cut off after {size:,} bytes"
+        return "the last gzip member is not finished" if self._source.inside else ""
+
+    def seek(self, place: Place) -> None:
+        """`next` answers the line at `place` again; raises RecordingError."""
+        self._ready.clear()
+        self._tail, self._tail_at = io.BytesIO(), None
+        self._number = place.number
+        try:
+            self._source.seek(place.start, place.skip)
+        except (OSError, zlib.error) as error:
+            raise RecordingError(self.path, f"cannot go there: {error}", place.number) from error
+
+    def next(self) -> tuple[Place, bytes] | None:
+        """The next whole line without its end, or None when there is none yet."""
+        while not self._ready:
+            try:
+                text = self._source.read()
+            except (OSError, zlib.error) as error:
+                reason = f"damaged: {error}"
+                raise RecordingError(self.path, reason, self._number) from error
+            if text is None:
+                return None
+            self._split(text)
+        return self._ready.popleft()
+
+    def _split(self, text: _Text) -> None:
+        start, at, data = text
+        first = 0
+        while (end := data.find(b"\n", first)) >= 0:
+            where, line = (start, at + first), data[first:end]
+            if self._tail_at is not None:
+                where, line = self._tail_at, self._tail.getvalue() + line
+                self._tail, self._tail_at = io.BytesIO(), None
+            self._ready.append((Place(*where, self._number), line))
+            self._number += 1
+            first = end + 1
+        if first < len(data):
+            if self._tail_at is None:
+                self._tail_at = (start, at + first)
+            self._tail.write(data[first:])
+            if self._tail.tell() > MAX_LINE_BYTES:
+                reason = f"longer than {MAX_LINE_BYTES:,} bytes: not a recording"
+                raise RecordingError(self.path, reason, self._number)

@@ -1,0 +1,64 @@
+"""Records one stream: its messages as they came, key frames in between, and the audit.
+
+Knows the wire and the writer, not where the messages come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from vtoken import wire
+from vtoken.recording.state import StreamState
+from vtoken.recording.writer import RecordingWriter
+
+KEYFRAME_S = 10.0
+AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
+
+
+class Recorder:
+    """`take` every message with its JSON; a key frame follows every `keyframe_s` seconds."""
+
+    def __init__(self, writer: RecordingWriter, *, keyframe_s: float = KEYFRAME_S) -> None:
+        self.num_messages = 0
+        self._writer = writer
+        self._keyframe_s = keyframe_s
+        self._keyframe_ts = 0.0  # on the server's clock
+        self._state = StreamState()
+        self._encoder = msgspec.json.Encoder()
+        self._audited: set[tuple[float, str, str, int]] = set()
+
+    def take(self, text: bytes, message: wire.StreamMessage) -> None:
+        """Write one message; raises RecordingError."""
+        if isinstance(message, wire.Hello):
+            self._writer.begin_member()
+        self._writer.write(text)
+        self.num_messages += 1
+        self._state.take(message)
+        if isinstance(message, wire.Hello | wire.Snapshot):
+            self._keyframe_ts = message.ts
+        elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also when it jumped back
+            self._keyframe_ts = message.ts
+            self._write_keyframe()
+
+    def audit(self, entries: Iterable[wire.AuditEntry]) -> None:
+        """Write those of `entries` that were not written before."""
+        seen = {(e.ts, e.actor, e.action, e.revision): e for e in entries}
+        for key, entry in seen.items():
+            if key not in self._audited:
+                self._writer.write_audit(entry)
+        if seen:
+            self._audited = set(seen)
+
+    def _write_keyframe(self) -> None:
+        keyframe = self._state.keyframe()
+        if keyframe is not None:
+            self._writer.begin_member()
+            for message in keyframe:
+                self._writer.write(self._encoder.encode(message))
+
+
+def is_audited(message: wire.StreamMessage) -> bool:
+    """Whether the audit log has probably grown with this message."""
+    return isinstance(message, wire.EventMessage) and message.event.kind in AUDITED

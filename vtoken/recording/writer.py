@@ -1,0 +1,123 @@
+"""Writes a recording, line by line, so that what was written survives the death of the writer.
+
+Knows the wire and files. A line reaches the operating system at once in a plain file, within
+FLUSH_S in a compressed one. Each key frame may begin a gzip member of its own, so that a reader
+can start there without reading what lies before.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from vtoken import __version__, wire
+from vtoken.recording.errors import RecordingError, RecordingExistsError
+
+FLUSH_S = 1.0
+FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the server's URL
+
+
+def header_line(source: str) -> bytes:
+    """The first line of a recording, without its end."""
+    header = wire.RecordingHeader(
+        schema=wire.SCHEMA_VERSION,
+        vtoken_version=__version__,
+        created_ts=time.time(),
+        source=source,
+    )
+    return msgspec.json.encode(header)
+
+
+class RecordingWriter:
+    """A new file at `path`, compressed where its name ends in `.gz`."""
+
+    def __init__(self, path: Path, *, source: str) -> None:
+        """Creates the file and writes the header; raises RecordingError."""
+        self.path = path
+        self.num_lines = 0
+        self.num_bytes = 0  # in the file
+        self._deflate = None if path.suffix != ".gz" else _deflate()
+        self._flushed_at = time.monotonic()
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise RecordingExistsError(path) from error
+        except OSError as error:
+            raise self._failed(error) from error
+        self.write(header_line(source))
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, RecordingError):
+            self._file.close()
+        else:
+            self.close()
+
+    def write(self, line: bytes) -> None:
+        """One JSON document; raises RecordingError, and what lies in the file stays readable."""
+        text = line + b"\n"
+        if self._deflate is None:
+            self._put(text)
+        else:
+            self._put(self._deflate.compress(text))
+            if time.monotonic() - self._flushed_at >= FLUSH_S:
+                self.flush()
+        self.num_lines += 1
+
+    def write_audit(self, entry: wire.AuditEntry) -> None:
+        self.write(msgspec.json.encode(wire.AuditLine(entry=entry)))
+
+    def begin_member(self) -> None:
+        """What comes next can be read without what came before; for a key frame."""
+        if self._deflate is not None:
+            self._put(self._deflate.flush(zlib.Z_FINISH))
+            self._deflate = _deflate()
+
+    def flush(self) -> None:
+        """Everything written so far can be read by others."""
+        if self._deflate is not None:
+            self._put(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+        self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the file; raises RecordingError. Calling it again does nothing."""
+        if self._file.closed:
+            return
+        try:
+            if self._deflate is not None:
+                self._put(self._deflate.flush(zlib.Z_FINISH))
+        finally:
+            self._file.close()
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                written = self._file.write(view)
+                self.num_bytes += written
+                view = view[written:]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> RecordingError:
+        reason = f"cannot be written: {error.strerror or error}"
+        if self.num_lines:
+            reason += f"; the {self.num_lines:,} lines before can be read"
+        return RecordingError(self.path, reason)
+
+
+def _deflate() -> zlib._Compress:
+    return zlib.compressobj(wbits=31)
