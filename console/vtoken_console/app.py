@@ -27,6 +27,7 @@ from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.heatmap import Heatmap
 from vtoken_console.widgets.requests import Requests
 
+MAX_PENDING = 2  # writes that wait for the terminal
 HEAVY = ("vtoken_console.client", "vtoken_console.controls")
 
 
@@ -87,6 +88,14 @@ class ConsoleApp(ControlActions):
     def tick(self) -> None:
         """Draws one frame: the newest model on every screen in sight."""
         now = time.monotonic()
+        if getattr(self._driver, "pending", 0) > MAX_PENDING:
+            self.cost.dropped += 1  # the terminal does not keep up: newest wins there too
+            return
+        if self._ticks:
+            self.cost.dropped += max(0, round((now - self._ticks[-1]) * self.max_fps) - 1)
+        self.cost.drawn += 1
+        if self.client is not None:
+            self.cost.received_bytes = self.client.received_bytes
         self._ticks.append(now)
         while now - self._ticks[0] > 2.0:
             self._ticks.popleft()

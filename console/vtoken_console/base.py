@@ -11,8 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App
+from textual.driver import Driver
 
 from vtoken_console.connection import Connection, State
+from vtoken_console.cost import Cost, metered
 from vtoken_console.ramp import Ramp
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.view import View
@@ -28,6 +30,7 @@ class Base(App[int]):
     def __init__(
         self, url: str, *, token: str | None, read_only: bool, ascii_only: bool, ramp: Ramp
     ) -> None:
+        self.cost = Cost()
         super().__init__()
         self.url = url
         self.read_only = read_only
@@ -37,6 +40,9 @@ class Base(App[int]):
         self.dashboard = Dashboard()
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
+
+    def get_driver_class(self) -> type[Driver]:
+        return metered(super().get_driver_class(), self.cost)
 
     def make_view(self) -> View:
         """The newest state as one value."""
@@ -55,6 +61,7 @@ class Base(App[int]):
             asked_read_only=self.read_only,
             model=client.model if client and synced else None,
             series=client.series if client and synced else None,
+            cost=self.cost.sample(now),
         )
 
     def say(self, text: str, *, is_error: bool = False) -> None:

@@ -53,6 +53,7 @@ class Client:
         self.series = Series(SERIES)
         self.rest = Rest(url, token)
         self.received = 0.0  # monotonic time of the newest message [s]
+        self.received_bytes = 0  # of the stream, since the start
         self._stream_url = stream_url(url, fps)
         self._token = token
         self._clock = clock
@@ -124,6 +125,7 @@ class Client:
                 count = 0
                 async for data in socket:
                     raw = data if isinstance(data, bytes) else data.encode()
+                    self.received_bytes += len(raw)
                     message = self._decoder.decode(raw)
                     self._take(message)
                     if isinstance(message, wire.Dropped):

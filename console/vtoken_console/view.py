@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vtoken_console.connection import Connection
+from vtoken_console.cost import NO_COST, CostSample
 from vtoken_console.ramp import Ramp
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class View:
     asked_read_only: bool
     model: Model | None = None  # None until there is a first snapshot
     series: Series | None = None
+    cost: CostSample = NO_COST
 
     @property
     def read_only_reason(self) -> str:

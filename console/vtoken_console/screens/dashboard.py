@@ -8,6 +8,7 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Input
 
+from vtoken_console.lean import LeanCompositor
 from vtoken_console.view import View
 from vtoken_console.widgets.charts import Charts
 from vtoken_console.widgets.events import Events
@@ -39,6 +40,7 @@ class Dashboard(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._compositor = LeanCompositor()
         self.shown = "all"
         self.synced = False
 

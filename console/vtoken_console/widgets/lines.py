@@ -64,6 +64,37 @@ def cut(spans: Iterable[Span], width: int) -> list[Span]:
     return out
 
 
+def common_prefix(a: str, b: str) -> int:
+    """How many leading characters two texts share."""
+    shorter = min(len(a), len(b))
+    return next((n for n in range(shorter) if a[n] != b[n]), shorter)
+
+
+def changed_columns(old: Line, new: Line, width: int) -> tuple[int, int] | None:
+    """The columns [first, last) in which two lines of a panel differ; None where they do not."""
+    if old == new:
+        return None
+    first = 0
+    for (a, style), (b, other) in zip(old, new, strict=False):
+        if style != other:
+            break
+        same = common_prefix(a, b)
+        first += same
+        if same < len(a) or same < len(b):
+            break
+    if width_of(old) != width_of(new):
+        return first, width
+    last = width_of(new)
+    for (a, style), (b, other) in zip(reversed(old), reversed(new), strict=False):
+        if style != other:
+            break
+        same = common_prefix(a[::-1], b[::-1])
+        last -= same
+        if same < len(a) or same < len(b):
+            break
+    return first, max(last, first + 1)
+
+
 class LinesWidget(Widget):
     """A widget whose content is `build_lines(view, width, height)`."""
 
@@ -73,6 +104,7 @@ class LinesWidget(Widget):
         super().__init__(id=id, classes=classes)
         self.view: View | None = None
         self._lines: list[Line] = []
+        self._titles = ("", "")
         self._strips: dict[int, Strip] = {}
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
@@ -95,15 +127,21 @@ class LinesWidget(Widget):
         old = self._lines
         self._lines = lines
         for y in range(max(len(lines), len(old))):
-            if y >= len(lines) or y >= len(old) or lines[y] != old[y]:
+            before, after = (x[y] if y < len(x) else EMPTY for x in (old, lines))
+            columns = changed_columns(before, after, width)
+            if columns is not None:
                 self._strips.pop(y, None)
-                self.refresh(Region(0, y, width, 1))
+                self.refresh(Region(columns[0], y, columns[1] - columns[0], 1))
 
     def entitle(self, title: str, subtitle: str = "") -> None:
-        """Sets the titles in the border."""
+        """Sets the titles in the border; a new one costs a drawing of the whole panel."""
         if self.view is not None and self.view.ascii_only:
             title, subtitle = asciify(title), asciify(subtitle)
-        self.border_title, self.border_subtitle = title, subtitle
+        was, self._titles = self._titles, (title, subtitle)
+        if was[0] != title:
+            self.border_title = title
+        if was[1] != subtitle:
+            self.border_subtitle = subtitle
 
     def on_resize(self) -> None:
         self._strips.clear()

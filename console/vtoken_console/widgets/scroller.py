@@ -67,7 +67,7 @@ class Scroller(LinesWidget, can_focus=True):
         rows += [EMPTY] * (room - len(rows))
         place = f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}"
         self.place = place if total > room else ""
-        self.entitle(str(self.border_title or ""), self.place)
+        self.entitle(self._titles[0], self.place)
         return [*self.build_head(view, width), *rows, *self.build_foot(view, width)]
 
     def action_step(self, by: int) -> None:
