@@ -6,6 +6,7 @@ through the API is therefore what the core really answers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -124,6 +125,7 @@ class CoreEngine:
 
     def admit(self, request_id: str, prompt_tokens: int) -> None:
         """A request whose prompt is computed in the next step."""
+        self.runtime.latency.arrived(request_id, time.monotonic())
         self.tokens[request_id] = (0, prompt_tokens)
         self.pool.tables[request_id] = []
 
@@ -140,6 +142,7 @@ class CoreEngine:
             plan = self.runtime.commit_step(grown)
             report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
             self.runtime.finish_step(report, plan.step)
+            self.runtime.sampled(list(self.tokens), len(self.tokens), time.monotonic())
             self.reporter.facts.running = len(self.tokens)
             self.publisher.publish(self.controller.frame)
 

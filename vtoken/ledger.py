@@ -11,6 +11,7 @@ from typing import Protocol
 from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.events import EventLog
+from vtoken.latency import LatencyMeter
 from vtoken.requests import Counters, RequestState
 from vtoken.rules import RequestRules
 from vtoken.step import RequestStep
@@ -78,6 +79,7 @@ class Ledger:
         self.no_signals: str | None = None  # why the engine's workers compute none, if so
         self.counters = Counters()
         self.events = EventLog()
+        self.latency = LatencyMeter()
         self.step = 0
         self.wanted_blocks = 0  # what the request that waits first lacked in the last step
 

@@ -285,4 +285,5 @@ class Reporter:
             ),
             config_revision=0,
             step_ms=facts.step_ms,
+            latency=runtime.latency.document(time.monotonic()),
         )

@@ -6,6 +6,7 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
     required_extent(id, n)  during it: how many places the request needs for n new tokens
     commit_step(grown)      after it: register the new tokens, return the worker's plan
     finish_step(report)     what the worker reports of a step
+    sampled(ids, n)         which requests were given a token by it
 
 `release(id)` whenever a request lets go of its blocks, `announce` when a request arrives and
 `forget` when it is over for good. Invariants:
@@ -19,6 +20,7 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -79,12 +81,14 @@ class Runtime(Ledger):
         if rules is not None:
             self.own_rules[request_id] = rules
         self.admission.announce(request_id, num_prompt_tokens, max_tokens)
+        self.latency.arrived(request_id, time.monotonic())
 
     def forget(self, request_id: str) -> None:
         """The request is over for good, scheduled ever or not; its blocks have been released."""
         self.own_rules.pop(request_id, None)
         self.counters.preempted_per_request.pop(request_id, None)
         self.admission.forget(request_id)
+        self.latency.forget(request_id)
 
     def begin_step(self, ready: Iterable[str], prefilling: Sequence[tuple[str, int]] = ()) -> None:
         """Decide what dies and what moves before this step's allocation.
@@ -171,6 +175,11 @@ class Runtime(Ledger):
         if report.disagreement is not None:
             self.violated(InvariantViolation("ranks", report.disagreement))
         self.scoring.receive(report)
+
+    def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
+        """A step gave `num_tokens` tokens to `request_ids` in all; `now`: monotonic seconds."""
+        self.counters.generated_tokens += num_tokens
+        self.latency.tokens(request_ids, now)
 
     def _check_copies(self, report: WorkerReport | None, step: int) -> None:
         """The report is of this step, and says that every copy of its plan was made (I3)."""

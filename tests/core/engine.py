@@ -8,6 +8,7 @@ request, one computed after an eviction has a key of that run alone.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class CoreEngine:
             raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
         if not 0 <= prefix_tokens <= prompt_tokens:
             raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
+        self.runtime.latency.arrived(request_id, time.monotonic())
         self.waiting.append(
             Request(
                 request_id,
@@ -249,8 +251,10 @@ class CoreEngine:
         self.runtime.finish_step(report, message.plan.step)
 
     def _sample(self) -> None:
+        served = []
         for request in list(self.running):
             if request.num_computed == request.num_known:
+                served.append(request.id)
                 request.num_known += 1
                 limit = request.max_tokens
                 full = request.num_known > (self.store.num_blocks - 1) * self.block_size
@@ -258,6 +262,7 @@ class CoreEngine:
                     limit is not None and request.num_known - request.num_prompt_tokens > limit
                 ):
                     self.remove(request.id)
+        self.runtime.sampled(served, len(served), time.monotonic())
 
     # ------------------------------------------------------------ checking
 

@@ -5,6 +5,7 @@ Tokens must equal the independent reference whatever happens while a step is in 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -102,6 +103,10 @@ def test_tokens_equal_the_reference(name: str, engine: Any, greedy: Any, expecte
         assert counters.violations == 0
         assert counters.evicted_tokens > 200
         assert counters.generated_tokens == len(PROMPTS) * NUM_NEW
+        waited = observer.runtime.latency.document(time.monotonic())
+        assert waited.ttft.count == len(PROMPTS)
+        assert waited.inter_token.count == len(PROMPTS) * (NUM_NEW - 1)
+        assert observer.runtime.latency.num_followed == 0
         assert (counters.recycled_slots > 0) == (name == "recycling")
         assert (counters.relocations > 0) == (name in ("plug", "pack"))
     assert tokens == expected

@@ -111,10 +111,16 @@ class VTokenSchedulerMixin:
         step = scheduler_output.vtoken.step
         self.vtoken.finish_step(getattr(model_runner_output, "vtoken", None), step)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self.vtoken.counters.generated_tokens += sum(
-            len(output.new_token_ids) for client in result.values() for output in client.outputs
-        )
-        self._note_step()
+        now = time.monotonic()
+        served: list[str] = []
+        num_tokens = 0
+        for client in result.values():
+            for output in client.outputs:
+                if output.new_token_ids:
+                    served.append(output.request_id)
+                    num_tokens += len(output.new_token_ids)
+        self.vtoken.sampled(served, num_tokens, now)
+        self._note_step(now)
         return result
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
@@ -188,8 +194,7 @@ class VTokenSchedulerMixin:
         self._publisher.publish(self.vtoken_controller.frame, force=True)
         return reply
 
-    def _note_step(self) -> None:
-        now = time.monotonic()
+    def _note_step(self, now: float) -> None:
         if self._last_step_end:
             elapsed_ms = (now - self._last_step_end) * 1e3
             self._facts.step_ms += STEP_MS_SMOOTHING * (elapsed_ms - self._facts.step_ms)

@@ -1,0 +1,193 @@
+"""Percentiles of what users wait: within the stated error of the exact ones, over one minute, for
+requests that come, pause and go in any order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.harness import make_engine
+from vtoken.latency import LEAST_MS, MAX_RELATIVE_ERROR, NUM_SPANS, SPAN_S, Histogram, LatencyMeter
+from vtoken.wire import Percentiles, Status
+
+BOUND = 1.0 + MAX_RELATIVE_ERROR + 1e-9
+WINDOW_S = SPAN_S * NUM_SPANS
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=MAX_RELATIVE_ERROR + 1e-9)
+
+
+@given(st.lists(st.floats(LEAST_MS, 1e6), min_size=1, max_size=300), st.booleans())
+def test_percentiles_are_those_of_numpy_within_the_stated_error(
+    values: list[float], together: bool
+) -> None:
+    histogram = Histogram()
+    if together:
+        histogram.add_all(7, np.array(values))
+    else:
+        for value in values:
+            histogram.add(7, value)
+    found = histogram.percentiles(7)
+    assert found.count == len(values)
+    ordered = np.sort(values)
+    for percent, told in ((50, found.p50_ms), (95, found.p95_ms), (99, found.p99_ms)):
+        rank = -(-percent * len(values) // 100)
+        assert told == near(ordered[rank - 1])
+    if len(values) % 100 == 0:
+        exact = np.percentile(values, [50, 95, 99], method="inverted_cdf")
+        assert [found.p50_ms, found.p95_ms, found.p99_ms] == [near(x) for x in exact]
+
+
+def test_stated_error_is_below_five_percent_and_numpy_agrees_on_many_values() -> None:
+    assert MAX_RELATIVE_ERROR < 0.05
+    values = np.random.default_rng(0).lognormal(3.0, 1.5, 10_000)
+    histogram = Histogram()
+    histogram.add_all(0, values)
+    found = histogram.percentiles(0)
+    exact = np.percentile(values, [50, 95, 99], method="inverted_cdf")
+    assert [found.p50_ms, found.p95_ms, found.p99_ms] == [near(x) for x in exact]
+
+
+@pytest.mark.parametrize("ms", [0.0, -5.0, 1e-9, 1e12])
+def test_durations_out_of_range_are_told_as_the_bound(ms: float) -> None:
+    one, many = Histogram(), Histogram()
+    one.add(0, ms)
+    many.add_all(0, np.array([ms]))
+    low, high = LEAST_MS / BOUND, 0.01 * 2**30 * BOUND
+    for histogram in (one, many):
+        told = histogram.percentiles(0).p50_ms
+        assert told is not None
+        assert low <= told <= high
+        assert (told > 1e6) == (ms > 1)
+
+
+def test_window_forgets_what_is_older_than_a_minute_and_reuses_its_rows() -> None:
+    histogram = Histogram()
+    histogram.add(3, 100.0)
+    histogram.add(3 + NUM_SPANS - 1, 1.0)
+    assert histogram.percentiles(3 + NUM_SPANS - 1).count == 2
+    assert histogram.percentiles(3 + NUM_SPANS) == Percentiles(
+        count=1,
+        p50_ms=near(1.0),
+        p95_ms=near(1.0),
+        p99_ms=near(1.0),  # type: ignore[arg-type]
+    )
+    histogram.add(3 + NUM_SPANS, 10.0)  # takes the row of the first one
+    assert histogram.percentiles(3 + NUM_SPANS).count == 2
+    assert histogram.percentiles(3 + 3 * NUM_SPANS) == Percentiles(count=0)
+
+
+def test_first_tokens_and_gaps_by_hand() -> None:
+    meter = LatencyMeter()
+    meter.arrived("a", 10.0)
+    meter.arrived("b", 10.1)
+    meter.tokens(["a"], 10.4)  # a: 400 ms to the first token
+    meter.tokens(["a"], 10.5)  # 100 ms
+    meter.tokens(["a", "b"], 10.6)  # 100 ms; b: 500 ms to the first
+    meter.tokens(["a", "b"], 10.8)  # 200 ms, twice
+    told = meter.document(11.0)
+    assert told.window_s == WINDOW_S
+    assert (told.ttft.count, told.inter_token.count) == (2, 4)
+    assert told.ttft.p50_ms == near(400.0)
+    assert told.ttft.p99_ms == near(500.0)
+    assert told.inter_token.p50_ms == near(100.0)
+    assert told.inter_token.p95_ms == near(200.0)
+
+
+def test_gap_of_a_preempted_request_counts_as_a_whole() -> None:
+    meter = LatencyMeter()
+    for name in "ab":
+        meter.arrived(name, 0.0)
+    meter.tokens(["a", "b"], 1.0)
+    for step in range(1, 21):
+        meter.tokens(["a"], 1.0 + step / 10)  # b waits
+    meter.tokens(["a", "b"], 3.1)
+    told = meter.inter_token(3.1)
+    assert told.count == 22
+    assert told.p50_ms == near(100.0)
+    assert told.p99_ms == near(2100.0)
+
+
+def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
+    meter = LatencyMeter()
+    meter.arrived("a", 0.0)
+    meter.tokens(["a"], 1.0)
+    meter.forget("a")  # the engine frees it while it takes the step in
+    meter.tokens(["a"], 1.5)
+    assert meter.inter_token(2.0).count == 1
+    assert meter.num_followed == 0
+    meter.tokens(["a"], 2.0)  # of an unknown one: neither first token nor gap
+    assert meter.document(2.0).ttft.count == 1
+    assert meter.inter_token(2.0).count == 1
+
+
+def test_request_that_comes_again_under_its_name_starts_anew() -> None:
+    meter = LatencyMeter()
+    meter.arrived("a", 0.0)
+    meter.tokens(["a"], 1.0)
+    meter.forget("a")
+    meter.arrived("a", 5.0)
+    meter.tokens(["a"], 5.25)
+    told = meter.document(6.0)
+    assert (told.ttft.count, told.inter_token.count) == (2, 0)
+    assert told.ttft.p50_ms == near(250.0)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> None:
+    """Cohorts that form, split and join again, with requests that come and go in between."""
+    meter = LatencyMeter()
+    names = st.sampled_from("abcdef")
+    now = 0.0
+    arrived: dict[str, float] = {}
+    last: dict[str, float] = {}
+    first: list[float] = []
+    between: list[float] = []
+    served: list[str] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        now += data.draw(st.sampled_from([0.01, 0.02, 0.3]))
+        for name in data.draw(st.lists(names, max_size=2, unique=True)):
+            meter.arrived(name, now)
+            arrived[name] = now
+            last.pop(name, None)
+        if data.draw(st.booleans()):
+            served = data.draw(st.lists(names, max_size=6, unique=True))
+        gone = data.draw(st.lists(names, max_size=1))
+        for name in gone:
+            meter.forget(name)
+        meter.tokens(list(served), now)
+        for name in served:
+            if name in last:
+                between.append((now - last[name]) * 1e3)
+            elif name in arrived:
+                first.append((now - arrived.pop(name)) * 1e3)
+            last[name] = now
+        for name in gone:
+            last.pop(name, None)
+            arrived.pop(name, None)
+        assert meter.num_followed == len(last) + len(arrived)
+    told = meter.document(now)
+    for values, found in ((first, told.ttft), (between, told.inter_token)):
+        assert found.count == len(values)
+        if values:
+            rank = -(-95 * len(values) // 100)
+            assert found.p95_ms == near(max(LEAST_MS, sorted(values)[rank - 1]))
+
+
+def test_status_tells_latency_of_every_token_that_was_given() -> None:
+    engine = make_engine(concurrency=3, max_tokens=8)
+    try:
+        engine.steps(20)
+        status: Status = engine.call("status")
+        assert status.latency is not None
+        assert status.latency.ttft.count > 3
+        told = status.latency.ttft.count + status.latency.inter_token.count
+        assert told == status.tokens.generated
+        assert engine.core.runtime.latency.num_followed == 3
+    finally:
+        engine.close()

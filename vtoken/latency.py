@@ -1,0 +1,150 @@
+"""Latency as the engine sees it: percentiles of time to first token and between tokens, lately.
+
+Knows neither requests' contents nor vLLM: it is told when requests arrive, which of them were given
+a token by a step, and the time, which must be monotonic. A preempted request's gap counts, since
+its user waits; an output of several tokens counts as one gap, as in vLLM's own metrics.
+
+Durations are counted in buckets whose bounds grow by 2^(1/16), and told as the middle of one, so a
+percentile (nearest rank) is off by at most 2.2% of itself between 0.01 ms and 2.9 hours; what lies
+beyond is told as that bound. Counts are kept in `NUM_SPANS` spans of `SPAN_S`, of which the oldest
+falls out as a whole: the window reaches back between 55 and 60 seconds. Nothing grows with time.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.wire import Latency, Percentiles
+
+SPAN_S = 5.0
+NUM_SPANS = 12
+LEAST_MS = 0.01
+BUCKETS_A_DOUBLING = 16
+NUM_BUCKETS = 30 * BUCKETS_A_DOUBLING
+MAX_RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_A_DOUBLING) - 1
+
+Durations = npt.NDArray[np.float64]
+
+
+class Histogram:
+    """Counts of durations over the newest spans; spans are numbered by time."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((NUM_SPANS, NUM_BUCKETS), dtype=np.int64)
+        self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # which one stands in a row
+
+    def _row(self, span: int) -> int:
+        row = span % NUM_SPANS
+        if self._spans[row] != span:
+            self._spans[row] = span
+            self._counts[row] = 0
+        return row
+
+    def add(self, span: int, ms: float, count: int = 1) -> None:
+        """`count` durations of `ms`."""
+        bucket = int(log2(ms / LEAST_MS) * BUCKETS_A_DOUBLING) if ms > LEAST_MS else 0
+        self._counts[self._row(span), min(bucket, NUM_BUCKETS - 1)] += count
+
+    def add_all(self, span: int, ms: Durations) -> None:
+        """One duration for each of `ms` [n]."""
+        doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))
+        buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
+        np.add.at(self._counts[self._row(span)], buckets, 1)
+
+    def percentiles(self, span: int) -> Percentiles:
+        """Of the window that ends with `span`."""
+        newest = self._counts[self._spans > span - NUM_SPANS].sum(axis=0)
+        below = np.cumsum(newest)
+        count = int(below[-1])
+        if count == 0:
+            return Percentiles(count=0)
+        ranks = [-(-percent * count // 100) for percent in (50, 95, 99)]
+        middles = np.searchsorted(below, ranks) + 0.5
+        p50, p95, p99 = (LEAST_MS * 2 ** (middles / BUCKETS_A_DOUBLING)).tolist()
+        return Percentiles(count=count, p50_ms=p50, p95_ms=p95, p99_ms=p99)
+
+
+class LatencyMeter:
+    """Follows every request from its arrival to its last token; times are monotonic seconds.
+
+    Requests that were given a token by the same step wait equally long for the next one. While a
+    step serves exactly the requests of the step before, their gap is counted once for all: they are
+    the *cohort*. Only where the two differ is each request looked up.
+    """
+
+    def __init__(self) -> None:
+        self._first = Histogram()
+        self._between = Histogram()
+        self._arrived: dict[str, float] = {}  # before their first token
+        self._last: dict[str, float] = {}  # newest token, of those outside the cohort
+        self._cohort: list[str] = []
+        self._cohort_time = 0.0
+        self._gone: set[str] = set()
+
+    def arrived(self, request_id: str, now: float) -> None:
+        """The request, or its next turn, waits for its first token from now on."""
+        self._gone.discard(request_id)
+        self._last.pop(request_id, None)
+        if request_id in self._cohort:
+            self._cohort.remove(request_id)
+        self._arrived[request_id] = now
+
+    def forget(self, request_id: str) -> None:
+        """The request is over; a token of the step that ends now may still be told."""
+        self._gone.add(request_id)
+
+    def tokens(self, request_ids: list[str], now: float) -> None:
+        """A step has given a token to each of `request_ids`; the list is kept, not copied."""
+        if request_ids:
+            span = int(now / SPAN_S)
+            if request_ids == self._cohort:
+                ms = (now - self._cohort_time) * 1e3
+                self._between.add(span, ms, len(request_ids))
+            else:
+                self._look_up(request_ids, span, now)
+            self._cohort_time = now
+        if self._gone:
+            self._purge()
+
+    def _look_up(self, request_ids: list[str], span: int, now: float) -> None:
+        last, arrived = self._last, self._arrived
+        last.update(dict.fromkeys(self._cohort, self._cohort_time))
+        since = np.array([last.pop(key, np.nan) for key in request_ids])
+        known = ~np.isnan(since)
+        if known.any():
+            self._between.add_all(span, (now - since[known]) * 1e3)
+        if not known.all():
+            for index in np.flatnonzero(~known).tolist():
+                started = arrived.pop(request_ids[index], None)
+                if started is not None:
+                    self._first.add(span, (now - started) * 1e3)
+        self._cohort = request_ids
+
+    def _purge(self) -> None:
+        gone = self._gone
+        if not gone.isdisjoint(self._cohort):
+            self._cohort = [key for key in self._cohort if key not in gone]
+        for key in gone:
+            self._last.pop(key, None)
+            self._arrived.pop(key, None)
+        gone.clear()
+
+    def inter_token(self, now: float) -> Percentiles:
+        """Gaps between two tokens of one request, in the window that ends now."""
+        return self._between.percentiles(int(now / SPAN_S))
+
+    def document(self, now: float) -> Latency:
+        span = int(now / SPAN_S)
+        return Latency(
+            window_s=SPAN_S * NUM_SPANS,
+            ttft=self._first.percentiles(span),
+            inter_token=self._between.percentiles(span),
+        )
+
+    @property
+    def num_followed(self) -> int:
+        """Requests that are remembered."""
+        return len(self._last) + len(self._arrived) + len(self._cohort)
