@@ -21,9 +21,9 @@ from vtoken import wire
 from vtoken_console.connection import Connection, State, backoff_s
 from vtoken_console.model import Model, ResyncNeeded, apply, with_events
 from vtoken_console.rest import PREFIX, ProblemError, Rest, is_loopback
-from vtoken_console.series import Rate, Series
+from vtoken_console.samples import NAMES, Sampler, marker_of
+from vtoken_console.series import Series
 
-SERIES = ("f", "theta_f", "free_blocks", "tokens_per_s", "moved_per_s")
 YIELD_EVERY = 64  # messages between two turns of the event loop
 HISTORY_EVENTS = 300
 OPEN_TIMEOUT_S = 10.0
@@ -50,7 +50,7 @@ class Client:
         self.url = url
         self.model = Model()
         self.connection = Connection()
-        self.series = Series(SERIES)
+        self.series = Series(NAMES)
         self.rest = Rest(url, token)
         self.received = 0.0  # monotonic time of the newest message [s]
         self.received_bytes = 0  # of the stream, since the start
@@ -58,8 +58,7 @@ class Client:
         self._token = token
         self._clock = clock
         self._retry = asyncio.Event()
-        self._generated = Rate()
-        self._moved = Rate()
+        self._sampler = Sampler()
         self._decoder = msgspec.msgpack.Decoder(wire.StreamMessage)
 
     def retry_now(self) -> None:
@@ -152,20 +151,12 @@ class Client:
             self._mark(message.event)
         status = self.model.status
         if status is not None and status is not old.status:
-            self.series.add(
-                status.ts,
-                (
-                    status.fragmentation.f,
-                    status.fragmentation.theta_f,
-                    status.blocks.free,
-                    self._generated.add(status.ts, status.tokens.generated),
-                    self._moved.add(status.ts, status.reclamation.moved_tokens),
-                ),
-            )
+            self.series.add(status.ts, self._sampler.sample(status))
 
     def _mark(self, event: wire.Event) -> None:
-        if event.kind == "config":
-            self.series.mark(event.ts, str(event.data.get("revision", "")))
+        marker = marker_of(event)
+        if marker is not None:
+            self.series.mark(marker)
 
     async def _load_history(self) -> None:
         """Events from before this connection; the log is simply shorter when they are refused."""

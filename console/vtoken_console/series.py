@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +24,23 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A change of configuration, to be drawn on the time axis."""
+    """A change of configuration, to be drawn on the time axis: who made `revision`, of what."""
 
     ts: float
-    label: str
+    revision: int
+    actor: str = ""
+    text: str = ""
+    kind: Literal["changed", "reverted", "kept"] = "changed"  # a trial's end: the last two
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`values` [len(names), columns], NaN where nothing is known; `markers`: column -> label."""
+    """`values` [len(names), columns], NaN where nothing is known; `markers`: column -> newest."""
 
     span_s: int
     names: tuple[str, ...]
     values: F64
-    markers: dict[int, str]
+    markers: dict[int, Marker]
 
     def row(self, name: str) -> F64:
         row: F64 = self.values[self.names.index(name)]
@@ -49,14 +53,14 @@ class Series:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self._sums = np.zeros((len(names), NUM_BINS))
-        self._counts = np.zeros(NUM_BINS, dtype=np.int64)
+        self._counts = np.zeros((len(names), NUM_BINS), dtype=np.int64)
         self._bins = np.full(NUM_BINS, -1, dtype=np.int64)
         self._markers: deque[Marker] = deque(maxlen=200)
         self._first_ts: float | None = None
         self.last_ts = 0.0
 
     def add(self, ts: float, values: tuple[float, ...]) -> None:
-        """One sample of all names at Unix time `ts` [s]."""
+        """One sample of all names at Unix time `ts` [s]; NaN where a value is not known."""
         number = int(ts // BIN_S)
         place = number % NUM_BINS
         if self._bins[place] != number:
@@ -64,24 +68,30 @@ class Series:
                 return  # older than what is kept
             self._bins[place] = number
             self._sums[:, place] = 0
-            self._counts[place] = 0
-        self._sums[:, place] += values
-        self._counts[place] += 1
+            self._counts[:, place] = 0
+        array = np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(array)
+        self._sums[known, place] += array[known]
+        self._counts[known, place] += 1
         self._first_ts = ts if self._first_ts is None else min(self._first_ts, ts)
         self.last_ts = max(self.last_ts, ts)
 
-    def mark(self, ts: float, label: str) -> None:
-        """Remembers a change of configuration at Unix time `ts`; the same mark counts once."""
-        marker = Marker(ts, label)
+    def mark(self, marker: Marker) -> None:
+        """Remembers a change of configuration; the same one counts once."""
         if marker not in self._markers:
             self._markers.append(marker)
 
+    @property
+    def markers(self) -> list[Marker]:
+        """All that are kept, oldest first."""
+        return sorted(self._markers, key=lambda marker: marker.ts)
+
     def newest(self, name: str) -> float:
-        """The mean of the newest bin; 0 before the first sample."""
+        """The mean of the newest bin; 0 where nothing is known."""
         if self._first_ts is None:
             return 0.0
-        place = int(self.last_ts // BIN_S) % NUM_BINS
-        return float(self._sums[self.names.index(name), place] / max(self._counts[place], 1))
+        row, place = self.names.index(name), int(self.last_ts // BIN_S) % NUM_BINS
+        return float(self._sums[row, place] / max(self._counts[row, place], 1))
 
     def span(self) -> int:
         """The shortest of SPANS_S that shows everything kept, or the longest."""
@@ -94,27 +104,29 @@ class Series:
         values = np.full((len(self.names), columns), np.nan)
         step = span_s / columns
         end = (math.floor(self.last_ts / step) + 1) * step
-        kept = np.nonzero((self._bins * BIN_S > end - span_s - BIN_S) & (self._counts > 0))[0]
+        kept = np.nonzero((self._bins * BIN_S > end - span_s - BIN_S) & (self._bins >= 0))[0]
         if len(kept):
             kept = kept[np.argsort(self._bins[kept])]
             starts = self._bins[kept] * BIN_S
-            means = self._sums[:, kept] / self._counts[kept]
+            counts = self._counts[:, kept]
+            means = np.where(counts > 0, self._sums[:, kept] / np.maximum(counts, 1), np.nan)
             edges = end - span_s + step * np.arange(columns + 1)
             if step >= BIN_S:
                 which = np.floor((starts + BIN_S / 2 - edges[0]) / step).astype(int)
                 inside = (which >= 0) & (which < columns)
-                hits = np.bincount(which[inside], minlength=columns)
                 for row in range(len(self.names)):
-                    sums = np.bincount(which[inside], means[row, inside], minlength=columns)
+                    known = inside & ~np.isnan(means[row])
+                    hits = np.bincount(which[known], minlength=columns)
+                    sums = np.bincount(which[known], means[row, known], minlength=columns)
                     values[row] = np.where(hits > 0, sums / np.maximum(hits, 1), np.nan)
             else:
                 middles = (edges[:-1] + edges[1:]) / 2
                 nearest = np.searchsorted(starts, middles, side="right") - 1
-                known = (nearest >= 0) & (middles - starts[nearest] < 2 * BIN_S)
-                values[:, known] = means[:, nearest[known]]
+                near = (nearest >= 0) & (middles - starts[nearest] < 2 * BIN_S)
+                values[:, near] = means[:, nearest[near]]
         markers = {
-            int((m.ts - (end - span_s)) / step): m.label
-            for m in self._markers
+            int((m.ts - (end - span_s)) / step): m
+            for m in self.markers
             if end - span_s <= m.ts < end
         }
         return Window(span_s, self.names, values, markers)

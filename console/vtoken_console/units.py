@@ -54,6 +54,21 @@ def age(seconds: float) -> str:
     return f"+{seconds:.0f} s".rjust(7)
 
 
+def latency(ms: float | None, width: int = 7) -> str:
+    """A latency in seven columns: `8.4 ms`, `412 ms`, `1.24 s`; a dash where none was measured."""
+    if ms is None:
+        return "–".rjust(width)
+    if ms < 999.5:
+        return f"{ms:.{1 if ms < 99.95 else 0}f} ms".rjust(width)
+    digits = 2 if ms < 9_995 else 1 if ms < 99_950 else 0
+    return f"{ms / 1000:.{digits}f} s".rjust(width)
+
+
+def percent(ratio: float | None, width: int = 6) -> str:
+    """A share in six columns: ` 12.3%`; a dash where it is not known."""
+    return ("–" if ratio is None else f"{ratio * 100:.1f}%").rjust(width)
+
+
 def clock(ts: float) -> str:
     """Local wall-clock time of a Unix time: 14:02:11."""
     return time.strftime("%H:%M:%S", time.localtime(ts))

@@ -41,5 +41,5 @@ class View:
             return "this console was started with --read-only"
         hello = self.model.hello if self.model else None
         if hello is not None and not hello.can_control:
-            return "the server grants this token reading only"
+            return hello.read_only_reason or "the server grants this token reading only"
         return ""

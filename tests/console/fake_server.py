@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import uvicorn
+from fake_control import Control, RefusedError, gates
 from pool_simulation import Pool, SimRequest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -81,11 +82,6 @@ POLICIES = [
 ]
 
 
-class RefusedError(Exception):
-    def __init__(self, **fields: Any) -> None:
-        self.problem = wire.Problem(**fields)
-
-
 class FakeServer:
     """`start()` binds, `stop()` closes; `patches`, `compactions`, `undos` record the calls."""
 
@@ -125,6 +121,8 @@ class FakeServer:
         )
         self.revision = 1
         self.history: list[wire.ConfigValues] = []
+        self.control = Control(self)
+        self.config_version = 0  # rises where the document changes and its revision does not
         self.events: list[wire.Event] = []
         self.operations: dict[str, wire.Operation] = {}
         self.patches: list[tuple[dict[str, Any], bool, str | None]] = []
@@ -225,6 +223,7 @@ class FakeServer:
             if self.pool.plan(request)[1] > 0:
                 self.relocate(request, "auto")
         self.pool.refresh()
+        self.control.tick()
 
     def relocate(self, request: SimRequest, reason: str) -> tuple[int, int]:
         before = len(self.pool.free)
@@ -327,6 +326,7 @@ class FakeServer:
                 reclaim_moved_tokens=moved,
                 reclaim_moved_bytes=moved * BYTES_PER_TOKEN,
                 low_watermark_blocks=self.config.low_watermark_blocks,
+                gates=gates(self, self.config),
             ),
             reclamation=wire.Reclamation(
                 state=self.config.reclamation,
@@ -339,16 +339,21 @@ class FakeServer:
                 held_blocks=sum(r.blocks for r in rows),
                 blocks_without_reclaim=sum(r.naive_blocks for r in rows),
                 packed_bound_blocks=sum(r.bound_blocks for r in rows),
+                **self.control.payback(),
             ),
             policy=self.config.policy,
             budget_tokens=self.config.budget_tokens,
             interval_tokens=self.config.interval_tokens,
             requests=wire.RequestCounts(
-                running=len(rows), waiting=0, preempted=0, finished=pool.finished
+                running=len(rows),
+                waiting=0,
+                preempted=self.control.preempted,
+                finished=pool.finished,
             ),
             invariants=wire.Invariants(checked=self.step, violations=0),
             config_revision=self.revision,
             step_ms=self.step_s * 1000,
+            latency=self.control.latency(),
         )
 
     def config_document(self) -> wire.ConfigDocument:
@@ -360,6 +365,8 @@ class FakeServer:
             revision=self.revision,
             desired=self.config,
             effective=self.config,
+            effective_revision=self.revision,
+            trial=self.control.trial,
             bounds={
                 "policy": wire.Bound(
                     type="object", summary="{name, params}", choices=[p.name for p in POLICIES]
@@ -425,7 +432,8 @@ class FakeServer:
             )
             live, flags = pool.live.copy(), pool.flags.copy()
             rows = {r.id: self.row(r) for r in pool.requests.values()}
-            sent_event, revision = self.events[-1].seq, self.revision
+            sent_event = self.events[-1].seq
+            revision = (self.revision, self.config_version)
             await send(
                 wire.Snapshot,
                 status=self.status(),
@@ -451,14 +459,12 @@ class FakeServer:
                     requests_changed=[r for k, r in now.items() if rows.get(k) != r],
                     requests_removed=[k for k in rows if k not in now],
                     status=self.status(),
-                    config=self.config_document() if revision != self.revision else None,
+                    config=self.config_document()
+                    if revision != (self.revision, self.config_version)
+                    else None,
                 )
-                live, flags, rows, revision = (
-                    pool.live.copy(),
-                    pool.flags.copy(),
-                    now,
-                    self.revision,
-                )
+                live, flags, rows = pool.live.copy(), pool.flags.copy(), now
+                revision = (self.revision, self.config_version)
 
     # ------------------------------------------------------------ REST
 
@@ -493,7 +499,10 @@ class FakeServer:
                 ), 200
             case ["PATCH", "config"]:
                 dry = query.get("validate_only") == "true"
-                return self.patch(body, dry, request.headers.get("if-match")), 200
+                done = self.patch(body, dry, request.headers.get("if-match"))
+                return done if dry else self.control.start(query, done), 200
+            case ["POST", "confirm"]:
+                return self.control.confirm(), 200
             case ["POST", "undo"]:
                 return self.undo(), 200
             case ["POST", "compactions"]:
@@ -571,21 +580,27 @@ class FakeServer:
                     )
                     if new.policy.name != "none"
                     else 0,
+                    source_blocks=freed if acts else 0,
+                    gates=gates(self, new),
                 ),
             )
+        self.control.require_no_trial()
         self.history.append(previous)
         return self.commit(new, changes)
 
-    def commit(self, new: wire.ConfigValues, changes: dict[str, Any]) -> wire.PatchResult:
+    def commit(
+        self, new: wire.ConfigValues, changes: dict[str, Any], actor: str = "local", **more: Any
+    ) -> wire.PatchResult:
         previous, self.config = self.config, new
         self.revision += 1
         words = ", ".join(f"{k} {a} → {b}" for k, (a, b) in changes.items())
         self.event(
             "config",
-            f"{words} by local (rev {self.revision})",
+            f"{words} by {actor} (rev {self.revision})",
             revision=self.revision,
-            actor="local",
+            actor=actor,
             changes=changes,
+            **more,
         )
         return wire.PatchResult(
             revision=self.revision,
@@ -601,6 +616,7 @@ class FakeServer:
             raise RefusedError(status=409, title="Conflict", detail="there is nothing to undo")
         old, new = msgspec.to_builtins(self.config), self.history.pop()
         fresh = msgspec.to_builtins(new)
+        self.control.trial = None
         return self.commit(new, {k: [old[k], v] for k, v in fresh.items() if old[k] != v})
 
     def compaction(self, body: dict[str, Any]) -> wire.Operation:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from vtoken_console import units
 from vtoken_console.asciify import asciify
-from vtoken_console.series import BIN_S, NUM_BINS, SPANS_S, Rate, Series
-from vtoken_console.widgets.charts import bars, nice_top
+from vtoken_console.series import BIN_S, NUM_BINS, SPANS_S, Marker, Rate, Series
+from vtoken_console.widgets.bars import bars, nice_top
 
 
 def test_column_is_the_mean_of_its_samples() -> None:
@@ -31,6 +31,16 @@ def test_unknown_time_is_nan_not_zero() -> None:
     assert all(math.isnan(v) for v in row[:-1])
 
 
+def test_unknown_value_leaves_the_known_ones_of_its_sample() -> None:
+    series = Series(("a", "b"))
+    for i in range(8):
+        series.add(1000.0 + i * BIN_S, (3.0, math.nan if i % 2 else 5.0))
+    window = series.window(30, 6)
+    assert window.row("a")[-1] == 3
+    assert window.row("b")[-1] == 5
+    assert math.isnan(window.row("b")[0])
+
+
 def test_a_day_of_samples_keeps_the_newest_window_only() -> None:
     series = Series(("a",))
     for i in range(NUM_BINS * 3):
@@ -44,10 +54,11 @@ def test_marker_stands_in_the_column_of_its_time() -> None:
     series = Series(("a",))
     for i in range(60):
         series.add(1000 + i * 0.5, (1.0,))
-    series.mark(1000 + 15, "7")
-    series.mark(1000 + 15, "7")
+    marker = Marker(1000 + 15, 7)
+    series.mark(marker)
+    series.mark(Marker(1000 + 15, 7))
     window = series.window(30, 30)
-    assert list(window.markers.values()) == ["7"]
+    assert list(window.markers.values()) == [marker]
     assert abs(next(iter(window.markers)) - 15) <= 1
 
 

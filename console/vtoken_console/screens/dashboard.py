@@ -12,6 +12,7 @@ from vtoken_console.lean import LeanCompositor
 from vtoken_console.view import View
 from vtoken_console.widgets.charts import Charts
 from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.figures import Figures
 from vtoken_console.widgets.gauge import Gauge
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.heatmap import Heatmap
@@ -22,7 +23,7 @@ from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.sentence import Sentence
 from vtoken_console.widgets.waiting import Waiting
 
-VIEWS = ("all", "pool", "requests", "events", "charts")
+VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 
 
 class Dashboard(Screen[None]):
@@ -56,12 +57,12 @@ class Dashboard(Screen[None]):
             with Container(id="right"):
                 yield Requests(id="requests")
                 yield Events(id="events")
+        yield Figures(id="figures")
         yield Notice(id="notice")
         yield Input(id="filter", placeholder="part of a request's id or policy", compact=True)
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#panels").display = False
         self.query_one("#notice").display = False
         self.query_one("#filter").display = False
         self.add_class("-composed")
@@ -71,8 +72,7 @@ class Dashboard(Screen[None]):
         synced = view.model is not None
         if synced != self.synced:
             self.synced = synced
-            self.query_one("#panels").display = synced
-            self.query_one("#waiting").display = not synced
+            self.set_class(synced, "-synced")
             if synced and self.focused is None:
                 self.query_one("#pool").focus()
         for widget in self.query(LinesWidget):

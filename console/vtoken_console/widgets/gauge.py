@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vtoken_console import palette, units
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
+
+if TYPE_CHECKING:
+    from vtoken import wire
 
 
 def bar(f: float, theta: float, columns: int, *, ascii_only: bool) -> list[Span]:
@@ -63,6 +68,7 @@ class Gauge(LinesWidget):
                 (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
             ],
             [(units.count(rate, 6), text), (" tok/s", muted)],
+            *_latency(status, width),
             [
                 ("held ", muted),
                 (units.count(reclamation.held_blocks, digits), text),
@@ -93,3 +99,17 @@ class Gauge(LinesWidget):
                 continue
             spans += [("   ", muted), *group]
         return [merge(spans)]
+
+
+def _latency(status: wire.Status, width: int) -> list[list[Span]]:
+    """Inter-token latency, time to first token: p95, or on a wide line p50, p95 and p99."""
+    if status.latency is None:
+        return []
+    wide = width >= 180
+    groups: list[list[Span]] = []
+    for label, one in (("ITL", status.latency.inter_token), ("TTFT", status.latency.ttft)):
+        values = (one.p50_ms, one.p95_ms, one.p99_ms) if wide else (one.p95_ms,)
+        names = "p50/95/99" if wide else "p95"
+        text = " ".join(units.latency(value) for value in values)
+        groups.append([(f"{label} {names} ", palette.MUTED_STYLE), (text, palette.BOLD_STYLE)])
+    return groups

@@ -6,6 +6,7 @@ from vtoken_console import palette, units
 from vtoken_console.connection import Connection, State
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
+from vtoken_console.widgets.sections import closed_gates
 
 
 def waiting_text(connection: Connection, now: float) -> str:
@@ -47,13 +48,21 @@ class Sentence(LinesWidget):
             "fragmented": palette.WARN_STYLE,
             "full": palette.BAD_STYLE,
         }[fragmentation.cause]
-        right: list[Span] = []
-        if fragmentation.reclaimable_blocks and not view.read_only_reason:
-            right = [(" [c]", palette.KEY_STYLE), (" compact ", palette.MUTED_STYLE)]
+        sentence: list[Span] = [(" " + fragmentation.sentence, look)]
         if status.invariants.violations:
             text = f" {status.invariants.violations} INVARIANT VIOLATIONS, see the log "
-            right = [(text, palette.style("#000000", palette.BAD, bold=True))]
-        sentence: list[Span] = [(" " + fragmentation.sentence, look)]
-        if not status.invariants.violations and width_of(sentence) + width_of(right) > width:
-            right = []  # the key bar names the key as well
-        return [spread(sentence, right, width, palette.TEXT_STYLE)]
+            alarm: list[Span] = [(text, palette.style("#000000", palette.BAD, bold=True))]
+            return [spread(sentence, alarm, width, palette.TEXT_STYLE)]
+        key: list[Span] = []
+        if fragmentation.reclaimable_blocks and not view.read_only_reason:
+            key = [(" [c]", palette.KEY_STYLE), (" compact ", palette.MUTED_STYLE)]
+        closed = closed_gates(fragmentation.gates)
+        waits: list[Span] = []
+        if closed and fragmentation.cause != "ok":
+            names = ", ".join(closed)
+            waits = [("  a round waits for ", palette.MUTED_STYLE), (names, palette.WARN_STYLE)]
+        # The key bar names the key as well, and the figures every gate.
+        for right in ([*waits, ("  ", palette.MUTED_STYLE), *key], waits, key):
+            if width_of(sentence) + width_of(right) <= width:
+                return [spread(sentence, right, width, palette.TEXT_STYLE)]
+        return [merge(cut(sentence, width))]

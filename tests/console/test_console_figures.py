@@ -1,0 +1,139 @@
+"""The figures behind the picture: gates, payback, latency, and marks of who changed what."""
+
+from __future__ import annotations
+
+import msgspec
+from console_harness import running, screen_text, until
+from fake_server import FakeServer
+
+from vtoken import wire
+from vtoken_console import units
+from vtoken_console.samples import marker_of
+from vtoken_console.widgets.charts import Charts
+from vtoken_console.widgets.sections import (
+    gates_section,
+    latency_section,
+    payback_section,
+    shadow_section,
+)
+
+
+def text_of(lines: list) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+async def test_latency_stands_beside_memory(server: FakeServer) -> None:
+    server.frozen = True
+    async with running(server.url, size=(200, 50)) as (app, pilot):
+        await pilot.pause(0.3)
+        gauge = screen_text(app).splitlines()[2]
+        latency = server.status().latency
+        assert latency is not None
+        for one in (latency.inter_token, latency.ttft):
+            shown = " ".join(units.latency(v) for v in (one.p50_ms, one.p95_ms, one.p99_ms))
+            assert shown in gauge
+        assert "ITL p95" in screen_text(app)
+        assert "TTFT p95" in screen_text(app)
+
+
+async def test_closed_gates_are_named_beside_the_sentence(server: FakeServer) -> None:
+    server.config.reclamation = "paused"
+    server.config.theta_f = 0.0
+    async with running(server.url, size=(200, 50)) as (app, _):
+        await until(lambda: "Fragmented" in screen_text(app), "not fragmented")
+        line = screen_text(app).splitlines()[1]
+        assert "a round waits for reclamation, watermark" in line
+        assert "[c] compact" in line
+
+
+async def test_figures_fit_80x24_and_say_what_the_status_says(server: FakeServer) -> None:
+    for _ in range(200):
+        server.tick()
+    server.frozen = True
+    async with running(server.url, size=(80, 24)) as (app, pilot):
+        app.dashboard.set_view("figures")
+        await pilot.pause(0.3)
+        text = screen_text(app)
+        done = server.status().reclamation
+        assert done.moved_bytes > 0
+        for part in (
+            f"{done.relocation_freed_blocks:,} blocks",
+            f"{done.relocation_freed_blocks / done.moved_bytes * 1e6:.1f} blocks/MB",
+            f"in {done.payback_steps} steps",
+            "watermark",
+            "p99",
+            "shadow policy",
+        ):
+            assert part in text
+
+
+def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
+    fake = FakeServer(num_blocks=60, num_requests=1)
+    status = fake.status()
+    status.latency = status.shadow = None
+    status.fragmentation.gates = []
+    status.reclamation = wire.Reclamation(
+        state="auto",
+        in_flight=0,
+        relocations=0,
+        moved_tokens=0,
+        moved_bytes=0,
+        reclaimed_blocks=0,
+        recycled_slots=0,
+    )
+
+    class NoSeries:
+        series = None
+
+    assert units.latency(None, 0) in text_of(gates_section(status))
+    assert units.latency(None, 0) in text_of(latency_section(status))
+    payback = text_of(payback_section(NoSeries(), status))  # type: ignore[arg-type]
+    assert units.latency(None, 0) in payback
+    assert "in 0 steps" not in payback
+
+
+def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:
+    status = FakeServer(num_blocks=60, num_requests=1).status()
+    status.shadow = wire.Shadow(
+        policy=wire.PolicyChoice(name="tova"),
+        compared=12,
+        victims=800,
+        agreed=600,
+        waiting=3,
+        error="ValueError: boom",
+    )
+    text = text_of(shadow_section(status))
+    for part in ("tova", "75.0%", "200", "12", "ValueError: boom"):
+        assert part in text
+
+
+async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(server: FakeServer) -> None:
+    async with running(server.url, size=(200, 50)) as (app, pilot):
+        await pilot.press("p")
+        await until(lambda: "▲2 local reclamation auto → paused" in screen_text(app), "no mark")
+        await pilot.press("p")
+        await until(lambda: "▲3 local" in screen_text(app), "no second mark")
+        charts = app.dashboard.query_one(Charts)
+        charts.focus()
+        await pilot.press("left", "left")
+        await pilot.pause(0.2)
+        assert charts.chosen.revision == 2
+        assert "▲3" not in charts_text(app)
+        await pilot.press("end")
+        await pilot.pause(0.2)
+        assert "▲3" in charts_text(app)
+
+
+def charts_text(app: object) -> str:
+    charts = app.dashboard.query_one(Charts)  # type: ignore[attr-defined]
+    return "\n".join(charts.render_line(y).text for y in range(charts.content_size.height))
+
+
+def test_end_of_a_trial_has_a_mark_of_its_own() -> None:
+    event = wire.Event(seq=1, ts=1.0, step=1, kind="config", summary="s", data={"revision": 4})
+    kinds = []
+    for more in ({}, {"reverted": 3}, {"kept": 3}, {"confirmed": 3}):
+        marker = marker_of(msgspec.structs.replace(event, data={"revision": 4, **more}))
+        assert marker is not None
+        kinds.append(marker.kind)
+    assert kinds == ["changed", "reverted", "kept", "kept"]
