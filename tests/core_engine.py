@@ -137,6 +137,7 @@ class CoreEngine:
     def step(self, steps: int = 1) -> None:
         """Every request gets its prompt, or one more token."""
         for _ in range(steps):
+            self.controller.before_step()
             self.runtime.begin_step([key for key, (done, _) in self.tokens.items() if done])
             grown = [self._grow(request_id) for request_id in self.tokens]
             plan = self.runtime.commit_step(grown)

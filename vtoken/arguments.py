@@ -38,6 +38,19 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def number(name: str, value: Any, *, low: float, high: float) -> float:
+    """`value`, which must be a number in low..high; neither a boolean nor NaN is one."""
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:
+        raise RefusedError(
+            f"{name} = {value!r} is not a number in {low:g}..{high:g}",
+            field=name,
+            value=value,
+            bound=f"{low:g}..{high:g}",
+        )
+    return float(value)
+
+
 def integer(name: str, value: Any, *, low: int = 0, high: int = 2**53) -> int:
     """`value`, which must be an integer in low..high; a boolean is none."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

@@ -5,7 +5,9 @@ accepted is in force from the next step on, and the reply says which.
 
 Operations and their arguments (`Command.op`, `Command.args`):
   describe, status, config, policies, blocks, requests, frame      -
-  patch_config   patch, if_match?, validate_only?           undo
+  patch_config   patch, if_match?, validate_only?, confirm_within_s?, guard_inter_token_p95_ms?,
+                 guard_preemptions?, guard_for_s?
+  undo, confirm  if_match?
   compact        request_id?, batch_size?, dry_run?         operation   id
   block id       request id      tokens request_id, start, limit      events after, limit
 """
@@ -19,18 +21,18 @@ from typing import Any
 import msgspec
 
 from vtoken.arguments import boolean, check_fit, integer, text
-from vtoken.config import VTokenConfig, bounds, diff, merge_patch
-from vtoken.errors import RefusedError, StaleRevisionError, UnknownRequestError
+from vtoken.config import diff, merge_patch
+from vtoken.errors import RefusedError, UnknownRequestError
 from vtoken.operations import describe_round
 from vtoken.policies import describe_broken, describe_policies
 from vtoken.reclaim import plan_round
 from vtoken.report import Reporter
-from vtoken.scoring import swap_notes
+from vtoken.revisions import Revisions
+from vtoken.trials import Clock, Intervals, Terms
 from vtoken.whatif import what_if
 from vtoken.wire import (
     BlocksDocument,
     Command,
-    ConfigDocument,
     Describe,
     Frame,
     Operation,
@@ -41,28 +43,33 @@ from vtoken.wire import (
     pack_array,
 )
 
-MAX_HISTORY = 64
 MAX_PAGE = 10_000
 
 
 class Controller:
     """Answers commands about one runtime and changes its configuration."""
 
-    def __init__(self, reporter: Reporter, telemetry_endpoint: str = "") -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        telemetry_endpoint: str = "",
+        watch_intervals: Callable[[], Intervals] | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.reporter = reporter
         self.runtime = reporter.runtime
         self.telemetry_endpoint = telemetry_endpoint
-        self.revision = 1
         self.started_ts = time.time()
-        self._history: list[VTokenConfig] = []
+        self.revisions = Revisions(self.runtime, watch_intervals, clock)
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "status": self.status,
             "frame": self.frame,
-            "config": self.config_document,
+            "config": self.revisions.document,
             "policies": lambda: [*describe_policies(), *describe_broken()],
             "patch_config": self.patch_config,
             "undo": self.undo,
+            "confirm": self.confirm,
             "compact": self.compact,
             "operation": self.operation,
             "blocks": self.blocks,
@@ -72,11 +79,16 @@ class Controller:
             "tokens": self.tokens,
             "events": self.events,
         }
-        self._with_actor = {"patch_config", "undo", "compact"}
+        self._with_actor = {"patch_config", "undo", "confirm", "compact"}
+
+    def before_step(self) -> None:
+        """The engine is about to plan a step: what is due without anybody asking."""
+        self.revisions.check_trial()
 
     def handle(self, command: Command) -> Reply:
         """Execute one command. Never raises for bad input; what it raises is a fault of our own."""
         op = self._ops.get(command.op)
+        self.revisions.check_trial()
         try:
             if command.expires_ts is not None and time.time() > command.expires_ts:
                 raise RefusedError(
@@ -136,18 +148,8 @@ class Controller:
 
     def status(self) -> Status:
         status = self.reporter.status()
-        status.config_revision = self.revision
+        status.config_revision = self.runtime.revision
         return status
-
-    def config_document(self) -> ConfigDocument:
-        values = self.runtime.config.values()
-        geometry = self.runtime.geometry
-        return ConfigDocument(
-            revision=self.revision,
-            desired=values,
-            effective=values,
-            bounds=bounds(geometry.num_blocks, geometry.num_layers),
-        )
 
     def frame(self) -> Frame:
         """Everything a stream client draws, at this step."""
@@ -156,7 +158,7 @@ class Controller:
             live=self.reporter.live().tobytes(),
             flags=self.reporter.flags().tobytes(),
             requests=self.reporter.rows(),
-            config=self.config_document(),
+            config=self.revisions.document(),
             owner=self.reporter.owner().tobytes(),
         )
 
@@ -198,75 +200,55 @@ class Controller:
         patch: Any,
         if_match: int | None = None,
         validate_only: bool = False,
+        confirm_within_s: int | None = None,
+        guard_inter_token_p95_ms: float | None = None,
+        guard_preemptions: int | None = None,
+        guard_for_s: int | None = None,
         actor: str = "local",
     ) -> PatchResult:
         """Apply a JSON merge patch as a whole, from the next step on; or say what it would do."""
         boolean("validate_only", validate_only)
-        if if_match is not None and integer("If-Match", if_match) != self.revision:
-            raise StaleRevisionError(if_match, self.revision)
-        geometry = self.runtime.geometry
+        self._match(if_match)
+        terms = Terms.read(
+            confirm_within_s, guard_inter_token_p95_ms, guard_preemptions, guard_for_s
+        )
+        self.revisions.require_measurable(terms)
+        runtime = self.runtime
         merged = merge_patch(
-            self.runtime.config,
+            runtime.config,
             patch,
-            num_blocks=geometry.num_blocks,
-            num_layers=geometry.num_layers,
+            num_blocks=runtime.geometry.num_blocks,
+            num_layers=runtime.geometry.num_layers,
         )
-        self.runtime.judge.require(merged.policy)
-        if validate_only:
-            before, after = self.runtime.config.values(), merged.values()
-            return PatchResult(
-                revision=self.revision,
-                applied_at_step=None,
-                previous=before,
-                effective=before,
-                changes=diff(before, after),
-                what_if=what_if(self.runtime, merged),
-                notes=self._notes(merged),
-            )
-        return self._install(merged, actor, keep_history=True)
-
-    def undo(self, actor: str = "local") -> PatchResult:
-        """A new revision that restores the configuration before the newest one."""
-        if not self._history:
-            raise RefusedError(
-                "there is no earlier configuration",
-                field="undo",
-                bound=f"at most {MAX_HISTORY} steps back",
-                status=409,
-                title="Nothing to undo",
-            )
-        return self._install(self._history.pop(), actor, keep_history=False)
-
-    def _install(self, config: VTokenConfig, actor: str, *, keep_history: bool) -> PatchResult:
-        before, after = self.runtime.config.values(), config.values()
-        changes = diff(before, after)
-        notes = self._notes(config)
-        if changes:
-            if keep_history:
-                self._history = [*self._history[-MAX_HISTORY + 1 :], self.runtime.config]
-            self.runtime.config = config
-            self.revision += 1
-            told = ", ".join(
-                f"{name} {_short(a)} -> {_short(b)}" for name, (a, b) in changes.items()
-            )
-            self.runtime.events.add(
-                self.runtime.step + 1,
-                "config",
-                f"{told} by {actor} (rev {self.revision})",
-                {"revision": self.revision, "actor": actor, "changes": changes, "notes": notes},
-            )
+        runtime.judge.require(merged.policy)
+        if not validate_only:
+            self.revisions.require_no_trial()
+            return self.revisions.change(merged, actor, terms)
+        before, after = runtime.config.values(), merged.values()
         return PatchResult(
-            revision=self.revision,
-            applied_at_step=self.runtime.step + 1,
+            revision=runtime.revision,
+            applied_at_step=None,
             previous=before,
-            effective=after,
-            changes=changes,
-            notes=notes,
+            effective=before,
+            changes=diff(before, after),
+            what_if=what_if(runtime, merged),
+            notes=self.revisions.notes(merged),
         )
 
-    def _notes(self, config: VTokenConfig) -> list[str]:
-        """What a change to `config` means for the scores that are held."""
-        return swap_notes(self.runtime.config, config, self.runtime.geometry.num_layers // 2)
+    def undo(self, if_match: int | None = None, actor: str = "local") -> PatchResult:
+        """A new revision that restores the configuration before the newest one."""
+        self._match(if_match)
+        return self.revisions.undo(actor)
+
+    def confirm(self, if_match: int | None = None, actor: str = "local") -> PatchResult:
+        """Keep the change that is on trial."""
+        self._match(if_match)
+        return self.revisions.confirm(actor)
+
+    def _match(self, if_match: int | None) -> None:
+        """Raises unless `if_match` is the newest revision, or None."""
+        if if_match is not None:
+            self.revisions.require(integer("If-Match", if_match))
 
     def compact(
         self,
@@ -299,9 +281,3 @@ class Controller:
         elif len(runtime.tables) == 0:
             runtime.operations.finish(operation)  # nothing holds a block: done, nothing moved
         return operation
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict) and "name" in value:
-        return str(value["name"])
-    return str(value)

@@ -55,6 +55,7 @@ class Ledger:
     """Tables, request states, counters and events of one block pool, at engine step `step`.
 
     `report_lag_steps`: how many steps may be with the worker while the next one is planned.
+    `config`, of number `revision`, is what the next step takes.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Ledger:
         self.geometry = geometry
         self.store = store
         self.config = config
+        self.revision = 1
+        self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
         self.strict = strict
         self.report_lag_steps = report_lag_steps
         self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
@@ -82,6 +85,20 @@ class Ledger:
         self.latency = LatencyMeter()
         self.step = 0
         self.wanted_blocks = 0  # what the request that waits first lacked in the last step
+
+    def take_config(self) -> None:
+        """A step begins: it runs as a whole with the configuration as it stands."""
+        self._taken = self.config, self.revision
+
+    @property
+    def effective(self) -> tuple[VTokenConfig, int]:
+        """What the newest step runs with, and its revision.
+
+        While no request holds a block nothing runs, and the configuration is in force at once.
+        """
+        if self._taken is None or len(self.tables) == 0:
+            return self.config, self.revision
+        return self._taken
 
     @property
     def may_evict(self) -> bool:

@@ -97,6 +97,7 @@ class Runtime(Ledger):
         `prefilling`: those in the middle of their prompt, each with its next chunk's most tokens.
         """
         self.step += 1
+        self.take_config()
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))

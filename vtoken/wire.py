@@ -38,7 +38,11 @@ EventKind = Literal[
     "relocation",  # data: Relocation
     "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
-    "config",  # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}
+    # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and what applies:
+    # "overtaken": revision that no step ran with, "trial": Trial that begins, "reverted": revision
+    # that actor "trial" or "guard" took back, "kept": revision whose guard held for its time,
+    # "reason": why it was reverted or kept, with both numbers, "confirmed": revision
+    "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
     "operation",  # data: Operation
@@ -242,6 +246,12 @@ class Bound(Doc):
     choices: list[str] | None = None
 
 
+MAX_TRIAL_SECONDS = 86_400  # for `confirm_within_s` and `guard_for_s`
+MAX_GUARD_P95_MS = 3_600_000.0
+MAX_GUARD_PREEMPTIONS = 1_000_000
+GUARD_SECONDS = 300  # how long a guard holds when neither of the two is given
+
+
 class Guard(Doc):
     """What a change must not cost, else it is reverted; None: not guarded."""
 
@@ -264,7 +274,9 @@ class Trial(Doc):
 class ConfigDocument(Doc):
     revision: int  # of `desired`
     desired: ConfigValues  # accepted; in force from the next step on
-    effective: ConfigValues  # what the engine's newest step ran with
+    # What the engine's newest step ran with; while no request holds a block nothing runs, and what
+    # is desired is in force at once.
+    effective: ConfigValues
     bounds: dict[str, Bound]
     effective_revision: int = 0
     trial: Trial | None = None
@@ -285,10 +297,10 @@ class PatchResult(Doc):
     revision: int
     applied_at_step: int | None  # None for validate_only
     previous: ConfigValues
-    effective: ConfigValues
+    effective: ConfigValues  # from step `applied_at_step` on, see GET /config for what is now
     changes: dict[str, list[Any]]  # field -> [old, new]
     what_if: WhatIf | None = None  # validate_only
-    notes: list[str] = []  # what a change of policy means for the scores held
+    notes: list[str] = []  # what it means for the scores held; the revision that it overtook
     trial: Trial | None = None
 
 

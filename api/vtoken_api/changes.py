@@ -1,4 +1,4 @@
-"""The REST routes that change something: configuration, compaction, undo.
+"""The REST routes that change something: configuration, confirm, undo, compaction.
 
 Knows HTTP and the service. A call that is refused here or by the engine changes nothing; the guard
 has already refused every change on a read-only server.
@@ -14,16 +14,17 @@ from vtoken import wire
 from vtoken_api.access import actor_of
 from vtoken_api.inputs import (
     JSON_TYPES,
+    TRIAL_PARAMETERS,
     CompactionRequest,
     check_query,
     if_match,
     query_flag,
-    read_body,
     read_compaction,
+    read_nothing,
     read_patch,
+    trial_terms,
 )
 from vtoken_api.openapi import MERGE_PATCH_SCHEMA, answers, body, query, ref
-from vtoken_api.problems import refuse
 from vtoken_api.routes import Served, document, etag
 
 router = APIRouter(tags=["vToken"])
@@ -35,6 +36,26 @@ IF_MATCH = {
     "description": "apply only if this is still the revision (ETag of GET /config)",
     "schema": {"type": "string"},
 }
+
+SECONDS = {"type": "integer", "minimum": 1, "maximum": wire.MAX_TRIAL_SECONDS}
+TRIAL = [
+    query("confirm_within_s", SECONDS, "the engine takes the change back unless confirmed by then"),
+    query(
+        "guard_inter_token_p95_ms",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": wire.MAX_GUARD_P95_MS},
+        "take the change back when p95 of the inter-token times since then is above this",
+    ),
+    query(
+        "guard_preemptions",
+        {"type": "integer", "minimum": 0, "maximum": wire.MAX_GUARD_PREEMPTIONS},
+        "take the change back when more requests than this were preempted since then",
+    ),
+    query(
+        "guard_for_s",
+        SECONDS,
+        f"how long the guard holds; else until confirm_within_s, or {wire.GUARD_SECONDS} s",
+    ),
+]
 
 
 @router.patch(
@@ -49,6 +70,7 @@ IF_MATCH = {
                 {"type": "boolean", "default": False},
                 "answer what would happen, change nothing",
             ),
+            *TRIAL,
         ],
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
     },
@@ -64,13 +86,36 @@ IF_MATCH = {
     ),
 )
 async def patch_config(request: Request, service: Served) -> Response:
-    check_query(request, ("validate_only",))
+    check_query(request, ("validate_only", *TRIAL_PARAMETERS))
     result = await service.patch_config(
         await read_patch(request),
         if_match(request),
         query_flag(request, "validate_only"),
         actor_of(request.headers, request.client),
+        trial_terms(request),
     )
+    return document(result, headers=etag(result.revision))
+
+
+@router.post(
+    "/confirm",
+    summary="Keep the change that is on trial",
+    operation_id="vtoken_confirm",
+    openapi_extra={"parameters": [IF_MATCH]},
+    responses=answers(
+        ref(wire.PatchResult),
+        "It stays; the revision is the same",
+        400,
+        409,
+        412,
+        headers={"ETag": "the revision now"},
+    ),
+)
+async def post_confirm(request: Request, service: Served) -> Response:
+    check_query(request)
+    await read_nothing(request, "confirm")
+    actor = actor_of(request.headers, request.client)
+    result = await service.confirm(if_match(request), actor)
     return document(result, headers=etag(result.revision))
 
 
@@ -105,16 +150,19 @@ async def post_compaction(request: Request, service: Served) -> Response:
     "/undo",
     summary="Restore the revision before, as a new revision",
     operation_id="vtoken_undo",
+    openapi_extra={"parameters": [IF_MATCH]},
     responses=answers(
         ref(wire.PatchResult),
         "What the engine has applied",
+        400,
         409,
+        412,
         headers={"ETag": "the revision now"},
     ),
 )
 async def post_undo(request: Request, service: Served) -> Response:
     check_query(request)
-    if await read_body(request, required=False) not in (b"", b"{}"):
-        raise refuse(422, "undo takes no body", bound="an empty body")
-    result = await service.undo(actor_of(request.headers, request.client))
+    await read_nothing(request, "undo")
+    actor = actor_of(request.headers, request.client)
+    result = await service.undo(if_match(request), actor)
     return document(result, headers=etag(result.revision))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,10 +50,14 @@ class MissedEvents:
 
 
 class Hub:
-    """One per API server process; `start` once, inside the event loop."""
+    """One per API server process; `start` once, inside the event loop.
+
+    `on_events` is told every event, as clients are, whether or not there is a client.
+    """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
+        self.on_events: Callable[[list[wire.Event]], None] = lambda _: None
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
@@ -175,6 +180,7 @@ class Hub:
                 events, lost = await self._fill(last, events)
         if events:
             self._last_event = events[-1].seq
+            self.on_events(events)
             for subscriber in tuple(self._subscribers):
                 subscriber.offer(events, lost)
 

@@ -19,6 +19,15 @@ MAX_BODY_BYTES = 64 * 1024
 JSON_TYPES = ("application/json", "application/merge-patch+json")
 _ETAG = re.compile(r'\s*"([0-9]{1,18})"\s*')
 _INTEGER = re.compile(r"[0-9]{1,18}")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+
+
+TRIAL_PARAMETERS = (
+    "confirm_within_s",
+    "guard_inter_token_p95_ms",
+    "guard_preemptions",
+    "guard_for_s",
+)
 
 
 class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -112,6 +121,34 @@ def query_flag(request: Request, name: str) -> bool:
     if text not in ("true", "false"):
         raise refuse(422, "not a truth value", field=name, value=text[:64], bound="true, false")
     return text == "true"
+
+
+def trial_terms(request: Request) -> dict[str, float]:
+    """The `TRIAL_PARAMETERS` that the query has, as numbers; raises 422 for what is none.
+
+    Whether they are within their bounds is the engine's to say.
+    """
+    terms: dict[str, float] = {}
+    for name in TRIAL_PARAMETERS:
+        text = request.query_params.get(name)
+        if text is None:
+            continue
+        if name.endswith("_ms"):
+            if _NUMBER.fullmatch(text) is None:
+                raise refuse(422, "not a number", field=name, value=text[:64], bound="as in 40.5")
+            terms[name] = float(text)
+        else:
+            if _INTEGER.fullmatch(text) is None:
+                bound = "digits only"
+                raise refuse(422, "not a whole number", field=name, value=text[:64], bound=bound)
+            terms[name] = int(text)
+    return terms
+
+
+async def read_nothing(request: Request, call: str) -> None:
+    """Raises 422 when `call`, which takes no body, has one."""
+    if await read_body(request, required=False) not in (b"", b"{}"):
+        raise refuse(422, f"{call} takes no body", bound="an empty body")
 
 
 def parse_int(text: str, name: str, minimum: int, maximum: int) -> int:

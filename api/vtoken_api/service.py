@@ -25,10 +25,26 @@ class Service:
     access: Access
     audit: AuditLog = field(default_factory=AuditLog)
 
+    def __post_init__(self) -> None:
+        self.hub.on_events = self.record_own
+
+    def record_own(self, events: list[wire.Event]) -> None:
+        """Enter into the audit log what the engine did by itself: how trials ended."""
+        for event in events:
+            data = event.data
+            if event.kind == "config" and data.get("actor") in ("trial", "guard"):
+                action = "revert" if "reverted" in data else "keep"
+                self.audit.record(data["actor"], action, data["changes"], data["revision"])
+
     async def patch_config(
-        self, patch: dict[str, Any], if_match: int | None, validate_only: bool, actor: str
+        self,
+        patch: dict[str, Any],
+        if_match: int | None,
+        validate_only: bool,
+        actor: str,
+        terms: dict[str, float],
     ) -> wire.PatchResult:
-        """Apply or try out a merge patch, all or nothing."""
+        """Apply or try out a merge patch, all or nothing; `terms` put it on trial."""
         result = await self.bus.ask(
             "patch_config",
             wire.PatchResult,
@@ -36,13 +52,21 @@ class Service:
             patch=patch,
             if_match=if_match,
             validate_only=validate_only,
+            **terms,
         )
-        self.audit.record(actor, "config", result.changes, result.revision, dry_run=validate_only)
+        action = "config" if result.trial is None else "trial"
+        self.audit.record(actor, action, result.changes, result.revision, dry_run=validate_only)
         return result
 
-    async def undo(self, actor: str) -> wire.PatchResult:
+    async def confirm(self, if_match: int | None, actor: str) -> wire.PatchResult:
+        """Keep the change that is on trial."""
+        result = await self.bus.ask("confirm", wire.PatchResult, actor=actor, if_match=if_match)
+        self.audit.record(actor, "confirm", result.changes, result.revision)
+        return result
+
+    async def undo(self, if_match: int | None, actor: str) -> wire.PatchResult:
         """A new revision that restores the one before."""
-        result = await self.bus.ask("undo", wire.PatchResult, actor=actor)
+        result = await self.bus.ask("undo", wire.PatchResult, actor=actor, if_match=if_match)
         self.audit.record(actor, "undo", result.changes, result.revision)
         return result
 

@@ -223,6 +223,91 @@ async def test_undo_restores_the_revision_before_as_a_new_one(
     assert actions == ["config", "undo"]
 
 
+# ---------------------------------------------------------------- on trial
+
+
+async def actions(http: httpx.AsyncClient) -> list[tuple[str, str]]:
+    """Who did what, by the audit log."""
+    page = read(await http.get("/audit"), wire.AuditPage)
+    return [(entry.actor.partition("@")[0], entry.action) for entry in page.entries]
+
+
+async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.AsyncClient) -> None:
+    query = "confirm_within_s=60&guard_preemptions=2&guard_for_s=30"
+    answer = await http.patch(f"/config?{query}", json={"theta_f": 0.5})
+    trial = read(answer, wire.PatchResult).trial
+    assert trial is not None
+    assert trial.guard == wire.Guard(preemptions=2)
+    config = read(await http.get("/config"), wire.ConfigDocument)
+    assert config.trial == trial
+    assert (config.revision, config.effective_revision) == (2, 1)
+    second = await http.patch("/config", json={"theta_f": 0.1})
+    assert problem(second, 409).value == 2
+    stale = await http.post("/confirm", headers={"If-Match": '"1"'})
+    assert problem(stale, 412).bound == "2"
+    answer = await http.post("/confirm", headers={"If-Match": '"2"', "X-VToken-Actor": "bob"})
+    assert answer.headers["ETag"] == '"2"'
+    assert read(answer, wire.PatchResult).trial is None
+    assert problem(await http.post("/confirm"), 409).title == "Nothing on trial"
+    assert (await actions(http))[-2:] == [("127.0.0.1", "trial"), ("bob", "confirm")]
+
+
+async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
+    http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    await http.patch("/config?guard_preemptions=0", json={"theta_f": 0.5})
+    core.runtime.counters.preemptions += 1
+    core.step()
+    config = read(await http.get("/config"), wire.ConfigDocument)
+    assert (config.effective_revision, config.effective.theta_f) == (3, 0.25)
+    async with asyncio.timeout(5):
+        while ("guard", "revert") not in await actions(http):
+            await asyncio.sleep(0.02)
+            core.step()
+    (entry,) = read(await http.get("/audit?limit=1"), wire.AuditPage).entries
+    assert (entry.changes, entry.revision) == ({"theta_f": [0.5, 0.25]}, 3)
+    events = read(await http.get("/events?limit=1000"), wire.EventPage).events
+    assert [event.data["reason"] for event in events if event.data.get("reverted") == 2] == [
+        "preemptions 1 > 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("confirm_within_s=0", "confirm_within_s"),
+        ("confirm_within_s=1.5", "confirm_within_s"),
+        ("confirm_within_s=1e3", "confirm_within_s"),
+        ("confirm_within_s=5&confirm_within_s=6", "confirm_within_s"),
+        ("guard_inter_token_p95_ms=nan", "guard_inter_token_p95_ms"),
+        ("guard_inter_token_p95_ms=40", "guard_inter_token_p95_ms"),  # not measured here
+        ("guard_preemptions=-1", "guard_preemptions"),
+        ("guard_for_s=60", "guard_for_s"),
+    ],
+)
+@pytest.mark.parametrize("dry", ["", "&validate_only=true"])
+async def test_bad_terms_of_a_trial_are_refused_and_change_nothing(
+    http: httpx.AsyncClient, core: CoreEngine, query: str, field: str, dry: str
+) -> None:
+    answer = await http.patch(f"/config?{query}{dry}", json={"theta_f": 0.5})
+    refused = problem(answer, 422)
+    assert refused.field == field
+    assert refused.bound
+    assert core.runtime.revision == 1
+
+
+async def test_trying_out_a_trial_starts_none(http: httpx.AsyncClient) -> None:
+    answer = await http.patch(
+        "/config?confirm_within_s=5&validate_only=true", json={"theta_f": 0.5}
+    )
+    result = read(answer, wire.PatchResult)
+    assert (result.trial, result.revision) == (None, 1)
+    assert read(await http.get("/config"), wire.ConfigDocument).trial is None
+
+
+# ---------------------------------------------------------------- compacting
+
+
 async def test_compaction_is_accepted_followed_and_done(
     http: httpx.AsyncClient, core: CoreEngine
 ) -> None:
@@ -288,7 +373,7 @@ async def test_refused_patch_names_the_field_and_changes_nothing(
         assert document.field == field
         assert status == 400 or document.bound
     assert core.runtime.config is before
-    assert core.controller.revision == 1
+    assert core.controller.runtime.revision == 1
     assert read(await http.get("/audit"), wire.AuditPage).entries == []
 
 

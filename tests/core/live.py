@@ -131,6 +131,7 @@ class LiveEngine:
             )
             self._num_requests += 1
         if core.running or core.waiting:
+            self.controller.before_step()
             core.step()
         self.facts.running, self.facts.waiting = len(core.running), len(core.waiting)
         self.publisher.publish(self.controller.frame)

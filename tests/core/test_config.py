@@ -237,9 +237,9 @@ def test_a_patch_that_changes_nothing_makes_no_revision_and_no_event() -> None:
 def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
     engine = quiet()
     try:
-        first = engine.call("config").effective
+        first = engine.call("config").desired
         engine.call("patch_config", patch={"theta_f": 0.5})
-        second = engine.call("config").effective
+        second = engine.call("config").desired
         engine.call("patch_config", patch={"planner": "pack", "batch_size": 3})
         assert engine.call("undo").effective == second
         undone = engine.call("undo", actor="ann")

@@ -154,7 +154,7 @@ def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, said: s
         with pytest.raises(RefusedError, match=said) as caught:
             controller.patch_config(FASTGEN, validate_only=validate_only)
         assert caught.value.field == "policy.name"
-    assert (controller.revision, engine.runtime.config.policy.name) == (1, "none")
+    assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
 
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:

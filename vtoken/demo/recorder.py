@@ -67,14 +67,14 @@ class Recorder:
             raise DemoError(f"the stream broke: {self._error}")
 
     def wait_for_revision(self, revision: int, *, timeout_s: float = 10.0) -> wire.ConfigDocument:
-        """The configuration once the stream shows `revision` or a later one."""
+        """The configuration once the stream shows `revision`, or a later one, in effect."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._config is None or self._config.revision < revision:
+            while self._config is None or self._config.effective_revision < revision:
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    seen = "none" if self._config is None else self._config.revision
+                    seen = "none" if self._config is None else self._config.effective_revision
                     raise DemoError(
                         f"the stream shows revision {seen}, not {revision}, after {timeout_s:.0f} s"
                     )

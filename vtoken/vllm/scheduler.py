@@ -102,6 +102,7 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ the step
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
+        self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))

@@ -1,0 +1,325 @@
+"""Desired and effective apart; a change on trial ends by itself, and says why with both numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.core.harness import LiveEngine, make_engine
+from vtoken.control import Controller
+from vtoken.trials import MIN_INTERVALS
+from vtoken.wire import (
+    GUARD_SECONDS,
+    Command,
+    ConfigDocument,
+    Event,
+    PatchResult,
+    Percentiles,
+    Problem,
+)
+
+Make = Callable[..., "Bench"]
+
+
+class Bench:
+    """An engine at rest whose clock and inter-token times are the test's."""
+
+    def __init__(self, *, measures: bool = True, **options: Any) -> None:
+        self.engine: LiveEngine = make_engine(**{"num_blocks": 32} | options)
+        self.now = 0.0
+        self.intervals = Percentiles(count=0)
+        self.watches = 0
+        watch = self._watch if measures else None
+        self.engine.controller = Controller(self.engine.reporter, "", watch, lambda: self.now)
+        self.runtime = self.engine.core.runtime
+
+    def _watch(self) -> Callable[[], Percentiles]:
+        self.watches += 1
+        return lambda: self.intervals
+
+    def patch(self, changes: dict[str, Any], **terms: Any) -> PatchResult:
+        out: PatchResult = self.engine.call("patch_config", actor="ann", patch=changes, **terms)
+        return out
+
+    def refused(self, op: str, **args: Any) -> Problem:
+        before = (self.runtime.config, self.runtime.revision, self.runtime.events.last_seq)
+        reply = self.engine.handle(Command(op=op, args=args))
+        assert reply.problem is not None
+        after = (self.runtime.config, self.runtime.revision, self.runtime.events.last_seq)
+        assert after == before
+        return reply.problem
+
+    @property
+    def config(self) -> ConfigDocument:
+        out: ConfigDocument = self.engine.call("config")
+        return out
+
+    @property
+    def events(self) -> list[Event]:
+        page = self.engine.call("events", limit=10_000)
+        return [event for event in page.events if event.kind == "config"]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Bench] = []
+
+    def new(**options: Any) -> Bench:
+        made.append(Bench(**options))
+        return made[-1]
+
+    yield new
+    for bench in made:
+        bench.engine.close()
+
+
+@pytest.fixture
+def bench(make: Make) -> Bench:
+    """Requests run, no step is taken but the test's."""
+    bench = make()
+    bench.engine.steps(3)
+    return bench
+
+
+# ---------------------------------------------------------------- desired and effective
+
+
+def test_effective_is_what_the_newest_step_ran_with_until_another_step_runs(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5})
+    config = bench.config
+    assert (config.revision, config.effective_revision) == (2, 1)
+    assert (config.desired.theta_f, config.effective.theta_f) == (0.5, 0.25)
+    bench.engine.steps()
+    config = bench.config
+    assert (config.revision, config.effective_revision) == (2, 2)
+    assert config.effective == config.desired
+
+
+def test_a_change_of_an_idle_engine_is_effective_at_once(make: Make) -> None:
+    bench = make(concurrency=0)
+    bench.patch({"theta_f": 0.5})
+    second = bench.patch({"theta_f": 0.75})
+    assert (bench.config.effective_revision, bench.config.effective.theta_f) == (3, 0.75)
+    assert second.notes == []
+
+
+def test_the_stream_shows_a_change_when_a_step_ran_with_it(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5})
+    assert bench.engine.call("frame").config.effective_revision == 1
+    bench.engine.steps()
+    assert bench.engine.call("frame").config.effective_revision == 2
+
+
+def test_a_revision_that_no_step_ran_with_is_overtaken_and_said_so(bench: Bench) -> None:
+    first = bench.patch({"theta_f": 0.5})
+    second = bench.patch({"theta_f": 0.75})
+    assert first.notes == []
+    assert second.notes == ["revision 2 is overtaken: no step has run with it"]
+    assert "overtaken" not in bench.events[0].data
+    assert bench.events[1].data["overtaken"] == 2
+    bench.engine.steps()
+    bench.patch({"theta_f": 0.1})
+    assert "overtaken" not in bench.events[2].data
+
+
+# ---------------------------------------------------------------- unless confirmed
+
+
+def test_a_change_that_nobody_confirms_is_reverted_by_the_engine_at_its_deadline(
+    bench: Bench,
+) -> None:
+    result = bench.patch({"theta_f": 0.5, "planner": "pack"}, confirm_within_s=60)
+    trial = result.trial
+    assert trial is not None
+    assert bench.config.trial == trial
+    assert (trial.revision, trial.actor, trial.changes) == (2, "ann", result.changes)
+    assert trial.expires_ts == pytest.approx(trial.started_ts + 60)
+    assert bench.events[-1].data["trial"]["revision"] == 2
+    assert "confirm within 60 s" in bench.events[-1].summary
+    bench.now = 59.9
+    bench.engine.steps()
+    assert bench.config.effective.theta_f == 0.5
+    bench.now = 60.0
+    bench.engine.steps()
+    config = bench.config
+    assert (config.revision, config.effective_revision, config.trial) == (3, 3, None)
+    assert (config.effective.theta_f, config.effective.planner) == (0.25, "plug")
+    event = bench.events[-1]
+    assert event.summary.startswith("reverted: not confirmed within 60 s; theta_f 0.5 -> 0.25")
+    assert (event.data["actor"], event.data["reverted"]) == ("trial", 2)
+    assert event.data["changes"] == {"theta_f": [0.5, 0.25], "planner": ["pack", "plug"]}
+    assert bench.refused("undo").status == 409  # nothing is left to undo
+
+
+def test_an_idle_engine_reverts_when_it_is_looked_at(make: Make) -> None:
+    bench = make(concurrency=0)
+    bench.patch({"theta_f": 0.5}, confirm_within_s=10)
+    bench.now = 500.0
+    assert bench.engine.call("status").config_revision == 3
+    assert bench.runtime.config.theta_f == 0.25
+
+
+@pytest.mark.parametrize("jump_s", [-1e6, 1e6])
+def test_a_jump_of_the_wall_clock_reverts_nothing_early_and_nothing_never(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    bench.patch({"theta_f": 0.5}, confirm_within_s=60)
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
+    bench.now = 59.0
+    assert bench.config.revision == 2
+    bench.now = 61.0
+    assert bench.config.revision == 3
+
+
+def test_a_confirmed_change_stays(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, confirm_within_s=60, guard_preemptions=0)
+    result = bench.engine.call("confirm", actor="bob", if_match=2)
+    assert (result.revision, result.changes, result.trial) == (2, {}, None)
+    assert bench.events[-1].summary == "rev 2 confirmed by bob"
+    assert bench.events[-1].data["confirmed"] == 2
+    bench.now = 1e6
+    bench.runtime.counters.preemptions += 9
+    bench.engine.steps()
+    assert (bench.config.revision, bench.config.trial) == (2, None)
+    assert bench.engine.call("undo").effective.theta_f == 0.25
+
+
+def test_confirming_is_refused_when_nothing_is_on_trial_or_another_revision(bench: Bench) -> None:
+    assert bench.refused("confirm").status == 409
+    bench.patch({"theta_f": 0.5}, confirm_within_s=60)
+    assert bench.refused("confirm", if_match=1).status == 412
+    bench.now = 60.0
+    assert bench.config.revision == 3
+    assert bench.refused("confirm").title == "Nothing on trial"
+
+
+def test_while_a_change_is_on_trial_another_one_is_refused_and_undo_ends_it(bench: Bench) -> None:
+    bench.patch({"planner": "pack"})
+    bench.patch({"theta_f": 0.5}, guard_preemptions=3)
+    for terms in ({}, {"confirm_within_s": 5}):
+        problem = bench.refused("patch_config", patch={"theta_f": 0.1}, **terms)
+        assert (problem.status, problem.value) == (409, 3)
+        assert "confirm keeps it, undo takes it back" in problem.detail
+    assert bench.engine.call("undo").effective.theta_f == 0.25
+    assert (bench.config.trial, bench.config.desired.planner) == (None, "pack")
+    assert "ends the trial of rev 3" in bench.events[-1].summary
+    bench.now = 1e6
+    assert bench.config.revision == 4
+    assert bench.patch({"theta_f": 0.1}).revision == 5
+
+
+# ---------------------------------------------------------------- guards
+
+
+def test_a_guard_on_preemptions_counts_those_since_the_change(bench: Bench) -> None:
+    bench.engine.core.preempt_newest()
+    bench.engine.steps()
+    bench.patch({"theta_f": 0.5}, guard_preemptions=1)
+    bench.engine.core.preempt_newest()
+    bench.engine.steps()
+    assert bench.config.trial is not None
+    bench.engine.core.preempt_newest()
+    bench.engine.steps()
+    assert (bench.config.effective_revision, bench.config.effective.theta_f) == (3, 0.25)
+    event = bench.events[-1]
+    assert event.data["actor"] == "guard"
+    assert event.data["reason"] == "preemptions 2 > 1"
+
+
+def test_a_guard_on_latency_reverts_once_its_p95_rests_on_enough_intervals(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40)
+    assert bench.watches == 1
+    bench.intervals = Percentiles(count=MIN_INTERVALS - 1, p95_ms=62.04)
+    assert bench.config.trial is not None
+    bench.intervals = Percentiles(count=MIN_INTERVALS, p95_ms=40.0)
+    assert bench.config.trial is not None
+    bench.intervals = Percentiles(count=MIN_INTERVALS + 1, p95_ms=62.04)
+    assert bench.config.trial is None
+    assert bench.events[-1].summary == (
+        "reverted: p95 inter-token 62 ms > 40 ms; theta_f 0.5 -> 0.25 by guard (rev 3)"
+    )
+
+
+def test_a_guard_that_holds_for_its_time_keeps_the_change_and_says_by_what(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40, guard_preemptions=2)
+    bench.intervals = Percentiles(count=100, p95_ms=21.0)
+    bench.now = GUARD_SECONDS - 1.0
+    assert bench.config.trial is not None
+    bench.now = float(GUARD_SECONDS)
+    config = bench.config
+    assert (config.revision, config.trial, config.desired.theta_f) == (2, None, 0.5)
+    event = bench.events[-1]
+    assert (event.data["kept"], event.data["changes"]) == (2, {})
+    assert event.data["reason"] == (
+        "its guard held for 300 s: p95 inter-token 21 ms <= 40 ms, preemptions 0 <= 2"
+    )
+
+
+def test_an_expiring_guard_is_judged_once_more(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, guard_preemptions=0, guard_for_s=10)
+    bench.runtime.counters.preemptions += 1
+    bench.now = 11.0
+    assert bench.config.desired.theta_f == 0.25
+
+
+def test_a_guard_shorter_than_the_deadline_ends_alone(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, guard_preemptions=0, guard_for_s=10, confirm_within_s=60)
+    bench.now = 11.0
+    assert bench.config.trial is not None
+    bench.runtime.counters.preemptions += 5
+    bench.engine.steps()
+    assert bench.config.desired.theta_f == 0.5
+    bench.now = 60.0
+    assert bench.config.desired.theta_f == 0.25
+    assert bench.events[-1].data["actor"] == "trial"
+
+
+def test_a_latency_guard_is_refused_where_nothing_measures_it(make: Make) -> None:
+    bench = make(measures=False)
+    problem = bench.refused("patch_config", patch={"theta_f": 0.5}, guard_inter_token_p95_ms=40)
+    assert (problem.status, problem.field) == (422, "guard_inter_token_p95_ms")
+
+
+# ---------------------------------------------------------------- bad terms, tried terms
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        *[({"confirm_within_s": v}, "confirm_within_s") for v in (0, -1, 86_401, 1.5, True, "9")],
+        *[
+            ({"guard_inter_token_p95_ms": v}, "guard_inter_token_p95_ms")
+            for v in (0, -1, float("nan"), float("inf"), True, "9")
+        ],
+        *[({"guard_preemptions": v}, "guard_preemptions") for v in (-1, 1.0, False, 10**7)],
+        *[({"guard_preemptions": 1, "guard_for_s": v}, "guard_for_s") for v in (0, 86_401, 1.0)],
+        ({"guard_for_s": 60}, "guard_for_s"),
+        ({"guard_for_s": 60, "confirm_within_s": 60}, "guard_for_s"),
+    ],
+)
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_bad_terms_are_refused_by_name_and_change_nothing(
+    bench: Bench, terms: dict[str, Any], field: str, validate_only: bool
+) -> None:
+    problem = bench.refused(
+        "patch_config", patch={"theta_f": 0.5}, validate_only=validate_only, **terms
+    )
+    assert (problem.status, problem.field) == (422, field)
+    assert problem.bound
+
+
+def test_a_dry_run_checks_the_terms_and_puts_nothing_on_trial(bench: Bench) -> None:
+    result = bench.patch({"theta_f": 0.5}, validate_only=True, confirm_within_s=5)
+    assert (result.trial, result.revision, bench.config.trial) == (None, 1, None)
+    bench.patch({"theta_f": 0.5}, confirm_within_s=5)
+    assert bench.patch({"theta_f": 0.1}, validate_only=True).what_if is not None
+
+
+def test_a_change_that_changes_nothing_is_not_on_trial(bench: Bench) -> None:
+    result = bench.patch({"theta_f": 0.25}, confirm_within_s=5)
+    assert (result.trial, result.revision) == (None, 1)
+    assert result.notes == ["nothing changes, so nothing is on trial"]
