@@ -28,7 +28,12 @@ from vtoken_console.widgets.heatmap import Heatmap
 from vtoken_console.widgets.requests import Requests
 
 MAX_PENDING = 2  # writes that wait for the terminal
-HEAVY = ("vtoken_console.client", "vtoken_console.controls")
+HEAVY = (
+    "httpx",
+    "websockets.asyncio.client",
+    "vtoken_console.client",
+    "vtoken_console.controls",
+)
 
 
 class ConsoleApp(ControlActions):

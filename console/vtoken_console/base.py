@@ -86,7 +86,7 @@ class Base(App[int]):
             return
 
         async def work() -> None:
-            from vtoken_console.rest import ProblemError
+            from vtoken.client import ProblemError
 
             try:
                 self.say(await make(client))

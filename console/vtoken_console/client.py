@@ -11,34 +11,19 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
-from urllib.parse import urlencode, urlsplit, urlunsplit
-
-import msgspec
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from http import HTTPStatus
 
 from vtoken import wire
-from vtoken_console.connection import Connection, State, backoff_s
+from vtoken.client import AsyncClient, ProblemError, Server, StreamGap
+from vtoken.client.reader import backoff_s
+from vtoken_console.connection import Connection, State
 from vtoken_console.model import Model, ResyncNeeded, apply, with_events
-from vtoken_console.rest import PREFIX, ProblemError, Rest, is_loopback
 from vtoken_console.samples import NAMES, Sampler, marker_of
 from vtoken_console.series import Series
 
 YIELD_EVERY = 64  # messages between two turns of the event loop
 HISTORY_EVENTS = 300
-OPEN_TIMEOUT_S = 10.0
 STEADY_S = 2.0  # live for so long, a gap is answered by connecting at once
-
-
-def stream_url(url: str, fps: float) -> str:
-    """The websocket address of the stream of the server at `url` (http, https, ws or wss)."""
-    parts = urlsplit(url.rstrip("/"))
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    query = urlencode(
-        {"topics": "blocks,requests,events,metrics", "fps": f"{fps:g}", "format": "msgpack"},
-        safe=",",
-    )
-    return urlunsplit((scheme, parts.netloc, f"{parts.path}{PREFIX}/stream", query, ""))
 
 
 class Client:
@@ -51,15 +36,13 @@ class Client:
         self.model = Model()
         self.connection = Connection()
         self.series = Series(NAMES)
-        self.rest = Rest(url, token)
+        self.rest = AsyncClient(Server(url, token))
         self.received = 0.0  # monotonic time of the newest message [s]
         self.received_bytes = 0  # of the stream, since the start
-        self._stream_url = stream_url(url, fps)
-        self._token = token
+        self._fps = fps
         self._clock = clock
         self._retry = asyncio.Event()
         self._sampler = Sampler()
-        self._decoder = msgspec.msgpack.Decoder(wire.StreamMessage)
 
     def retry_now(self) -> None:
         """Ends the wait for the next try."""
@@ -70,21 +53,16 @@ class Client:
         try:
             while True:
                 self._move(State.CONNECTING)
+                state, at_once = State.LOST, False
                 try:
                     await self._read_stream()
-                    error, state, at_once = "the server closed the stream", State.LOST, False
-                except ResyncNeeded as reason:
-                    error, state, at_once = f"resynchronising: {reason}", State.LOST, True
-                except InvalidStatus as refusal:
-                    error, at_once = _refusal(refusal.response.status_code), False
-                    state = State.REFUSED
-                except ConnectionClosed as closed:
-                    error, at_once, state = _closed(closed), False, State.LOST
-                except (OSError, WebSocketException, TimeoutError) as fault:
-                    error, state, at_once = _reason(fault), State.LOST, False
-                except msgspec.MsgspecError as fault:
-                    error, at_once = f"a message is not what the schema says: {fault}", False
-                    state = State.LOST
+                    error = "the server closed the stream"
+                except (ResyncNeeded, StreamGap) as reason:
+                    error, at_once = f"resynchronising: {reason}", True
+                except ProblemError as fault:
+                    error = _words(fault.problem)
+                    if fault.problem.status and self.connection.state is State.CONNECTING:
+                        state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
         finally:
             self._move(State.CLOSED)
@@ -106,26 +84,14 @@ class Client:
             await asyncio.wait_for(self._retry.wait(), pause)
 
     async def _read_stream(self) -> None:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        async with connect(
-            self._stream_url,
-            additional_headers=headers,
-            compression=None,
-            max_size=None,
-            open_timeout=OPEN_TIMEOUT_S,
-            close_timeout=1,
-            ping_interval=5,
-            ping_timeout=10,
-            proxy=None if is_loopback(self.url) else True,
-        ) as socket:
-            self._move(State.SYNCING)
-            history: asyncio.Task[None] | None = None
+        history: asyncio.Task[None] | None = None
+        async with self.rest.stream(fps=self._fps) as stream:
             try:
                 count = 0
-                async for data in socket:
-                    raw = data if isinstance(data, bytes) else data.encode()
-                    self.received_bytes += len(raw)
-                    message = self._decoder.decode(raw)
+                async for message in stream:
+                    if self.connection.state is State.CONNECTING:
+                        self._move(State.SYNCING)
+                    self.received_bytes += len(stream.raw)
                     self._take(message)
                     if isinstance(message, wire.Dropped):
                         history = None
@@ -168,25 +134,8 @@ class Client:
                 self._mark(event)
 
 
-def _refusal(status: int) -> str:
-    if status == 401:
-        return "401: the server wants a token; set VTOKEN_TOKEN"
-    if status == 403:
-        return "403: the token or the origin is not allowed to read the stream"
-    if status == 404:
-        return "404: no vToken stream there; is it a server started with `vtoken serve`?"
-    return f"the server answered {status}"
-
-
-def _closed(closed: ConnectionClosed) -> str:
-    if closed.rcvd is not None and closed.rcvd.reason:
-        return f"the server closed the stream: {closed.rcvd.reason}"
-    return "the connection broke"
-
-
-def _reason(fault: BaseException) -> str:
-    if isinstance(fault, ConnectionRefusedError) or "Connect call failed" in str(fault):
-        return "nothing listens there (connection refused)"
-    if isinstance(fault, TimeoutError):
-        return "no answer in time"
-    return str(fault) or type(fault).__name__
+def _words(problem: wire.Problem) -> str:
+    """What went wrong, and what to do where that is known."""
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        return f"{problem.status}: {problem.detail}; set VTOKEN_TOKEN"
+    return f"{problem.status}: {problem.detail}" if problem.status else problem.detail

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # wait after the n-th failure in a row; the last repeats
-
 
 class State(Enum):
     IDLE = "idle"
@@ -72,8 +70,3 @@ class Connection:
     @property
     def is_live(self) -> bool:
         return self.state is State.LIVE
-
-
-def backoff_s(failures: int) -> float:
-    """Seconds to wait after the `failures`-th failure in a row."""
-    return BACKOFF_S[min(max(failures, 1), len(BACKOFF_S)) - 1]

@@ -12,7 +12,7 @@ from vtoken_console import units
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.rest import Rest
+    from vtoken.client import AsyncClient
 
 POLL_S = 0.1
 POLLS = 100
@@ -46,19 +46,21 @@ def applied_text(result: wire.PatchResult) -> str:
     return f"revision {result.revision}, applied at step {result.applied_at_step}: {told}"
 
 
-async def toggle_pause(rest: Rest, state: str) -> str:
+async def toggle_pause(rest: AsyncClient, state: str) -> str:
     """Pauses reclamation, or resumes it when it is paused or off."""
     result = await rest.patch_config({"reclamation": "paused" if state == "auto" else "auto"})
     verb = "paused" if state == "auto" else "resumed"
     return f"Reclamation {verb}: {applied_text(result)}"
 
 
-async def undo(rest: Rest) -> str:
+async def undo(rest: AsyncClient) -> str:
     """Restores the configuration before the newest revision."""
     return f"Undone: {applied_text(await rest.undo())}"
 
 
-async def compact(rest: Rest, *, request_id: str | None = None, dry_run: bool = False) -> str:
+async def compact(
+    rest: AsyncClient, *, request_id: str | None = None, dry_run: bool = False
+) -> str:
     """Runs one compaction round and waits for its outcome, up to POLLS * POLL_S seconds."""
     operation = await rest.compact(request_id=request_id, dry_run=dry_run)
     for _ in range(POLLS):

@@ -10,14 +10,12 @@ import pytest
 from console_harness import until
 from fake_server import FakeServer
 
-from vtoken_console.client import Client, stream_url
+from vtoken_console.client import Client
 from vtoken_console.connection import (
-    BACKOFF_S,
     TRANSITIONS,
     Connection,
     IllegalTransition,
     State,
-    backoff_s,
 )
 
 
@@ -39,28 +37,6 @@ def test_since_counts_from_the_loss_across_all_tries() -> None:
     assert (c.since, c.failures, c.error, c.next_try) == (10, 2, "gone", 13)
     c = c.to(State.CONNECTING, 13).to(State.SYNCING, 14).to(State.LIVE, 15)
     assert (c.since, c.failures, c.error) == (15, 0, "")
-
-
-def test_waits_grow_and_stop_growing() -> None:
-    waits = [backoff_s(n) for n in range(1, 12)]
-    assert waits == sorted(waits)
-    assert waits[0] == BACKOFF_S[0]
-    assert waits[-1] == BACKOFF_S[-1]
-
-
-@pytest.mark.parametrize(
-    ("url", "start"),
-    [
-        ("http://h:1", "ws://h:1/vtoken/v1/stream?"),
-        ("https://h/", "wss://h/vtoken/v1/stream?"),
-        ("https://h/base", "wss://h/base/vtoken/v1/stream?"),
-    ],
-)
-def test_stream_url_keeps_host_path_and_security(url: str, start: str) -> None:
-    found = stream_url(url, 5)
-    assert found.startswith(start)
-    assert "format=msgpack" in found
-    assert "fps=5" in found
 
 
 @contextlib.asynccontextmanager

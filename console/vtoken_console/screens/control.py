@@ -10,11 +10,11 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
+from vtoken.client import ProblemError
 from vtoken_console import palette, units
 from vtoken_console.asciify import asciify
 from vtoken_console.controls import applied_text, change_text
 from vtoken_console.fields import POLICY, make_fields, make_patch, show_value
-from vtoken_console.rest import ProblemError
 from vtoken_console.view import View
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.notice import problem_text

@@ -11,8 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
+from vtoken.client import ProblemError
 from vtoken_console import palette, units
-from vtoken_console.rest import ProblemError
 from vtoken_console.view import View
 from vtoken_console.widgets.block_table import BlockTable
 from vtoken_console.widgets.header import Header

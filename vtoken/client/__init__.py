@@ -1,0 +1,40 @@
+"""The typed client of a vToken server: `Client` for scripts, `AsyncClient` for event loops.
+
+    from vtoken.client import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        print(client.status().fragmentation.sentence)
+
+Knows the wire only. Every answer is a document of `vtoken.wire`, every failure a ProblemError.
+numpy, httpx and websockets are imported when they are needed, not with this package.
+"""
+
+from vtoken.client.asynchronous import AsyncClient, AsyncStream
+from vtoken.client.errors import (
+    NotVToken,
+    ProblemError,
+    RefusedError,
+    StreamClosed,
+    StreamGap,
+    Unauthorized,
+    Unreachable,
+    VTokenError,
+)
+from vtoken.client.server import Server
+from vtoken.client.sync import Client, Stream
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "NotVToken",
+    "ProblemError",
+    "RefusedError",
+    "Server",
+    "Stream",
+    "StreamClosed",
+    "StreamGap",
+    "Unauthorized",
+    "Unreachable",
+    "VTokenError",
+]

@@ -1,0 +1,237 @@
+"""The client for event loops: the methods of `Client`, to be awaited.
+
+Knows httpx and websockets, which are imported when a call or a stream needs them. What is called
+and what an answer means is not said here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from vtoken import wire
+from vtoken.client import calls, sequences
+from vtoken.client.answers import answer, unreachable
+from vtoken.client.calls import Call
+from vtoken.client.errors import ProblemError, Unreachable
+from vtoken.client.methods import as_method
+from vtoken.client.reader import ALL_TOPICS, CONNECT, Format, Reader, Topic, broken, refused
+from vtoken.client.sequences import Pages, Steps
+from vtoken.client.server import TIMEOUT_S, Server
+
+if TYPE_CHECKING:
+    import httpx
+    from websockets.asyncio.client import ClientConnection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Awaited = Coroutine[Any, Any, T]
+
+
+def _sent(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaited[T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+def _run(make: Callable[P, Steps[T]]) -> Callable[Concatenate[AsyncClient, P], Awaited[T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._drive(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self._turn(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+class AsyncClient:
+    """One server. Every method raises ProblemError; a refused call has changed nothing.
+
+    `server`: its address, a `Server` with a token, or None for what the environment says
+    (VTOKEN_URL, VTOKEN_TOKEN).
+    """
+
+    def __init__(self, server: Server | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        if server is None:
+            server = Server.from_environment()
+        self.server = Server(server) if isinstance(server, str) else server
+        self.timeout_s = timeout_s
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give the connections back; the next call opens new ones."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    status = _sent(calls.status)
+    config = _sent(calls.config)
+    patch_config = _sent(calls.patch_config)
+    confirm = _sent(calls.confirm)
+    undo = _sent(calls.undo)
+    policies = _sent(calls.policies)
+    compact = _sent(calls.compact)
+    operation = _sent(calls.operation)
+    wait_operation = _run(sequences.wait_operation)
+    blocks = _sent(calls.blocks)
+    block_live = _sent(calls.block_live)
+    block = _sent(calls.block)
+    requests = _sent(calls.requests)
+    request = _sent(calls.request)
+    tokens = _sent(calls.tokens)
+    token_pages = _paged(sequences.token_pages)
+    events = _sent(calls.events)
+    newest_events = _run(sequences.newest_events)
+    audit = _sent(calls.audit)
+    recording = _sent(calls.recording)
+
+    def stream(
+        self,
+        topics: Iterable[Topic] = ALL_TOPICS,
+        *,
+        fps: float = 10.0,
+        format: Format = "msgpack",  # noqa: A002 - the query parameter's name
+        resume: str | None = None,
+        reconnect: bool = False,
+    ) -> AsyncStream:
+        """As `Client.stream`, for `async for`."""
+        return AsyncStream(self.server, topics, fps, format, resume, reconnect)
+
+    # ------------------------------------------------------------ transport
+
+    async def send(self, call: Call[T]) -> T:
+        """Send one call; the document that it is answered with."""
+        import httpx
+
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                headers=self.server.headers(),
+                timeout=self.timeout_s,
+                trust_env=not self.server.is_loopback,
+            )
+        try:
+            response = await self._http.request(
+                call.method,
+                self.server.call_url(call.path),
+                params=call.params,
+                headers=call.headers,
+                content=call.content,
+            )
+        except httpx.TimeoutException as error:
+            detail = f"no answer from {self.server.url} within {self.timeout_s:g} s"
+            raise Unreachable.of(detail) from error
+        except httpx.HTTPError as error:
+            raise unreachable(self.server, error) from error
+        content_type = response.headers.get("Content-Type")
+        return answer(self.server, call, response.status_code, content_type, response.content)
+
+    async def _drive(self, steps: Steps[T]) -> T:
+        told: object = None
+        while True:
+            try:
+                step = steps.send(told)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            told = None
+            if isinstance(step, Call):
+                told = await self.send(step)
+            else:
+                await asyncio.sleep(step)
+
+    async def _turn(self, pages: Pages[T]) -> AsyncIterator[T]:
+        call = next(pages, None)
+        while call is not None:
+            page = await self.send(call)
+            yield page
+            try:
+                call = pages.send(page)
+            except StopIteration:
+                return
+
+
+class AsyncStream(Reader):
+    """Iterate over it with `async for`; `aclose`, or the end of `async with`, leaves."""
+
+    _socket: ClientConnection | None = None
+    _left = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> wire.StreamMessage:
+        while not self._left:
+            try:
+                return self._take(await self._receive())
+            except ProblemError as error:
+                await self._hang_up()
+                if self._left:
+                    break
+                await asyncio.sleep(self._wait_s(error))
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave; the iteration ends."""
+        self._left = True
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()
+
+    async def _receive(self) -> str | bytes:
+        from websockets.exceptions import ConnectionClosed
+
+        if self._socket is None:
+            self._socket = await self._connect()
+            self._opened()
+        try:
+            return await self._socket.recv()
+        except ConnectionClosed as closed:
+            raise broken(self.server, closed) from closed
+
+    async def _connect(self) -> ClientConnection:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidStatus, WebSocketException
+
+        try:
+            return await connect(
+                self._address(),
+                additional_headers=self.server.headers(),
+                proxy=None if self.server.is_loopback else True,
+                **CONNECT,
+            )
+        except InvalidStatus as refusing:
+            raise refused(self.server, refusing.response) from refusing
+        except (OSError, WebSocketException) as error:
+            raise unreachable(self.server, error) from error

@@ -1,0 +1,181 @@
+"""Every REST call of the server, once: method, path, what is sent, what is answered.
+
+Knows the wire, no sockets. A function here makes a `Call`, a plain value; `Client` and
+`AsyncClient` have each of them as a method of the same name that sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from vtoken import wire
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+T = TypeVar("T")
+
+JSON = "application/json"
+OCTETS = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call; `decode` makes the answer of a successful response's body."""
+
+    method: str
+    path: str  # below /vtoken/v1
+    decode: Callable[[bytes], T]
+    params: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+def status() -> Call[wire.Status]:
+    """Everything that matters now, in one document."""
+    return _get(wire.Status, "/status")
+
+
+def config() -> Call[wire.ConfigDocument]:
+    """Desired and effective configuration, with the bound of every field."""
+    return _get(wire.ConfigDocument, "/config")
+
+
+def patch_config(
+    patch: dict[str, Any],
+    *,
+    revision: int | None = None,
+    validate_only: bool = False,
+    confirm_within_s: float | None = None,
+    guard_inter_token_p95_ms: float | None = None,
+    guard_preemptions: int | None = None,
+    guard_for_s: float | None = None,
+) -> Call[wire.PatchResult]:
+    """Merge-patch the configuration, all or nothing, between two engine steps.
+
+    `revision`: refuse (412) unless it is still the newest. `validate_only`: say what would happen,
+    change nothing. `confirm_within_s` puts the change on trial: the engine takes it back unless
+    `confirm` comes in time; `guard_…`: or as soon as p95 inter-token latency or the preemptions
+    since the change pass the guard, watched for `guard_for_s` seconds.
+    """
+    params = _params(
+        validate_only="true" if validate_only else None,
+        confirm_within_s=confirm_within_s,
+        guard_inter_token_p95_ms=guard_inter_token_p95_ms,
+        guard_preemptions=guard_preemptions,
+        guard_for_s=guard_for_s,
+    )
+    headers = {"Content-Type": "application/merge-patch+json"}
+    if revision is not None:
+        headers["If-Match"] = f'"{revision}"'
+    content = msgspec.json.encode(patch)
+    return Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
+
+
+def confirm() -> Call[wire.PatchResult]:
+    """Keep the change that is on trial; 409 when none is."""
+    return Call("POST", "/confirm", _json(wire.PatchResult))
+
+
+def undo() -> Call[wire.PatchResult]:
+    """A new revision that restores the one before."""
+    return Call("POST", "/undo", _json(wire.PatchResult))
+
+
+def policies() -> Call[list[wire.PolicyInfo]]:
+    """Eviction policies, with the JSON schema of their parameters."""
+    return _get(list[wire.PolicyInfo], "/policies")
+
+
+def compact(
+    *, request_id: str | None = None, batch_size: int | None = None, dry_run: bool = False
+) -> Call[wire.Operation]:
+    """Start one compaction round, of one request or of all; `wait_operation` waits for its end."""
+    body: dict[str, Any] = {"dry_run": dry_run}
+    if request_id is not None:
+        body["request_id"] = request_id
+    if batch_size is not None:
+        body["batch_size"] = batch_size
+    headers = {"Content-Type": JSON}
+    content = msgspec.json.encode(body)
+    return Call("POST", "/compactions", _json(wire.Operation), {}, headers, content)
+
+
+def operation(operation_id: str) -> Call[wire.Operation]:
+    """How a compaction is going."""
+    return _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}")
+
+
+def blocks() -> Call[wire.BlocksDocument]:
+    """Live tokens and flags of every block, as lists."""
+    return _get(wire.BlocksDocument, "/blocks")
+
+
+def block_live() -> Call[npt.NDArray[np.uint8]]:
+    """Live tokens of every block, u8[num_blocks], at most 255: the cheap form of `blocks`."""
+    return Call("GET", "/blocks", _octets, headers={"Accept": OCTETS})
+
+
+def block(block_id: int) -> Call[wire.BlockDetail]:
+    """One block: its owners, why it is pinned, slot by slot."""
+    return _get(wire.BlockDetail, f"/blocks/{block_id}")
+
+
+def requests() -> Call[list[wire.RequestRow]]:
+    """Every request that holds or waits for blocks."""
+    return _get(list[wire.RequestRow], "/requests")
+
+
+def request(request_id: str) -> Call[wire.RequestDetail]:
+    """One request and its block table."""
+    return _get(wire.RequestDetail, f"/requests/{quote(request_id, safe='')}")
+
+
+def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TokenPage]:
+    """One page of a request's token table, at most 4096 rows; `token_pages` goes through all."""
+    path = f"/requests/{quote(request_id, safe='')}/tokens"
+    return _get(wire.TokenPage, path, start=start, limit=limit)
+
+
+def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:
+    """Events after the one numbered `after`, oldest first, at most 1000."""
+    return _get(wire.EventPage, "/events", after=after, limit=limit)
+
+
+def audit(limit: int = 100) -> Call[wire.AuditPage]:
+    """Who changed or tried out what, newest last, at most 1000."""
+    return _get(wire.AuditPage, "/audit", limit=limit)
+
+
+def recording(seconds: float | None = None) -> Call[bytes]:
+    """The flight recorder's last `seconds` (all that it holds if None), as a gzip recording."""
+    return Call("GET", "/recording", bytes, _params(seconds=seconds), {"Accept": "*/*"})
+
+
+def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
+    return Call("GET", path, _json(kind), _params(**params))
+
+
+def _json(kind: type[T]) -> Callable[[bytes], T]:
+    return msgspec.json.Decoder(kind).decode
+
+
+def _octets(content: bytes) -> npt.NDArray[np.uint8]:
+    import numpy as np
+
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def _params(**params: float | str | None) -> dict[str, str]:
+    """Query parameters as text; None leaves one out."""
+    return {
+        name: f"{value:.15g}" if isinstance(value, float) else str(value)
+        for name, value in params.items()
+        if value is not None
+    }

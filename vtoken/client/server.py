@@ -1,0 +1,112 @@
+"""Which server, with which token, in whose name: one frozen value, checked when it is made.
+
+Knows addresses and headers, opens nothing. The token travels in a header only: an address that
+carries one is refused, and nothing here prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+from vtoken.errors import RefusedError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PREFIX = "/vtoken/v1"
+ACTOR_HEADER = "X-VToken-Actor"
+TIMEOUT_S = 15.0  # for the answer to one call
+EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`url` is http:// or https://; `actor` stands in the audit log, your login name if empty."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    actor: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", _checked_url(self.url))
+        object.__setattr__(self, "token", _checked_token(self.token))
+
+    @classmethod
+    def from_environment(
+        cls, url: str | None = None, *, token_file: str | Path | None = None
+    ) -> Server:
+        """`url`, else VTOKEN_URL, else the default; the token of the file, else VTOKEN_TOKEN."""
+        token = os.environ.get("VTOKEN_TOKEN")
+        if token_file is not None:
+            try:
+                token = Path(token_file).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise RefusedError(
+                    f"cannot read the token file: {error}",
+                    field="token_file",
+                    value=str(token_file),
+                    bound="a text file that holds the token",
+                ) from error
+        return cls(url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this machine is meant, so that no proxy applies."""
+        return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+
+    def headers(self) -> dict[str, str]:
+        """What every call and every stream carries."""
+        headers = {ACTOR_HEADER: self.actor or _login_name()}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        return headers
+
+    def call_url(self, path: str) -> str:
+        """The address of a call; `path` is below `/vtoken/v1`."""
+        return f"{self.url}{PREFIX}{path}"
+
+    def stream_url(self, query: dict[str, str]) -> str:
+        """The address of the stream, ws:// or wss://."""
+        url = "ws" + self.call_url("/stream").removeprefix("http")
+        return f"{url}?{urlencode(query, safe=',:')}" if query else url
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise RefusedError(f"not a server: {url!r}", field="url", value=url, bound=EXPECTED_URL)
+    if parts.username is not None or parts.query or parts.fragment:
+        # The value is not repeated: it may hold a password.
+        raise RefusedError(
+            "a server's address has no user, password, query or fragment; a token goes into "
+            "VTOKEN_TOKEN or a file",
+            field="url",
+            bound=EXPECTED_URL,
+        )
+    return url.rstrip("/")
+
+
+def _checked_token(token: str | None) -> str | None:
+    token = (token or "").strip()
+    if not token.isascii() or not token.isprintable():
+        raise RefusedError(
+            "the token has characters that a header cannot carry",
+            field="token",
+            bound="printable ASCII",
+        )
+    return token or None
+
+
+def _login_name() -> str:
+    with contextlib.suppress(OSError, KeyError):
+        name = getpass.getuser()
+        if name.isascii() and name.isprintable():
+            return name
+    return "unknown"

@@ -1,0 +1,254 @@
+"""The client for scripts: every call as a method that answers the wire document.
+
+Knows httpx and websockets, which are imported when a call or a stream needs them. What is called
+and what an answer means is not said here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+
+from vtoken import wire
+from vtoken.client import calls, sequences
+from vtoken.client.answers import answer, unreachable
+from vtoken.client.calls import Call
+from vtoken.client.errors import ProblemError, Unreachable
+from vtoken.client.methods import as_method
+from vtoken.client.reader import ALL_TOPICS, CONNECT, Format, Reader, Topic, broken, refused
+from vtoken.client.sequences import Pages, Steps
+from vtoken.client.server import TIMEOUT_S, Server
+
+if TYPE_CHECKING:
+    import httpx
+    from websockets.sync.client import ClientConnection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _sent(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+def _run(make: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], T]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._drive(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._turn(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+class Client:
+    """One server. Every method raises ProblemError; a refused call has changed nothing.
+
+    `server`: its address, a `Server` with a token, or None for what the environment says
+    (VTOKEN_URL, VTOKEN_TOKEN). A client may be used by several threads.
+    """
+
+    def __init__(self, server: Server | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        if server is None:
+            server = Server.from_environment()
+        self.server = Server(server) if isinstance(server, str) else server
+        self.timeout_s = timeout_s
+        self._http: httpx.Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back; the next call opens new ones."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    status = _sent(calls.status)
+    config = _sent(calls.config)
+    patch_config = _sent(calls.patch_config)
+    confirm = _sent(calls.confirm)
+    undo = _sent(calls.undo)
+    policies = _sent(calls.policies)
+    compact = _sent(calls.compact)
+    operation = _sent(calls.operation)
+    wait_operation = _run(sequences.wait_operation)
+    blocks = _sent(calls.blocks)
+    block_live = _sent(calls.block_live)
+    block = _sent(calls.block)
+    requests = _sent(calls.requests)
+    request = _sent(calls.request)
+    tokens = _sent(calls.tokens)
+    token_pages = _paged(sequences.token_pages)
+    events = _sent(calls.events)
+    newest_events = _run(sequences.newest_events)
+    audit = _sent(calls.audit)
+    recording = _sent(calls.recording)
+
+    def stream(
+        self,
+        topics: Iterable[Topic] = ALL_TOPICS,
+        *,
+        fps: float = 10.0,
+        format: Format = "msgpack",  # noqa: A002 - the query parameter's name
+        resume: str | None = None,
+        reconnect: bool = False,
+    ) -> Stream:
+        """The messages as they come, `fps` states a second at most; connects on the first one.
+
+        `resume`: EPOCH:SEQ of the last event seen, see `Stream.place`. `reconnect`: come back after
+        a loss, from there; every connection opens with a `hello`, whose `resumed` says whether no
+        event was missed, and a `snapshot`. Without it, the end raises StreamClosed.
+        """
+        return Stream(self.server, topics, fps, format, resume, reconnect)
+
+    # ------------------------------------------------------------ transport
+
+    def send(self, call: Call[T]) -> T:
+        """Send one call; the document that it is answered with."""
+        import httpx
+
+        if self._http is None:
+            self._http = httpx.Client(
+                headers=self.server.headers(),
+                timeout=self.timeout_s,
+                trust_env=not self.server.is_loopback,
+            )
+        try:
+            response = self._http.request(
+                call.method,
+                self.server.call_url(call.path),
+                params=call.params,
+                headers=call.headers,
+                content=call.content,
+            )
+        except httpx.TimeoutException as error:
+            detail = f"no answer from {self.server.url} within {self.timeout_s:g} s"
+            raise Unreachable.of(detail) from error
+        except httpx.HTTPError as error:
+            raise unreachable(self.server, error) from error
+        content_type = response.headers.get("Content-Type")
+        return answer(self.server, call, response.status_code, content_type, response.content)
+
+    def _drive(self, steps: Steps[T]) -> T:
+        told: object = None
+        while True:
+            try:
+                step = steps.send(told)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            told = None
+            if isinstance(step, Call):
+                told = self.send(step)
+            else:
+                time.sleep(step)
+
+    def _turn(self, pages: Pages[T]) -> Iterator[T]:
+        call = next(pages, None)
+        while call is not None:
+            page = self.send(call)
+            yield page
+            try:
+                call = pages.send(page)
+            except StopIteration:
+                return
+
+
+class Stream(Reader):
+    """Iterate over it; `close` may be called from another thread and ends the iteration."""
+
+    def __init__(
+        self,
+        server: Server,
+        topics: Iterable[Topic],
+        fps: float,
+        format: Format,  # noqa: A002
+        resume: str | None,
+        reconnect: bool,
+    ) -> None:
+        super().__init__(server, topics, fps, format, resume, reconnect)
+        self._socket: ClientConnection | None = None
+        self._left = threading.Event()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> wire.StreamMessage:
+        while not self._left.is_set():
+            try:
+                return self._take(self._receive())
+            except ProblemError as error:
+                self._hang_up()
+                if self._left.is_set():
+                    break
+                self._left.wait(self._wait_s(error))
+        raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave; the iteration ends."""
+        self._left.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    def _receive(self) -> str | bytes:
+        from websockets.exceptions import ConnectionClosed
+
+        if self._socket is None:
+            self._socket = self._connect()
+            self._opened()
+        try:
+            data: str | bytes = self._socket.recv()
+        except ConnectionClosed as closed:
+            raise broken(self.server, closed) from closed
+        return data
+
+    def _connect(self) -> ClientConnection:
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            socket: ClientConnection = connect(
+                self._address(),
+                additional_headers=self.server.headers(),
+                proxy=None if self.server.is_loopback else True,
+                **CONNECT,
+            )
+        except InvalidStatus as refusing:
+            raise refused(self.server, refusing.response) from refusing
+        except (OSError, WebSocketException) as error:
+            raise unreachable(self.server, error) from error
+        return socket
