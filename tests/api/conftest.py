@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from served_core import core, served  # noqa: F401
 
 from vtoken_api.log import logger
 

@@ -21,30 +21,6 @@ BASE = "/vtoken/v1"
 
 
 @pytest.fixture
-async def core() -> AsyncIterator[CoreEngine]:
-    """Two requests with holes: fragmented, and nothing compacts on its own."""
-    core = CoreEngine()
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.admit("a", 100)
-    core.admit("b", 80)
-    core.step(3)
-    yield core
-    core.close()
-
-
-@pytest.fixture
-async def served(core: CoreEngine) -> AsyncIterator[Served]:
-    async with serve(core.handle) as served:
-        yield served
-
-
-@pytest.fixture
 async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=served.url + BASE) as http:
         yield http

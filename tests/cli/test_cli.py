@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,45 +59,6 @@ async def run(*arguments: str, **env: str) -> Ran:
             process.kill()
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
-
-
-@pytest.fixture
-async def core() -> AsyncIterator[CoreEngine]:
-    core = CoreEngine()
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.admit("a", 100)
-    core.admit("b", 80)
-    core.step(3)
-    yield core
-    core.close()
-
-
-@pytest.fixture
-async def served(core: CoreEngine) -> AsyncIterator[Served]:
-    async with serve(core.handle) as served:
-        yield served
-
-
-@pytest.fixture
-async def stepping(core: CoreEngine) -> AsyncIterator[None]:
-    """The engine takes steps, as it does while requests run."""
-
-    async def go() -> None:
-        while True:
-            core.step()
-            await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(go())
-    yield
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 # ---------------------------------------------------------------- one shot

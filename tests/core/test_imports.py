@@ -34,6 +34,10 @@ def test_import_loads_neither_vllm_nor_torch(module: str) -> None:
     assert not loaded_by(module) & {"vllm", "torch", "transformers"}
 
 
+def test_the_client_brings_no_library_before_it_is_used() -> None:
+    assert not loaded_by("vtoken.client") & {"numpy", "httpx", "websockets", "rich"}
+
+
 def test_the_probe_sees_what_a_module_imports() -> None:
     assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
@@ -187,6 +188,7 @@ class Stream(Reader):
     ) -> None:
         super().__init__(server, topics, fps, format, resume, reconnect)
         self._socket: ClientConnection | None = None
+        self._exits = ExitStack()
         self._left = threading.Event()
 
     def __iter__(self) -> Self:
@@ -220,9 +222,8 @@ class Stream(Reader):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
+        self._socket = None
+        self._exits.close()
 
     def _receive(self) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
@@ -241,11 +242,13 @@ class Stream(Reader):
         from websockets.sync.client import connect
 
         try:
-            socket: ClientConnection = connect(
-                self._address(),
-                additional_headers=self.server.headers(),
-                proxy=None if self.server.is_loopback else True,
-                **CONNECT,
+            socket: ClientConnection = self._exits.enter_context(
+                connect(
+                    self._address(),
+                    additional_headers=self.server.headers(),
+                    proxy=None if self.server.is_loopback else True,
+                    **CONNECT,
+                )
             )
         except InvalidStatus as refusing:
             raise refused(self.server, refusing.response) from refusing

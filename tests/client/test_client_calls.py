@@ -1,0 +1,250 @@
+"""Every call of both clients against a real server on the real core."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Either
+from core_engine import CoreEngine
+from serving import Served, serve
+
+import vtoken.client
+from vtoken import wire
+from vtoken.client import (
+    AsyncClient,
+    Client,
+    NotVToken,
+    ProblemError,
+    RefusedError,
+    Server,
+    Unauthorized,
+    Unreachable,
+    VTokenError,
+    calls,
+    sequences,
+)
+
+
+def test_the_public_names() -> None:
+    assert sorted(vtoken.client.__all__) == [
+        "AsyncClient",
+        "AsyncStream",
+        "Client",
+        "NotVToken",
+        "ProblemError",
+        "RefusedError",
+        "Server",
+        "Stream",
+        "StreamClosed",
+        "StreamGap",
+        "Unauthorized",
+        "Unreachable",
+        "VTokenError",
+    ]
+
+
+def test_both_clients_have_every_call_with_its_parameters() -> None:
+    makers = {
+        name: make
+        for module in (calls, sequences)
+        for name, make in inspect.getmembers(module, inspect.isfunction)
+        if make.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert len(makers) == 20
+    for name, make in makers.items():
+        for client in (Client, AsyncClient):
+            method = getattr(client, name)
+            _, *parameters = inspect.signature(method).parameters.values()
+            assert parameters == list(inspect.signature(make).parameters.values())
+            assert method.__doc__ == make.__doc__
+    assert str(inspect.signature(Client.events)) == (
+        "(self, /, after: 'int' = 0, limit: 'int' = 100) -> 'wire.EventPage'"
+    )
+
+
+async def test_reading_calls_answer_what_the_core_says(either: Either, core: CoreEngine) -> None:
+    status = await either.ask("status")
+    assert (status.step, status.policy.name) == (core.runtime.step, "random")
+    config = await either.ask("config")
+    assert (config.revision, config.effective.budget_tokens) == (1, 64)
+    assert {"h2o", "tova"} <= {policy.name for policy in await either.ask("policies")}
+    blocks = await either.ask("blocks")
+    np.testing.assert_array_equal(blocks.live, core.reporter.live())
+    np.testing.assert_array_equal(await either.ask("block_live"), core.reporter.live())
+    block = await either.ask("block", core.pool.tables["a"][0])
+    assert [owner.request_id for owner in block.owners] == ["a"]
+    assert {row.id for row in await either.ask("requests")} == {"a", "b"}
+    assert (await either.ask("request", "a")).block_table == core.pool.tables["a"]
+    page = await either.ask("tokens", "a", 10, 5)
+    assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
+
+
+async def test_change_is_applied_audited_and_undone(either: Either, core: CoreEngine) -> None:
+    result = await either.ask("patch_config", {"theta_f": 0.5}, revision=1)
+    assert (result.revision, result.changes) == (2, {"theta_f": [0.25, 0.5]})
+    undone = await either.ask("undo")
+    assert (undone.revision, core.runtime.config.theta_f) == (3, 0.25)
+    tried = await either.ask("patch_config", {"budget_tokens": 32}, validate_only=True)
+    assert tried.what_if.evicted_tokens > 0
+    assert core.runtime.config.budget_tokens == 64
+    entries = (await either.ask("audit")).entries
+    assert [entry.actor for entry in entries] == ["ana@127.0.0.1"] * 3
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_compaction_is_waited_for(either: Either) -> None:
+    started = await either.ask("compact", request_id="a", batch_size=4)
+    assert (started.request_id, started.batch_size) == ("a", 4)
+    done = await either.ask("wait_operation", started.id)
+    assert done.state == "done"
+    assert done.result.freed_blocks > 0
+    assert (await either.ask("operation", started.id)) == done
+
+
+async def test_operation_that_does_not_end_is_answered_as_it_is(either: Either) -> None:
+    started = await either.ask("compact")
+    assert (await either.ask("wait_operation", started.id, timeout_s=0.05)).state == "pending"
+
+
+async def test_all_pages_hold_every_token_once(either: Either) -> None:
+    pages = await either.all("token_pages", "a", limit=30)
+    assert [len(page.rows) for page in pages] == [30, 30, 30, 12]
+    assert [row.token_id for page in pages for row in page.rows] == list(range(102))
+
+
+@pytest.mark.parametrize("num_events", [0, 3, 1500])
+async def test_newest_events_come_over_all_pages(
+    either: Either, core: CoreEngine, num_events: int
+) -> None:
+    for number in range(2000):
+        core.runtime.events.add(0, "server", f"number {number}", {})
+    newest = await either.ask("newest_events", num_events)
+    assert [event.summary for event in newest] == [
+        f"number {number}" for number in range(2000 - num_events, 2000)
+    ]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+async def test_refusal_carries_field_value_and_bound(either: Either, core: CoreEngine) -> None:
+    with pytest.raises(ProblemError, match="theta_f") as refused:
+        await either.ask("patch_config", {"batch_size": 4, "theta_f": 2})
+    problem = refused.value.problem
+    assert (problem.status, problem.field, problem.value) == (422, "theta_f", 2)
+    assert problem.bound
+    assert core.runtime.config.batch_size == 32
+    for name, arguments, status in (
+        ("request", ["no/body"], 404),
+        ("block", [9999], 404),
+        ("operation", ["../status"], 404),
+        ("undo", [], 409),
+    ):
+        with pytest.raises(ProblemError) as refused:
+            await either.ask(name, *arguments)
+        assert refused.value.problem.status == status
+        assert type(refused.value) is ProblemError
+
+
+async def test_missing_or_wrong_token_is_unauthorized(kind: Any, core: CoreEngine) -> None:
+    async with serve(core.handle, api_key=["sesame"]) as served:
+        for token in (None, "wrong"):
+            async with Either(kind, Server(served.url, token)) as stranger:
+                with pytest.raises(Unauthorized):
+                    await stranger.ask("status")
+        async with Either(kind, Server(served.url, "sesame")) as friend:
+            assert (await friend.ask("status")).step == core.runtime.step
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("http://127.0.0.1:9", Unreachable, "nothing listens there"),
+        ("{}/v1", NotVToken, "vToken is not on there"),
+    ],
+)
+async def test_absent_server_and_strange_server_are_told_apart(
+    kind: Any, served: Served, url: str, error: type[ProblemError], text: str
+) -> None:
+    async with Either(kind, Server(url.format(served.url))) as either:
+        with pytest.raises(error, match=text):
+            await either.ask("status")
+
+
+async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
+    either: Either, served: Served
+) -> None:
+    served.client.hangs = True
+    either.client.timeout_s = 0.2
+    with pytest.raises(Unreachable, match=r"within 0.2 s"):
+        await either.ask("status")
+
+
+async def test_answer_of_another_schema_is_not_taken(either: Either, core: CoreEngine) -> None:
+    wrong = calls.Call("GET", "/status", calls._json(wire.EventPage))
+    with pytest.raises(NotVToken, match="not what the schema says"):
+        await either.ask("send", wrong)
+
+
+async def test_no_proxy_is_asked_on_the_way_to_this_machine(
+    either: Either, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert (await either.ask("status")).step == 3
+    assert isinstance((await either.take(1, topics=["metrics"]))[0], wire.Hello)
+
+
+# ---------------------------------------------------------------- server
+
+
+@pytest.mark.parametrize(
+    ("server", "called", "streamed"),
+    [
+        ("http://h:1", "http://h:1/vtoken/v1/status", "ws://h:1/vtoken/v1/stream?fps=5"),
+        ("https://h/", "https://h/vtoken/v1/status", "wss://h/vtoken/v1/stream?fps=5"),
+        (
+            "https://h/base",
+            "https://h/base/vtoken/v1/status",
+            "wss://h/base/vtoken/v1/stream?fps=5",
+        ),
+    ],
+)
+def test_addresses_keep_host_path_and_security(server: str, called: str, streamed: str) -> None:
+    assert Server(server).call_url("/status") == called
+    assert Server(server).stream_url({"fps": "5"}) == streamed
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:8000", "ws://h", "http://", "http://h:x", "http://u:secret@h", "http://h?t=1"],
+)
+def test_address_that_is_no_server_is_refused_without_telling_secrets(url: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        Server(url)
+    assert refused.value.field == "url"
+    assert "secret" not in f"{refused.value}{refused.value.value}"
+    assert isinstance(refused.value, VTokenError)
+
+
+def test_token_comes_from_file_before_environment_and_is_never_shown(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VTOKEN_URL", "http://there:1/")
+    monkeypatch.setenv("VTOKEN_TOKEN", "sesame")
+    server = Server.from_environment()
+    assert (server.url, server.token) == ("http://there:1", "sesame")
+    assert "sesame" not in repr(server) + server.stream_url({})
+    assert server.headers()["Authorization"] == "Bearer sesame"
+    file = tmp_path / "token"
+    file.write_text("other\n")
+    assert Server.from_environment("http://h", token_file=file).token == "other"
+    with pytest.raises(RefusedError, match="cannot read the token file"):
+        Server.from_environment(token_file=tmp_path / "nowhere")
+    with pytest.raises(RefusedError, match="characters"):
+        Server("http://h", "päss")

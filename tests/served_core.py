@@ -1,0 +1,54 @@
+"""Fixtures: a real server on loopback in front of the real core, for tests of API, client and CLI.
+
+A folder's conftest imports what its tests use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from core_engine import CoreEngine
+from serving import Served, serve
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[CoreEngine]:
+    """Two requests with holes: fragmented, and nothing compacts on its own."""
+    core = CoreEngine()
+    core.configure(
+        policy={"name": "random"},
+        budget_tokens=64,
+        interval_tokens=16,
+        recycle=False,
+        reclamation="paused",
+    )
+    core.admit("a", 100)
+    core.admit("b", 80)
+    core.step(3)
+    yield core
+    core.close()
+
+
+@pytest.fixture
+async def served(core: CoreEngine) -> AsyncIterator[Served]:
+    async with serve(core.handle) as served:
+        yield served
+
+
+@pytest.fixture
+async def stepping(core: CoreEngine) -> AsyncIterator[None]:
+    """The engine takes steps, as it does while requests run."""
+
+    async def go() -> None:
+        while True:
+            core.step()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(go())
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
