@@ -97,7 +97,7 @@ class Reader:
         if not self.reconnect or not self._ever_open or _lasts(error):
             raise error
         self._failures += 1
-        return 0.0 if isinstance(error, StreamGap) else backoff_s(self._failures) * _spread()
+        return backoff_s(self._failures) * _spread()
 
 
 def _lasts(error: ProblemError) -> bool:
