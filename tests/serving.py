@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -63,8 +64,24 @@ async def serve(
     *,
     host: str | None = "127.0.0.1",
     api_key: list[str] | None = None,
+    **settings: str,
 ) -> AsyncIterator[Served]:
-    """Serve `handle`; `host` is what the plugin is told, the socket is always on loopback."""
+    """Serve `handle`; `host` is what the plugin is told, the socket is always on loopback.
+
+    `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
+    """
+    with tempfile.TemporaryDirectory() as state_dir:
+        async with _serve(handle, host, api_key, {"state_dir": state_dir, **settings}) as served:
+            yield served
+
+
+@contextlib.asynccontextmanager
+async def _serve(
+    handle: Callable[[wire.Command], wire.Reply],
+    host: str | None,
+    api_key: list[str] | None,
+    settings: dict[str, str],
+) -> AsyncIterator[Served]:
     app = FastAPI()
 
     @app.get("/v1/models")
@@ -74,7 +91,16 @@ async def serve(
     client = EngineClient(handle)
     plugin = VTokenEndpointPlugin()
     plugin.attach_router(app)
-    await plugin.init_state(client, app.state, Namespace(host=host, uds=None, api_key=api_key))
+    args = Namespace(
+        host=host,
+        port=0,
+        uds=None,
+        api_key=api_key,
+        model="scripted",
+        served_model_name=None,
+        additional_config={"vtoken": {"api": settings}},
+    )
+    await plugin.init_state(client, app.state, args)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=2
     )

@@ -1,32 +1,40 @@
 """The door of `/vtoken/v1`: checks access before any route is looked at, and answers what escapes.
 
 Knows ASGI, the access rules and the problem documents. It stands in front of the whole mounted
-application, so that no route, known or not, can be reached without passing it.
+application, so that no route, known or not, can be reached without passing it. A token in a URL is
+refused, and blotted out of the scope before the server writes its access log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vtoken_api.access import Access
+from vtoken_api.access import Access, Grant, address_of
+from vtoken_api.limits import COSTS
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
+from vtoken_api.service import Service
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SECRET_NAMES = frozenset(
+    {"token", "access_token", "auth_token", "api_key", "apikey", "key", "authorization", "bearer"}
+)
 CLOSE_CODE_BASE = 4000  # a refused websocket closes with 4000 + HTTP status
 DENIAL_EXTENSION = "websocket.http.response"
+GRANT = "vtoken.grant"  # scope key: what the caller may do, None until a websocket has said
 
 
 class Guard:
-    """Passes a call on to `app` once `access()` allows it."""
+    """Passes a call on to `app` once the access rules of `service()` allow it."""
 
-    def __init__(self, app: ASGIApp, access: Callable[[], Access | None]) -> None:
+    def __init__(self, app: ASGIApp, service: Callable[[], Service | None]) -> None:
         self._app = app
-        self._access = access
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -50,16 +58,49 @@ class Guard:
                 await deny(fault, scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        access = self._access()
-        if access is None:
+        service = self._service()
+        _refuse_secrets(scope, None if service is None else service.access)
+        if service is None:
             raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
-        headers = Headers(scope=scope)
-        access.check_browser(headers)
-        # A websocket may send its token as the first message: browsers cannot set headers.
-        if scope["type"] == "http" or "authorization" in headers:
-            access.check_token(headers)
-        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
-            access.check_control()
+        try:
+            _admit(scope, service)
+        except ProblemError as error:
+            service.refusals.note(scope, error)
+            raise
+
+
+def _admit(scope: Scope, service: Service) -> None:
+    """Raises 401, 403 or 429; puts the caller's grant into the scope."""
+    headers = Headers(scope=scope)
+    service.access.check_browser(headers)
+    http = scope["type"] == "http"
+    changes = http and scope["method"] not in SAFE_METHODS
+    kind = "change" if changes else "read" if http else "stream"
+    route = scope["path"].removeprefix(scope.get("root_path", "")).strip("/").split("/")[0]
+    service.limits.spend(address_of(scope.get("client")), kind, COSTS.get(route, 1.0))
+    # A websocket may send its token as the first message: browsers cannot set headers.
+    grant: Grant | None = None
+    if http or "authorization" in headers or not service.access.needs_token:
+        grant = service.access.grant(headers.get("authorization"))
+    if grant is not None and changes:
+        grant.check_control()
+    scope[GRANT] = grant
+
+
+def _refuse_secrets(scope: Scope, access: Access | None) -> None:
+    """Raises 401 for a token in the URL, which would end up in logs, histories and proxies."""
+    query = scope.get("query_string", b"")
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        known = access is not None and (access.shows(name) or access.shows(value))
+        if known or name.lower() in SECRET_NAMES:
+            scope["query_string"] = b"refused"
+            raise refuse(
+                401,
+                "a token in the URL is refused; it may be in logs on the way, so change it",
+                field="the query of the URL",
+                bound="Authorization: Bearer TOKEN, or the first message of the stream",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
 
 async def deny(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:

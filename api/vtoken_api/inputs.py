@@ -6,6 +6,7 @@ Everything here raises ProblemError and changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from vtoken_api.problems import ProblemError, refuse
 
 MAX_BODY_BYTES = 64 * 1024
+BODY_TIMEOUT_S = 10.0
 JSON_TYPES = ("application/json", "application/merge-patch+json")
 _ETAG = re.compile(r'\s*"([0-9]{1,18})"\s*')
 _INTEGER = re.compile(r"[0-9]{1,18}")
@@ -39,12 +41,20 @@ class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 async def read_body(request: Request, *, required: bool) -> bytes:
-    """The body, at most MAX_BODY_BYTES of JSON by its content type; raises 400, 413, 415."""
+    """The body, at most MAX_BODY_BYTES of JSON by its content type; raises 400, 408, 413, 415."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > 9 or int(declared) > MAX_BODY_BYTES):
+        raise refuse(413, "the body is too long", bound=f"{MAX_BODY_BYTES} bytes")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise refuse(413, "the body is too long", bound=f"{MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise refuse(413, "the body is too long", bound=f"{MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        detail = "the body did not arrive in time"
+        raise refuse(408, detail, bound=f"{BODY_TIMEOUT_S:g} s") from error
     if not body:
         if required:
             raise refuse(400, "the body is empty", bound="a JSON object")

@@ -37,15 +37,16 @@ DOCUMENTED: tuple[Any, ...] = (
 
 PROBLEMS: dict[int, str] = {
     400: "Malformed: not JSON, or not an entity tag",
-    401: "The API key is missing or wrong",
-    403: "Refused: read-only server, foreign page or foreign host name",
+    401: "The token is missing or wrong, or stands in the URL",
+    403: "Refused: only the control token may, foreign page or foreign host name",
     404: "Unknown id",
+    408: "The body did not arrive within 10 s",
     409: "In conflict with what is going on",
     412: "If-Match names a revision that is no longer current",
     413: "The body is longer than 64 KiB",
     415: "The body is not declared as JSON",
     422: "A field, a value or a bound is wrong; nothing was changed",
-    429: "Too many calls are waiting",
+    429: "Too many calls are waiting, or have come from this address",
     503: "The engine is gone or does not answer",
 }
 

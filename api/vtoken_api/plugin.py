@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vtoken.credentials import read_token_file, readable_by_others
 from vtoken_api import asyncapi, changes, openapi, routes
 from vtoken_api.access import Access
 from vtoken_api.bus import EngineBus
@@ -24,6 +25,7 @@ from vtoken_api.hub import Hub
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service
+from vtoken_api.settings import ApiSettings, api_settings
 from vtoken_api.stream import stream
 
 MOUNT_PATH = "/vtoken/v1"
@@ -40,30 +42,43 @@ class VTokenEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, and describe them in its OpenAPI document."""
-        app.mount(MOUNT_PATH, Guard(self.app, self._access))
+        app.mount(MOUNT_PATH, Guard(self.app, self._service))
         openapi.merge_into(app, self.app, MOUNT_PATH)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
         bus = EngineBus(engine_client)
-        access = Access.of_server(
-            host=args.host,
-            unix_socket=getattr(args, "uds", None) is not None,
-            tokens=args.api_key or [os.environ.get("VLLM_API_KEY", "")],
-        )
-        if not access.can_control:
-            logger.warning(
-                "vtoken: bound to %s, which is more than loopback: %s is read-only",
-                args.host or "every interface",
-                MOUNT_PATH,
-            )
+        access = _access(args, api_settings(args))
         service = Service(bus=bus, hub=Hub(bus), access=access)
         service.hub.start()
         self.app.state.service = state.vtoken = service
 
-    def _access(self) -> Access | None:
-        service: Service | None = getattr(self.app.state, "service", None)
-        return None if service is None else service.access
+    def _service(self) -> Service | None:
+        return getattr(self.app.state, "service", None)
+
+
+def _access(args: Namespace, settings: ApiSettings) -> Access:
+    """The access rules out of arguments and token files; raises CredentialError, ValueError."""
+    tokens: dict[str, str] = {}
+    for name in ("read_token", "control_token"):
+        if path := getattr(settings, f"{name}_file"):
+            tokens[name] = read_token_file(path)
+            if readable_by_others(path):
+                logger.warning("vtoken: other users can read %s: chmod 600 it", path)
+    access = Access.of_server(
+        host=args.host,
+        unix_socket=getattr(args, "uds", None) is not None,
+        api_keys=args.api_key or [os.environ.get("VLLM_API_KEY", "")],
+        **tokens,
+    )
+    if reason := access.server_read_only_reason:
+        logger.warning(
+            "vtoken: %s answers to %s and is read-only: %s",
+            MOUNT_PATH,
+            args.host or "every interface",
+            reason,
+        )
+    return access
 
 
 def build_app() -> FastAPI:

@@ -1,4 +1,4 @@
-"""What the routes and the stream work with: bus, hub, audit log and access rules of one server.
+"""What the routes and the stream work with: bus, hub, audit log, access rules and limits.
 
 Knows how they are put together, not HTTP. The revision of the audit log is the engine's.
 """
@@ -14,6 +14,8 @@ from vtoken_api.audit import AuditLog
 from vtoken_api.bus import EngineBus
 from vtoken_api.hub import Hub
 from vtoken_api.inputs import CompactionRequest
+from vtoken_api.limits import RateLimits
+from vtoken_api.refusals import Refusals
 
 
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class Service:
     hub: Hub
     access: Access
     audit: AuditLog = field(default_factory=AuditLog)
+    limits: RateLimits = field(default_factory=RateLimits)
+    refusals: Refusals = field(default_factory=Refusals)
 
     def __post_init__(self) -> None:
         self.hub.on_events = self.record_own

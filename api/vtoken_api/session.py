@@ -99,9 +99,9 @@ class Session:
                 self._replayed = missed.last_seq
                 self._resumed = True
 
-    async def run(self, *, can_control: bool) -> None:
+    async def run(self, *, read_only_reason: str = "") -> None:
         """Send until cancelled; raises TimeoutError (slow client), ProblemError (no engine)."""
-        await self._send(self._hello(can_control))
+        await self._send(self._hello(read_only_reason))
         await self._send_snapshot()
         loop = asyncio.get_running_loop()
         period = 1.0 / self._query.fps
@@ -153,7 +153,7 @@ class Session:
         if fields := self._cursor.delta(self._view):
             await self._send(self._message(wire.Delta, **fields))
 
-    def _hello(self, can_control: bool) -> wire.Hello:
+    def _hello(self, read_only_reason: str) -> wire.Hello:
         about = self._describe
         hello: wire.Hello = self._message(
             wire.Hello,
@@ -166,7 +166,8 @@ class Session:
             policies=about.policies,
             topics=sorted(self._query.topics),
             fps=self._query.fps,
-            can_control=can_control,
+            can_control=not read_only_reason,
+            read_only_reason=read_only_reason,
             resumed=self._resumed,
         )
         return hello

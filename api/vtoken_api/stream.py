@@ -15,9 +15,9 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from vtoken_api.access import Access, unauthorized
+from vtoken_api.access import Grant, unauthorized
 from vtoken_api.frame import TOPICS
-from vtoken_api.guard import CLOSE_CODE_BASE, deny
+from vtoken_api.guard import CLOSE_CODE_BASE, GRANT, deny
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
@@ -28,6 +28,8 @@ MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
 MAX_CLIENTS = 64
 AUTH_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
+MAX_AUTH_CHARS = 4096
+MAX_CLIENT_MESSAGES = 16
 _RESUME = re.compile(r"([\w.-]{1,64}):([0-9]{1,18})")
 
 
@@ -44,10 +46,11 @@ async def stream(websocket: WebSocket) -> None:
         query = parse_query(websocket)
         if service.hub.num_subscribers >= MAX_CLIENTS:
             raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
-        if service.access.needs_token and "authorization" not in websocket.headers:
+        grant: Grant | None = websocket.scope[GRANT]
+        if grant is None:
             await websocket.accept()
-            await _first_message(websocket, service.access)
-        await _serve(websocket, service, query)
+            grant = await _first_message(websocket, service)
+        await _serve(websocket, service, query, grant)
     except ProblemError as error:
         await _refuse(websocket, error)
     except TimeoutError:
@@ -59,7 +62,7 @@ async def stream(websocket: WebSocket) -> None:
         await _close(websocket, 1011, "a fault in the server, see its log")
 
 
-async def _serve(websocket: WebSocket, service: Service, query: StreamQuery) -> None:
+async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, grant: Grant) -> None:
     async def send(data: bytes) -> None:
         if query.packed:
             await websocket.send_bytes(data)
@@ -72,7 +75,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery) -> 
         await session.prepare()
         if websocket.application_state is WebSocketState.CONNECTING:
             await websocket.accept()
-        sender = asyncio.create_task(session.run(can_control=service.access.can_control))
+        sender = asyncio.create_task(session.run(read_only_reason=grant.read_only_reason))
         receiver = asyncio.create_task(_until_disconnect(websocket))
         try:
             await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +142,8 @@ def _parse_resume(text: str | None) -> tuple[str, int] | None:
     return match[1], int(match[2])
 
 
-async def _first_message(websocket: WebSocket, access: Access) -> None:
-    """Raises 401 unless the client sends {"type": "auth", "token": KEY} in time."""
+async def _first_message(websocket: WebSocket, service: Service) -> Grant:
+    """Raises 401 unless the client sends {"type": "auth", "token": TOKEN} in time."""
     try:
         async with asyncio.timeout(AUTH_TIMEOUT_S):
             message = await websocket.receive()
@@ -149,17 +152,26 @@ async def _first_message(websocket: WebSocket, access: Access) -> None:
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1005))
     try:
-        token = msgspec.json.decode(message.get("text") or b"", type=AuthMessage).token
-    except msgspec.DecodeError as error:
-        raise unauthorized() from error
-    if not access.knows(token):
-        raise unauthorized()
+        text = message.get("text") or ""
+        if len(text) > MAX_AUTH_CHARS:
+            raise unauthorized()
+        return service.access.grant_token(msgspec.json.decode(text, type=AuthMessage).token)
+    except (msgspec.DecodeError, UnicodeEncodeError, ProblemError) as error:
+        refused = unauthorized()
+        service.refusals.note(websocket.scope, refused)
+        raise refused from error
 
 
 async def _until_disconnect(websocket: WebSocket) -> None:
-    """Returns when the client has gone; what it sends is not read any further."""
+    """Returns when the client has gone; raises 400 for one that goes on talking.
+
+    What it says is not looked at: the stream takes nothing but the first message.
+    """
+    said = 0
     while (await websocket.receive())["type"] != "websocket.disconnect":
-        pass
+        said += 1
+        if said > MAX_CLIENT_MESSAGES:
+            raise refuse(400, "the stream takes no messages", bound=f"{MAX_CLIENT_MESSAGES}")
 
 
 async def _refuse(websocket: WebSocket, error: ProblemError) -> None:

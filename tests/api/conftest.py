@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ from vtoken_api.log import logger
 
 @pytest.fixture
 def server_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the plugin logs, also when vLLM has cut its loggers off the root."""
+    """What the plugin logs, also when vLLM has cut its loggers off the root and set its level."""
     logger.addHandler(caplog.handler)
-    yield caplog
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        yield caplog
     logger.removeHandler(caplog.handler)

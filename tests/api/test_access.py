@@ -1,17 +1,26 @@
-"""Who gets in: API key, read-only servers, foreign pages and host names."""
+"""Who gets in, and who may change things: tokens and scopes, read-only servers, foreign pages."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import websockets
 from scripted import ScriptedEngine
-from serving import serve
+from serving import Served, serve
+from starlette.routing import Route, WebSocketRoute
 
-KEY = {"Authorization": "Bearer sesame"}
+from vtoken_api.plugin import build_app
+
+API_KEY, READ, CONTROL = "the-api-key-0123", "the-read-token-0123", "the-control-token-0123"
+ROOT = "/vtoken/v1"
+CHANGES = (("PATCH", "config"), ("POST", "undo"), ("POST", "compactions"))
 
 
 @pytest.fixture
@@ -21,41 +30,195 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     engine.close()
 
 
-async def test_api_key_guards_every_path_and_leaves_the_rest_of_the_server_alone(
+def bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def token_file(folder: Path, name: str, token: str) -> str:
+    path = folder / name
+    path.write_text(token + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def token_files(folder: Path, *, read: bool, control: bool) -> dict[str, str]:
+    files = {}
+    if read:
+        files["read_token_file"] = token_file(folder, "read", READ)
+    if control:
+        files["control_token_file"] = token_file(folder, "control", CONTROL)
+    return files
+
+
+async def hello_of(served: Served, token: str | None, *, first_message: bool = False) -> Any:
+    """The first message of a stream; the token travels as header or as first message."""
+    headers = {} if first_message else bearer(token)
+    async with websockets.connect(served.stream_url, additional_headers=headers) as stream:
+        if first_message:
+            await stream.send(f'{{"type": "auth", "token": "{token}"}}')
+        return json.loads(await asyncio.wait_for(stream.recv(), 10))
+
+
+# What a caller may do: "-" nothing (401), "r" read, "c" read and change; callers in the order
+# nobody, API key, read token, control token; "." where the server has no such token. The table of
+# docs/security.md.
+#        local: loopback or Unix socket     beyond: any other address
+MATRIX = {
+    # (API key, read token, control token)
+    (False, False, False): {"local": "c...", "beyond": "r..."},
+    (True, False, False): {"local": "-c..", "beyond": "-r.."},
+    (False, True, False): {"local": "-.r.", "beyond": "-.r."},
+    (True, True, False): {"local": "-cr.", "beyond": "-rr."},
+    (False, False, True): {"local": "r..c", "beyond": "-..c"},
+    (True, False, True): {"local": "-r.c", "beyond": "-r.c"},
+    (False, True, True): {"local": "-.rc", "beyond": "-.rc"},
+    (True, True, True): {"local": "-rrc", "beyond": "-rrc"},
+}
+
+
+@pytest.mark.parametrize(("held", "where"), list(product(MATRIX, ("local", "beyond"))))
+async def test_every_combination_of_tokens_grants_what_the_table_says(
+    engine: ScriptedEngine, tmp_path: Path, held: tuple[bool, bool, bool], where: str
+) -> None:
+    has_key, has_read, has_control = held
+    async with (
+        serve(
+            engine.handle,
+            host="127.0.0.1" if where == "local" else "0.0.0.0",
+            api_key=[API_KEY] if has_key else None,
+            **token_files(tmp_path, read=has_read, control=has_control),
+        ) as served,
+        httpx.AsyncClient(base_url=served.url + ROOT) as http,
+    ):
+        callers = (None, API_KEY, READ, CONTROL)
+        for token, may in zip(callers, MATRIX[held][where], strict=True):
+            if may == ".":
+                continue
+            headers = bearer(token)
+            reading = await http.get("/events", headers=headers)
+            assert reading.status_code == (401 if may == "-" else 200), token
+            for method, path in CHANGES:
+                changing = await http.request(method, "/" + path, json={}, headers=headers)
+                if may == "c":  # the scripted engine has been asked, and knows no such command
+                    assert changing.json()["status"] in (404, 422), token
+                    assert changing.json()["title"] != "Read-only"
+                else:
+                    assert changing.status_code == (401 if may == "-" else 403), token
+            if may == "-":
+                assert await stream_status(served.stream_url, headers) == 401
+                continue
+            ways = [False, True] if token and served.service.access.needs_token else [False]
+            for first_message in ways:
+                hello = await hello_of(served, token, first_message=first_message)
+                assert hello["can_control"] is (may == "c")
+                assert bool(hello["read_only_reason"]) is (may != "c")
+        if any(held):
+            unknown = await http.get("/events", headers=bearer("unknown-token-0123"))
+            assert unknown.status_code == 401
+            assert unknown.headers["WWW-Authenticate"] == "Bearer"
+            assert await stream_status(served.stream_url, bearer("unknown-token-0123")) == 401
+        changed = {"patch_config", "undo", "compact"} & {call.op for call in served.client.calls}
+        assert bool(changed) is ("c" in MATRIX[held][where])
+
+
+def every_route() -> list[tuple[str, str]]:
+    """(method, path) of everything that the mounted application serves; method WS: a websocket."""
+    found = []
+    for route in build_app().routes:
+        if isinstance(route, WebSocketRoute):
+            found.append(("WS", route.path))
+        else:
+            assert isinstance(route, Route), f"a kind of route that nobody has guarded: {route!r}"
+            found += [(method, route.path) for method in sorted(route.methods or ())]
+    return found
+
+
+async def test_every_route_is_guarded_and_every_change_needs_the_control_token(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    files = token_files(tmp_path, read=True, control=True)
+    async with (
+        serve(engine.handle, **files) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        routes = every_route()
+        assert len(routes) >= 16
+        await http_refuses_all(http, served.stream_url.rpartition("/")[0], routes)
+        assert {call.op for call in served.client.calls} <= {"describe", "events"}
+
+
+async def http_refuses_all(
+    http: httpx.AsyncClient, stream_root: str, routes: list[tuple[str, str]]
+) -> None:
+    """Every route answers 401 to nobody and to a wrong token, and 403 to a reader's change."""
+    for method, template in routes:
+        path = template.replace("{", "").replace("}", "")
+        for headers in ({}, bearer("wrong-token-0123")):
+            if method == "WS":
+                assert await stream_status(stream_root + path, headers) == 401, path
+            else:
+                answer = await http.request(method, ROOT + path, headers=headers)
+                assert answer.status_code == 401, (method, path)
+        if method not in ("WS", "GET", "HEAD"):
+            answer = await http.request(method, ROOT + path, headers=bearer(READ))
+            assert answer.status_code == 403, (method, path)
+            assert answer.json()["title"] == "Read-only"
+
+
+async def stream_status(url: str, headers: dict[str, str]) -> int:
+    """The HTTP status, or that of the close code, that refuses a websocket; 0: it was let in."""
+    try:
+        async with websockets.connect(url, additional_headers=headers) as stream:
+            await stream.send("let me in")
+            await asyncio.wait_for(stream.recv(), 10)
+    except websockets.InvalidStatus as refused:
+        return refused.response.status_code
+    except websockets.ConnectionClosedError as refused:
+        return (refused.rcvd.code if refused.rcvd else 0) - 4000
+    return 0
+
+
+async def test_api_key_guards_unknown_paths_and_leaves_the_rest_of_the_server_alone(
     engine: ScriptedEngine,
 ) -> None:
     async with (
-        serve(engine.handle, api_key=["sesame"]) as served,
+        serve(engine.handle, api_key=[API_KEY]) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        for path in ("/vtoken/v1/events", "/vtoken/v1/nowhere"):
-            answer = await http.get(path)
-            assert answer.status_code == 401
-            assert answer.headers["WWW-Authenticate"] == "Bearer"
-            assert answer.headers["Content-Type"] == "application/problem+json"
-        assert (await http.get("/vtoken/v1/events", headers=KEY)).status_code == 200
-        wrong = {"Authorization": "Bearer sesame2"}
-        assert (await http.get("/vtoken/v1/events", headers=wrong)).status_code == 401
+        answer = await http.get("/vtoken/v1/nowhere")
+        assert answer.status_code == 401
+        assert answer.headers["Content-Type"] == "application/problem+json"
         assert (await http.get("/v1/models")).status_code == 200
 
 
-async def test_stream_takes_the_key_as_header_or_as_first_message(engine: ScriptedEngine) -> None:
-    async with serve(engine.handle, api_key=["sesame"]) as served:
-        async with websockets.connect(served.stream_url, additional_headers=KEY) as stream:
-            assert '"hello"' in str(await asyncio.wait_for(stream.recv(), 10))
+@pytest.mark.parametrize("first", ['{"type": "auth", "token": "x"}', "hello", b"\xff", "x" * 5000])
+async def test_stream_refuses_any_first_message_but_the_token(
+    engine: ScriptedEngine, first: str | bytes
+) -> None:
+    async with serve(engine.handle, api_key=[API_KEY]) as served:
         async with websockets.connect(served.stream_url) as stream:
-            await stream.send('{"type": "auth", "token": "sesame"}')
-            assert '"hello"' in str(await asyncio.wait_for(stream.recv(), 10))
-        for first in ('{"type": "auth", "token": "x"}', "hello", b"\xff"):
-            async with websockets.connect(served.stream_url) as stream:
-                await stream.send(first)
-                with pytest.raises(websockets.ConnectionClosedError):
-                    await asyncio.wait_for(stream.recv(), 10)
-                assert stream.close_code == 4401
+            await stream.send(first)
+            with pytest.raises(websockets.ConnectionClosedError):
+                await asyncio.wait_for(stream.recv(), 10)
+            assert stream.close_code == 4401
+        assert served.service.refusals.counts[401] == 1
+
+
+@pytest.mark.parametrize("name", ["token", "api_key", "Authorization", "x"])
+async def test_token_in_a_url_is_refused_even_where_none_is_needed(
+    engine: ScriptedEngine, tmp_path: Path, name: str
+) -> None:
+    files = token_files(tmp_path, read=False, control=True)
+    async with (
+        serve(engine.handle, **files) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        answer = await http.get("/vtoken/v1/events", params={name: CONTROL})
+        assert answer.status_code == 401
+        assert "URL" in answer.json()["detail"]
+        assert CONTROL not in answer.text
         with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(
-                served.stream_url, additional_headers={"Authorization": "Bearer no"}
-            )
+            await websockets.connect(f"{served.stream_url}?{name}={CONTROL}")
         assert refused.value.response.status_code == 401
 
 
@@ -63,29 +226,23 @@ async def test_stream_takes_the_key_as_header_or_as_first_message(engine: Script
 async def test_server_bound_to_more_than_loopback_is_read_only_and_says_so(
     engine: ScriptedEngine, host: str | None, server_log: pytest.LogCaptureFixture
 ) -> None:
-    async with (
-        serve(engine.handle, host=host) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, host=host) as served:
         assert "read-only" in server_log.text
-        for method, path in (("PATCH", "config"), ("POST", "undo"), ("POST", "compactions")):
-            answer = await http.request(method, f"/vtoken/v1/{path}", json={})
-            assert answer.status_code == 403
-            assert answer.json()["title"] == "Read-only"
-        assert (await http.get("/vtoken/v1/events")).status_code == 200
-        async with websockets.connect(served.stream_url) as stream:
-            assert '"can_control":false' in str(await asyncio.wait_for(stream.recv(), 10))
-        assert {call.op for call in served.client.calls} <= {"describe", "events", "frame"}
+        hello = await hello_of(served, None)
+        assert "bound to more than loopback" in hello["read_only_reason"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1"])
-async def test_loopback_server_takes_changes(engine: ScriptedEngine, host: str) -> None:
+async def test_loopback_server_takes_changes(
+    engine: ScriptedEngine, host: str, server_log: pytest.LogCaptureFixture
+) -> None:
     async with (
         serve(engine.handle, host=host) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
         answer = await http.patch("/vtoken/v1/config", json={})
         assert answer.json()["detail"] == "patch_config"  # the scripted engine has been asked
+        assert "read-only" not in server_log.text
 
 
 @pytest.mark.parametrize(
@@ -94,6 +251,9 @@ async def test_loopback_server_takes_changes(engine: ScriptedEngine, host: str) 
         ({"Origin": "https://evil.example"}, "Origin"),
         ({"Origin": "null"}, "Origin"),
         ({"Origin": "http://127.0.0.1.evil.example"}, "Origin"),
+        ({"Origin": "http://[::1"}, "Origin"),
+        ({"Origin": "file://localhost"}, "Origin"),
+        ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site"),
         ({"Host": "evil.example"}, "Host"),
         ({"Host": "evil.example", "Origin": "http://evil.example"}, "Host"),
     ],
@@ -109,7 +269,7 @@ async def test_foreign_pages_and_rebound_names_are_refused(
             answer = await http.request(method, "/vtoken/v1/undo", headers=headers)
             assert answer.status_code == 403
             assert answer.json()["field"] == field
-        if "Origin" in headers and "Host" not in headers:
+        if "Host" not in headers:
             with pytest.raises(websockets.InvalidStatus) as refused:
                 await websockets.connect(served.stream_url, additional_headers=headers)
             assert refused.value.response.status_code == 403
@@ -123,3 +283,70 @@ async def test_pages_of_the_same_host_are_served(engine: ScriptedEngine) -> None
         for origin in (served.url, "http://localhost:3000", "http://[::1]:1"):
             answer = await http.get("/vtoken/v1/events", headers={"Origin": origin})
             assert answer.status_code == 200
+        typed = await http.get("/vtoken/v1/events", headers={"Sec-Fetch-Site": "none"})
+        assert typed.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"two words-0123456789", "characters that a header cannot carry"),
+        (b"two\nlines-0123456789", "characters that a header cannot carry"),
+        (b"t\xc3\xb6ken-0123456789abc", "characters that a header cannot carry"),
+        (b"short", "5 characters, allowed are 16"),
+        (b"x" * 2000, "2000 characters"),
+        (None, "cannot read the token file"),
+    ],
+)
+async def test_bad_token_file_refuses_the_start_and_is_never_quoted(
+    engine: ScriptedEngine, tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Exception, match=said) as refused:
+        async with serve(engine.handle, control_token_file=str(path)):
+            pass
+    assert str(path) in str(refused.value)
+    for word in (content or b"").split():
+        assert word.decode("latin-1") not in str(refused.value)
+
+
+async def test_one_token_for_two_scopes_refuses_the_start(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    file = token_file(tmp_path, "both", READ)
+    with pytest.raises(ValueError, match="must differ"):
+        async with serve(engine.handle, read_token_file=file, control_token_file=file):
+            pass
+
+
+async def test_token_file_that_others_can_read_is_warned_about(
+    engine: ScriptedEngine, tmp_path: Path, server_log: pytest.LogCaptureFixture
+) -> None:
+    file = token_file(tmp_path, "control", CONTROL)
+    Path(file).chmod(0o644)
+    async with serve(engine.handle, control_token_file=file):
+        assert f"other users can read {file}" in server_log.text
+
+
+async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_shown(
+    engine: ScriptedEngine, tmp_path: Path, server_log: pytest.LogCaptureFixture
+) -> None:
+    files = token_files(tmp_path, read=True, control=True)
+    async with (
+        serve(engine.handle, **files) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        for _ in range(20):
+            await http.get("/vtoken/v1/status", headers=bearer("guess-0123456789"))
+        await http.post("/vtoken/v1/undo", headers=bearer(READ))
+        assert served.service.refusals.counts == {401: 20, 403: 1}
+        lines = {id(r): r.getMessage() for r in server_log.records if "refused" in r.getMessage()}
+        assert len(lines) == 1
+        assert "GET /vtoken/v1/status from 127.0.0.1: 401" in next(iter(lines.values()))
+        for secret in ("guess", READ, CONTROL):
+            assert secret not in server_log.text
+        assert served.service.audit.page(10).entries == []

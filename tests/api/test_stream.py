@@ -233,7 +233,7 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
 
     session = Session(served.service.hub, parse("topics=events&format=msgpack"), send)
     await session.prepare()
-    running = asyncio.create_task(session.run(can_control=True))
+    running = asyncio.create_task(session.run())
     session.offer(engine.add_events(10), 0)
     async with asyncio.timeout(PATIENCE_S):
         while len(sent) < 3:
