@@ -3,7 +3,8 @@
 Knows no socket and no widget. `apply` returns a new Model or raises ResyncNeeded; a message is
 never half applied. Invariants:
 1. messages of one epoch are applied in `seq` order without gaps
-2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`
+2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
+   where the server does not tell owners
 3. `events` ascend by their own `seq`, each at most once, at most MAX_EVENTS of them
 """
 
@@ -45,11 +46,13 @@ class Model:
     epoch: str = ""
     seq: int = -1
     step: int = 0
+    ts: float = 0.0  # of the newest message, by the server's clock [s]
     synced: bool = False
     status: wire.Status | None = None
     config: wire.ConfigDocument | None = None
     live: U16 = field(default_factory=_u16)  # [N] live slots of a block
     flags: U8 = field(default_factory=_u8)  # [N] wire.FLAG_*
+    owner: U16 = field(default_factory=_u16)  # [N] RequestRow.number of the newest holder, 0: free
     requests: Mapping[str, wire.RequestRow] = field(default_factory=_no_requests)
     events: tuple[wire.Event, ...] = ()
     missed_events: int = 0
@@ -77,6 +80,7 @@ def apply(model: Model, message: wire.StreamMessage) -> Model:
             epoch=message.epoch,
             seq=message.seq,
             step=message.step,
+            ts=message.ts,
             synced=message.resumed and kept.synced,
         )
     if model.hello is None:
@@ -85,7 +89,7 @@ def apply(model: Model, message: wire.StreamMessage) -> Model:
         raise ResyncNeeded(f"epoch changed from {model.epoch} to {message.epoch}")
     if message.seq != model.seq + 1:
         raise ResyncNeeded(f"expected message {model.seq + 1}, found {message.seq}")
-    model = replace(model, seq=message.seq, step=message.step)
+    model = replace(model, seq=message.seq, step=message.step, ts=message.ts)
     if isinstance(message, wire.Snapshot):
         return _snapshot(model, message)
     if isinstance(message, wire.Delta):
@@ -102,7 +106,12 @@ def _snapshot(model: Model, message: wire.Snapshot) -> Model:
     num_blocks = model.hello.geometry.num_blocks
     live = wire.unpack_array(message.live, "<u2") if message.live is not None else model.live
     flags = wire.unpack_array(message.flags, "u1") if message.flags is not None else model.flags
-    for name, array, given in (("live", live, message.live), ("flags", flags, message.flags)):
+    owner = wire.unpack_array(message.owner, "<u2") if message.owner is not None else _u16()
+    for name, array, given in (
+        ("live", live, message.live),
+        ("flags", flags, message.flags),
+        ("owner", owner, message.owner),
+    ):
         if given is not None and len(array) != num_blocks:
             raise ResyncNeeded(f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}")
     requests = model.requests
@@ -115,6 +124,7 @@ def _snapshot(model: Model, message: wire.Snapshot) -> Model:
         config=message.config,
         live=live,
         flags=flags,
+        owner=owner,
         requests=requests,
     )
 
@@ -122,7 +132,7 @@ def _snapshot(model: Model, message: wire.Snapshot) -> Model:
 def _delta(model: Model, message: wire.Delta) -> Model:
     if not model.synced:
         raise ResyncNeeded("expected snapshot, found delta")
-    live, flags = model.live, model.flags
+    live, flags, owner = model.live, model.flags, model.owner
     if message.block_ids is not None and len(message.block_ids):
         ids = wire.unpack_array(message.block_ids, "<u4")
         if int(ids.max()) >= len(live):
@@ -132,6 +142,9 @@ def _delta(model: Model, message: wire.Delta) -> Model:
             live[ids] = wire.unpack_array(message.block_live, "<u2")
         if message.block_flags is not None:
             flags[ids] = wire.unpack_array(message.block_flags, "u1")
+        if message.block_owner is not None and len(owner):
+            owner = owner.copy()
+            owner[ids] = wire.unpack_array(message.block_owner, "<u2")
     requests = model.requests
     if message.requests_changed or message.requests_removed:
         changed = dict(requests)
@@ -144,6 +157,7 @@ def _delta(model: Model, message: wire.Delta) -> Model:
         model,
         live=live,
         flags=flags,
+        owner=owner,
         requests=requests,
         status=message.status or model.status,
         config=message.config or model.config,

@@ -21,6 +21,7 @@ class SimRequest:
     live: list[bool] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     moved: int = 0
+    number: int = 0
     evicted_ever: bool = False
 
     def live_count(self) -> int:
@@ -39,6 +40,8 @@ class Pool:
         self.requests: dict[str, SimRequest] = {}
         self.live = np.zeros(num_blocks, np.uint16)
         self.flags = np.zeros(num_blocks, np.uint8)
+        self.owner = np.zeros(num_blocks, np.uint16)
+        self.serial = 0
         self.shared: set[int] = set()
         self.hashed: set[int] = set()
         self.in_flight: set[int] = set()
@@ -48,7 +51,8 @@ class Pool:
     def add(self, request_id: str, prompt: int, limit: int) -> bool:
         if -(-prompt // self.block_size) + 2 > len(self.free):
             return False
-        request = SimRequest(request_id, prompt, limit)
+        self.serial += 1
+        request = SimRequest(request_id, prompt, limit, number=self.serial)
         self.requests[request_id] = request
         for _ in range(prompt):
             self._append(request)
@@ -166,13 +170,15 @@ class Pool:
         return sources, sorted(used), len(moving)
 
     def refresh(self) -> None:
-        """Recomputes `live` and `flags` from the requests."""
+        """Recomputes `live`, `flags` and `owner` from the requests."""
+        self.owner = np.zeros(self.num_blocks, np.uint16)
         self.live = np.zeros(self.num_blocks, np.uint16)
         self.flags = np.zeros(self.num_blocks, np.uint8)
         for request in self.requests.values():
             blocks = np.asarray(request.block)[np.asarray(request.live, bool)]
             np.add.at(self.live, blocks, 1)
             self.flags[request.table] |= 1
+            self.owner[request.table] = request.number
             if request.table:
                 self.flags[request.table[-1]] |= 16
         for blocks, bit in ((self.shared, 2), (self.hashed, 4), (self.in_flight, 8)):

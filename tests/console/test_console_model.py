@@ -113,6 +113,31 @@ def test_json_arrays_are_read_like_packed_ones() -> None:
     assert (after.live[1], after.flags[1]) == (5, 3)
 
 
+def with_owners(owners: list[int]) -> wire.Snapshot:
+    return msgspec.structs.replace(snapshot(), owner=np.array(owners, "<u2").tobytes())
+
+
+def test_owners_follow_the_deltas_that_name_them() -> None:
+    model = apply(apply(Model(), hello()), with_owners([0, 3, 3, 0]))
+    assert model.owner.tolist() == [0, 3, 3, 0]
+    message = msgspec.structs.replace(
+        delta(2, [1, 3], [9, 8]), block_owner=np.array([0, 7], "<u2").tobytes()
+    )
+    assert apply(model, message).owner.tolist() == [0, 0, 3, 7]
+    assert model.owner.tolist() == [0, 3, 3, 0]
+
+
+def test_server_that_tells_no_owners_leaves_them_unknown() -> None:
+    model = apply(synced(), delta(2, [1], [9]))
+    assert len(model.owner) == 0
+    assert model.ts == 2.0
+
+
+def test_owners_of_another_geometry_order_a_resync() -> None:
+    with pytest.raises(ResyncNeeded, match=r"snapshot.owner has 2 blocks, expected 4"):
+        apply(apply(Model(), hello()), with_owners([0, 1]))
+
+
 @pytest.mark.parametrize("seq", [1, 3, 7])
 def test_gap_or_repeat_in_seq_orders_a_resync(seq: int) -> None:
     with pytest.raises(ResyncNeeded, match=f"expected message 2, found {seq}"):
