@@ -114,6 +114,6 @@ async def _serve(
     try:
         yield Served(f"http://127.0.0.1:{port}", app, client, service, server)
     finally:
-        await service.hub.close()
+        await service.close()
         server.should_exit = True
         await task

@@ -92,6 +92,11 @@ class Hub:
         """The newest frame, None before the first."""
         return self._view
 
+    @property
+    def last_event(self) -> int:
+        """`seq` of the newest event that was passed on; 0 before the first."""
+        return self._last_event or 0
+
     async def describe(self) -> wire.Describe:
         """What the engine is; raises ProblemError."""
         if self._describe is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,18 +18,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken.credentials import read_token_file, readable_by_others
-from vtoken_api import asyncapi, changes, openapi, routes
+from vtoken_api import asyncapi, changes, downloads, openapi, routes
 from vtoken_api.access import Access
+from vtoken_api.audit import AuditLog
 from vtoken_api.bus import EngineBus
+from vtoken_api.flight import FlightRecorder
 from vtoken_api.guard import Guard
 from vtoken_api.hub import Hub
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings
+from vtoken_api.statedir import StateDir, default_path
 from vtoken_api.stream import stream
 
 MOUNT_PATH = "/vtoken/v1"
+AUDIT_ENTRIES = 100  # newest ones that the flight recorder looks at
 
 
 class VTokenEndpointPlugin:
@@ -48,9 +53,16 @@ class VTokenEndpointPlugin:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
         bus = EngineBus(engine_client)
-        access = _access(args, api_settings(args))
-        service = Service(bus=bus, hub=Hub(bus), access=access)
-        service.hub.start()
+        settings = api_settings(args)
+        hub, audit = Hub(bus), AuditLog()
+        flight = FlightRecorder(
+            hub, _state_dir(args, settings), audit=lambda: audit.page(AUDIT_ENTRIES).entries
+        )
+        service = Service(
+            bus=bus, hub=hub, access=_access(args, settings), flight=flight, audit=audit
+        )
+        hub.start()
+        flight.start()
         self.app.state.service = state.vtoken = service
 
     def _service(self) -> Service | None:
@@ -81,12 +93,20 @@ def _access(args: Namespace, settings: ApiSettings) -> Access:
     return access
 
 
+def _state_dir(args: Namespace, settings: ApiSettings) -> StateDir:
+    """The state directory of this server, named or its default."""
+    named = settings.state_dir
+    path = Path(named) if named else default_path(args.port, getattr(args, "uds", None))
+    return StateDir(path)
+
+
 def build_app() -> FastAPI:
     """The application behind the guard; needs `state.service` before it is called."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(routes.router)
     app.include_router(changes.router)
     app.include_router(asyncapi.router)
+    app.include_router(downloads.router)
     app.add_api_websocket_route("/stream", stream, name="vtoken_stream")
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)

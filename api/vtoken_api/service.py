@@ -12,6 +12,7 @@ from vtoken import wire
 from vtoken_api.access import Access
 from vtoken_api.audit import AuditLog
 from vtoken_api.bus import EngineBus
+from vtoken_api.flight import FlightRecorder
 from vtoken_api.hub import Hub
 from vtoken_api.inputs import CompactionRequest
 from vtoken_api.limits import RateLimits
@@ -25,6 +26,7 @@ class Service:
     bus: EngineBus
     hub: Hub
     access: Access
+    flight: FlightRecorder
     audit: AuditLog = field(default_factory=AuditLog)
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)
@@ -39,6 +41,11 @@ class Service:
             if event.kind == "config" and data.get("actor") in ("trial", "guard"):
                 action = "revert" if "reverted" in data else "keep"
                 self.audit.record(data["actor"], action, data["changes"], data["revision"])
+
+    async def close(self) -> None:
+        """Stop what runs in the background; clients keep their connections."""
+        await self.flight.close()
+        await self.hub.close()
 
     async def patch_config(
         self,

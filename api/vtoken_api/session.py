@@ -41,12 +41,18 @@ class StreamQuery:
 
 
 class Session:
-    """Runs until the client or the engine goes."""
+    """Runs until the client or the engine goes; `passive`: no state is asked for on its behalf."""
 
     def __init__(
-        self, hub: Hub, query: StreamQuery, send: Callable[[bytes], Awaitable[None]]
+        self,
+        hub: Hub,
+        query: StreamQuery,
+        send: Callable[[bytes], Awaitable[None]],
+        *,
+        passive: bool = False,
     ) -> None:
-        self.wants_state = bool(query.topics & STATE_TOPICS)
+        self._takes_state = bool(query.topics & STATE_TOPICS)
+        self.wants_state = self._takes_state and not passive
         self._hub = hub
         self._query = query
         self._send_bytes = send
@@ -57,6 +63,7 @@ class Session:
         self._wake = asyncio.Event()
         self._describe: wire.Describe
         self._view: FrameView | None = None
+        self._last_event = 0  # `seq` of the last event that was sent
         self._replayed = 0  # events up to this seq were replayed: not sent again when they come
         self._seq = 0
         self._resumed = False
@@ -80,13 +87,19 @@ class Session:
 
     def wake(self) -> None:
         """There is a newer frame."""
-        if self.wants_state:
+        if self._takes_state:
             self._wake.set()
+
+    @property
+    def resume_from(self) -> tuple[str, int] | None:
+        """Where another session would go on without a gap; None before the first event."""
+        return (self._describe.epoch, self._last_event) if self._last_event else None
 
     # ------------------------------------------------------------ the life of a session
 
     async def prepare(self) -> None:
         """Fetch the first frame and missed events, before anything is sent; raises ProblemError."""
+        self._last_event = self._hub.last_event
         self._describe = await self._hub.describe()
         self._view = await self._hub.current()
         resume = self._query.resume
@@ -109,7 +122,7 @@ class Session:
         while True:
             self._wake.clear()
             await self._send_events()
-            fresh = self.wants_state and self._hub.view is not self._view
+            fresh = self._takes_state and self._hub.view is not self._view
             if fresh and loop.time() >= next_state:
                 await self._send_delta()
                 next_state = loop.time() + period
@@ -142,6 +155,7 @@ class Session:
                 await self._send_snapshot()
             else:
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
+                self._last_event = event.seq
 
     async def _send_snapshot(self) -> None:
         assert self._view is not None

@@ -144,7 +144,7 @@ async def test_every_route_is_guarded_and_every_change_needs_the_control_token(
         routes = every_route()
         assert len(routes) >= 16
         await http_refuses_all(http, served.stream_url.rpartition("/")[0], routes)
-        assert {call.op for call in served.client.calls} <= {"describe", "events"}
+        assert {call.op for call in served.client.calls} <= {"describe", "events", "frame"}
 
 
 async def http_refuses_all(

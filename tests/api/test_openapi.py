@@ -12,6 +12,7 @@ from vtoken import wire
 from vtoken_api.asyncapi import description
 from vtoken_api.asyncapi import router as stream_router
 from vtoken_api.changes import router as changes_router
+from vtoken_api.downloads import router as downloads_router
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.routes import router as routes_router
@@ -47,11 +48,12 @@ def test_every_route_is_described_with_its_answer_and_its_problems(
     }
     served = {
         (route.path, method.lower())  # type: ignore[attr-defined]
-        for route in [*routes_router.routes, *changes_router.routes, *stream_router.routes]
+        for router in (routes_router, changes_router, stream_router, downloads_router)
+        for route in router.routes
         for method in route.methods  # type: ignore[attr-defined]
     }
     assert described == served
-    assert len(served) == 16
+    assert len(served) == 17
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]

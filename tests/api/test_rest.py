@@ -133,6 +133,8 @@ async def test_every_answer_is_what_the_openapi_document_says(
             answer = await http.get(path.removeprefix(BASE).format(**values))
             described = operations["get"]["responses"][str(answer.status_code)]["content"]
             schema = described[answer.headers["Content-Type"]]["schema"]
+            if schema.get("format") == "binary":
+                continue
             validator = Draft202012Validator({**schema, "components": document["components"]})
             validator.validate(answer.json())
 

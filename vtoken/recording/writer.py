@@ -49,8 +49,13 @@ class RecordingWriter:
             raise RecordingExistsError(path) from error
         except OSError as error:
             raise self._failed(error) from error
-        self.write(header_line(source))
-        self.flush()
+        try:
+            self.write(header_line(source))
+            self.flush()
+        except RecordingError:
+            self._file.close()
+            path.unlink(missing_ok=True)
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,102 @@
+"""`GET /recording`: what the flight recorder holds of the last seconds, as one recording.
+
+Knows HTTP, the recorder and its segments. Any process of the server answers, also one that does not
+record itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from vtoken_api.flight import STATE_S, FlightRecorder
+from vtoken_api.inputs import check_query, query_int
+from vtoken_api.openapi import answers, query
+from vtoken_api.problems import ProblemError, refuse
+from vtoken_api.routes import Served
+from vtoken_api.segments import MAX_AGE_S, Segment, chunks
+
+GZIP = "application/gzip"
+DEFAULT_S = 300
+STALE_S = 30.0  # the recording process writes every second
+
+router = APIRouter(tags=["vToken"])
+
+
+def _answers() -> dict[int | str, dict[str, Any]]:
+    found = answers({}, "A recording of the stream, gzip; `vtoken console --replay` shows it")
+    found[200]["content"] = {GZIP: {"schema": {"type": "string", "format": "binary"}}}
+    return found
+
+
+@router.get(
+    "/recording",
+    summary="What happened just now: the flight recorder's last seconds",
+    operation_id="vtoken_recording",
+    description="A recording: one JSON document a line, a header, then stream messages "
+    f"({1 / STATE_S:g} state a second, every event) and audit entries. It begins at the key frame "
+    "before the time asked for. 503 while nothing is recorded, with the reason.",
+    openapi_extra={
+        "parameters": [
+            query(
+                "seconds",
+                {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": int(MAX_AGE_S),
+                    "default": DEFAULT_S,
+                },
+                "how far back",
+            )
+        ]
+    },
+    responses=_answers(),
+)
+async def get_recording(request: Request, service: Served) -> Response:
+    check_query(request, ("seconds",))
+    seconds = query_int(request, "seconds", DEFAULT_S, 1, int(MAX_AGE_S))
+    flight = service.flight
+    await flight.flush()
+    _check_recorder(flight)
+    try:
+        segments = await asyncio.to_thread(flight.segments.since, time.time() - seconds)
+    except OSError as error:
+        raise _not_recording(f"what was recorded cannot be read: {error}") from error
+    if not segments or (not flight.recording and _age_s(segments[-1]) > STALE_S):
+        raise _not_recording("the flight recorder has written nothing of that time")
+    name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return StreamingResponse(_read(segments), media_type=GZIP, headers=headers)
+
+
+def _check_recorder(flight: FlightRecorder) -> None:
+    if flight.problem:
+        stopped = time.strftime("%H:%M:%S", time.localtime(flight.stopped_ts))
+        raise _not_recording(
+            f"the flight recorder has stopped at {stopped}: {flight.problem}; what it recorded "
+            f"before lies in {flight.segments.directory} on the server"
+        )
+
+
+def _not_recording(detail: str) -> ProblemError:
+    return refuse(503, detail, title="Not recording", headers={"Retry-After": "5"})
+
+
+def _age_s(segment: Segment) -> float:
+    try:
+        return time.time() - segment.path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+async def _read(segments: list[Segment]) -> AsyncIterator[bytes]:
+    for segment in segments:
+        pieces = chunks(segment)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece

@@ -1,0 +1,215 @@
+"""The flight recorder: always on, it keeps the last of what happened on disk, bounded.
+
+Knows the hub, a session and segments. It is a client of the hub like any other, except that it asks
+the engine for one state a second while nobody else does, and seldom while the engine is idle.
+
+1. One process of a server records: the one that leads.
+2. What lies on disk is at most the segments' bound; the oldest segment goes first.
+3. A disk that refuses stops the recording, not the server: `problem` says why, `num_faults`
+   counts, and it goes on when the disk takes data again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from vtoken import wire
+from vtoken.recording import RecordingError, RecordingWriter
+from vtoken.recording.writer import FLIGHT_RECORDER
+from vtoken_api.frame import TOPICS
+from vtoken_api.hub import Hub
+from vtoken_api.log import logger
+from vtoken_api.problems import ProblemError
+from vtoken_api.segments import Segments
+from vtoken_api.session import Session, StreamQuery
+from vtoken_api.statedir import StateDir
+
+MAX_BYTES = 64 * 1024 * 1024
+SEGMENT_BYTES = 1024 * 1024
+SEGMENT_S = 60.0
+STATE_S = 1.0  # between two states while the engine takes steps
+IDLE_STATE_S = 5.0
+WRITE_S = 1.0  # what a killed process loses at most
+WRITE_BYTES = 256 * 1024
+DISK_TIMEOUT_S = 10.0
+RETRY_S = 5.0
+
+T = TypeVar("T")
+
+
+class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
+    """The next segment begins."""
+
+
+class FlightRecorder:
+    """`start` once, inside the event loop; `audit` answers the entries held, oldest first."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        state_dir: StateDir,
+        *,
+        audit: Callable[[], Iterable[wire.AuditEntry]],
+        max_bytes: int = MAX_BYTES,
+        segment_s: float = SEGMENT_S,
+        segment_bytes: int = SEGMENT_BYTES,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self.segments = Segments(state_dir.path / "flight", max_bytes=max_bytes)
+        self.recording = False  # by this process, now
+        self.problem = ""  # why it has stopped
+        self.stopped_ts = 0.0  # when it has
+        self.num_faults = 0  # times that the disk refused
+        self._hub = hub
+        self._state_dir = state_dir
+        self._audit = audit
+        self._segment_s = segment_s
+        self._segment_bytes = segment_bytes
+        self._retry_s = retry_s
+        self._writer: RecordingWriter | None = None
+        self._ends_at = 0.0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._written_at = 0.0
+        self._audited_ts = 0.0
+        self._resume: tuple[str, int] | None = None
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="vtoken-flight")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to record, in the background."""
+        self._task = asyncio.create_task(self._run(), name="vtoken-flight")
+
+    async def close(self) -> None:
+        """Stop; the open segment is finished."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._disk.shutdown(wait=False)
+
+    async def flush(self) -> None:
+        """What was seen so far lies on disk, if this process records."""
+        if self.recording:
+            with contextlib.suppress(RecordingError, TimeoutError):
+                await self._write()
+
+    # ------------------------------------------------------------ inside
+
+    async def _run(self) -> None:
+        fresh = asyncio.create_task(self._keep_fresh(), name="vtoken-flight-state")
+        try:
+            while True:
+                try:
+                    while self._state_dir.try_lead():
+                        await self._record_segment()
+                    if self._state_dir.error:
+                        self._stop(self._state_dir.error, fault=True)
+                except ProblemError as error:
+                    self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
+                except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
+                    self._stop(str(error) or "the disk does not answer", fault=True)
+                except Exception as error:
+                    logger.exception("vtoken: the flight recorder failed, starting it again")
+                    self._stop(f"a fault: {error}", fault=True)
+                await asyncio.sleep(self._retry_s)
+        finally:
+            fresh.cancel()
+
+    def _stop(self, problem: str, *, fault: bool) -> None:
+        if not self.problem:
+            self.stopped_ts = time.time()
+        if problem != self.problem:
+            logger.warning("vtoken: the flight recorder has stopped: %s", problem)
+        self.problem = problem
+        self.num_faults += fault
+
+    async def _keep_fresh(self) -> None:
+        pause = STATE_S
+        while True:
+            await asyncio.sleep(pause)
+            if self.recording:
+                before = self._hub.view
+                with contextlib.suppress(ProblemError):
+                    view = await self._hub.current()
+                    idle = before is not None and before.status.step == view.status.step
+                    pause = IDLE_STATE_S if idle else STATE_S
+
+    async def _record_segment(self) -> None:
+        query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
+        session = Session(self._hub, query, self._take, passive=True)
+        self._hub.join(session)
+        try:
+            await session.prepare()
+            await self._on_disk(self._begin)
+            if self.problem:
+                logger.info("vtoken: the flight recorder records again")
+            self.recording, self.problem = True, ""
+            with contextlib.suppress(SegmentFull):
+                await session.run(read_only_reason="this is a recording")
+        finally:
+            self.recording = False
+            self._hub.leave(session)
+            self._resume = session.resume_from or self._resume
+            await self._finish(self._write())
+            await self._finish(self._on_disk(self._end))
+
+    async def _finish(self, work: Awaitable[None]) -> None:
+        """The rest of a segment, also on the way out, so it must not raise."""
+        try:
+            await work
+        except (RecordingError, OSError) as error:
+            self._stop(str(error) or "the disk does not answer", fault=True)
+
+    async def _take(self, message: bytes) -> None:
+        """The session's way to send."""
+        loop = asyncio.get_running_loop()
+        self._pending.append(message)
+        self._pending_bytes += len(message)
+        if self._pending_bytes >= WRITE_BYTES or loop.time() - self._written_at >= WRITE_S:
+            self._written_at = loop.time()
+            await self._write()
+            writer = self._writer
+            if loop.time() >= self._ends_at or (
+                writer is not None and writer.num_bytes >= self._segment_bytes
+            ):
+                raise SegmentFull
+
+    async def _write(self) -> None:
+        lines, self._pending, self._pending_bytes = self._pending, [], 0
+        entries = [entry for entry in self._audit() if entry.ts > self._audited_ts]
+        if entries:
+            self._audited_ts = entries[-1].ts
+        await self._on_disk(lambda: self._put(lines, entries))
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """`work` in the disk's own thread; raises TimeoutError when the disk hangs."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(DISK_TIMEOUT_S):
+            return await loop.run_in_executor(self._disk, work)
+
+    # ------------------------------------------------------------ in the disk's thread
+
+    def _begin(self) -> None:
+        self.segments.prune(self._segment_bytes)
+        self._writer = RecordingWriter(self.segments.new_path(), source=FLIGHT_RECORDER)
+        self._ends_at = time.monotonic() + self._segment_s
+
+    def _put(self, lines: list[bytes], entries: list[wire.AuditEntry]) -> None:
+        if self._writer is not None:
+            for line in lines:
+                self._writer.write(line)
+            for entry in entries:
+                self._writer.write_audit(entry)
+            self._writer.flush()
+
+    def _end(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            self.segments.finish(writer.path)

@@ -1,0 +1,92 @@
+"""The flight recorder's files: which there are, what of them covers a time, when they go.
+
+Knows names, sizes and gzip, not the engine. A segment is a recording that can be read alone;
+several behind one another are one too. The segment being written has `.open` in its name, and keeps
+it when its writer is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtoken.recording import RecordingError, RecordingReader
+
+MAX_AGE_S = 24 * 3600.0
+CHUNK_BYTES = 256 * 1024
+_NAME = re.compile(r"flight-(\d{13})-\d+(\.open)?\.jsonl\.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file; `start_ts` in Unix seconds. An open one may end in the middle of a line."""
+
+    path: Path
+    start_ts: float
+    open: bool
+    num_bytes: int
+
+
+class Segments:
+    """The segments in one directory, shared by the processes of one server."""
+
+    def __init__(self, directory: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.max_age_s = max_age_s
+
+    def new_path(self) -> Path:
+        """The name of a segment that begins now; makes the directory (0700)."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.directory / f"flight-{time.time() * 1000:013.0f}-{os.getpid()}.open.jsonl.gz"
+
+    def finish(self, path: Path) -> None:
+        """Rename a segment that was written to its end."""
+        path.rename(path.with_name(path.name.replace(".open.", ".")))
+
+    def listed(self) -> list[Segment]:
+        """All segments, oldest first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.directory.iterdir():
+                match = _NAME.fullmatch(path.name)
+                with contextlib.suppress(FileNotFoundError):
+                    if match:
+                        size = path.stat().st_size
+                        found.append(Segment(path, int(match[1]) / 1000, bool(match[2]), size))
+        return sorted(found, key=lambda segment: segment.path.name)
+
+    def prune(self, room_bytes: int = 0) -> None:
+        """Delete the oldest until `room_bytes` more fit into the bound, and what is too old."""
+        segments = self.listed()
+        total = sum(segment.num_bytes for segment in segments)
+        oldest_ts = time.time() - self.max_age_s
+        for segment in segments:
+            if total + room_bytes <= self.max_bytes and segment.start_ts >= oldest_ts:
+                break
+            segment.path.unlink(missing_ok=True)
+            total -= segment.num_bytes
+
+    def since(self, ts: float) -> list[Segment]:
+        """What covers the time from `ts` on; begins a little earlier, at a key frame."""
+        segments = self.listed()
+        ends = [*(segment.start_ts for segment in segments[1:]), float("inf")]
+        return [segment for segment, end in zip(segments, ends, strict=True) if end > ts]
+
+
+def chunks(segment: Segment) -> Iterator[bytes]:
+    """The segment as whole gzip members; nothing of one that was deleted meanwhile."""
+    if segment.open:
+        with contextlib.suppress(RecordingError), RecordingReader(segment.path) as reader:
+            lines = [line + b"\n" for _, line in iter(reader.raw, None)]
+            yield gzip.compress(b"".join(lines), 1)
+        return
+    with contextlib.suppress(FileNotFoundError), segment.path.open("rb") as file:
+        while data := file.read(CHUNK_BYTES):
+            yield data

@@ -1,0 +1,241 @@
+"""The flight recorder on a real server: what happened just now, whatever the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from core_engine import CoreEngine
+from serving import Served, serve
+
+from vtoken import wire
+from vtoken.recording import Index, RecordingReader, scan
+from vtoken_api.segments import Segments, chunks
+
+FLIGHT = "/vtoken/v1/recording"
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.05)
+    assert condition(), what
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[CoreEngine]:
+    core = CoreEngine()
+    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
+    core.admit("a", 100)
+    core.step(3)
+
+    async def go() -> None:
+        while True:
+            core.step()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(go())
+    yield core
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    core.close()
+
+
+@contextlib.asynccontextmanager
+async def flying(
+    core: CoreEngine, folder: Path, **options: float
+) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
+    """A server whose recorder starts anew with `options` on the state directory `folder`."""
+    async with (
+        serve(core.handle, state_dir=str(folder)) as served,
+        httpx.AsyncClient(base_url=served.url, timeout=30) as client,
+    ):
+        flight = served.service.flight
+        for name, value in options.items():
+            setattr(flight, f"_{name}", value)
+        yield served, client
+
+
+def lines_of(content: bytes) -> list[wire.RecordingLine]:
+    return [
+        msgspec.json.decode(line, type=wire.RecordingLine)
+        for line in gzip.decompress(content).splitlines()
+    ]
+
+
+async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: Path) -> None:
+    async with flying(core, tmp_path) as (served, client):
+        await until(lambda: served.service.flight.recording, "not recording")
+        answer = await client.patch(
+            "/vtoken/v1/config", json={"theta_f": 0.4}, headers={"X-VToken-Actor": "ana"}
+        )
+        assert answer.status_code == 200
+        await asyncio.sleep(2.2)
+        answer = await client.get(FLIGHT, params={"seconds": 60})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/gzip"
+    header, hello, snapshot, *rest = lines_of(answer.content)
+    assert isinstance(header, wire.RecordingHeader)
+    assert header.source == "flight recorder"
+    assert (type(hello), type(snapshot)) == (wire.Hello, wire.Snapshot)
+    assert not hello.can_control
+    deltas = [line for line in rest if isinstance(line, wire.Delta)]
+    assert deltas[-1].status.step > snapshot.status.step
+    events = [line.event for line in rest if isinstance(line, wire.EventMessage)]
+    assert [event.seq for event in events] == list(range(events[0].seq, events[-1].seq + 1))
+    assert any(event.kind == "config" for event in events)
+    (audit,) = [line.entry for line in rest if isinstance(line, wire.AuditLine)]
+    assert audit.actor.startswith("ana@")
+    path = tmp_path / "just-now.jsonl.gz"
+    path.write_bytes(answer.content)
+    with RecordingReader(path) as reader:
+        *_, index = scan(reader, Index())
+        assert (index.torn, index.error, len(index.keyframes)) == ("", None, 1)
+
+
+async def test_segments_follow_one_another_without_losing_an_event(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path, segment_bytes=1) as (served, client):
+        segments = served.service.flight.segments
+        await until(lambda: len(segments.listed()) >= 4, "no segments")
+        answer = await client.get(FLIGHT)
+    lines = lines_of(answer.content)
+    assert sum(isinstance(line, wire.RecordingHeader) for line in lines) >= 4
+    seqs = [line.event.seq for line in lines if isinstance(line, wire.EventMessage)]
+    assert seqs == list(range(seqs[0], seqs[-1] + 1))
+
+
+async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publisher(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path) as (served, _):
+        await until(lambda: served.service.flight.recording, "not recording")
+        frames = [c for c in served.client.calls if c.op == "frame"]
+        await asyncio.sleep(3)
+        asked = [c for c in served.client.calls if c.op == "frame"]
+        assert 0 < len(asked) - len(frames) <= 3
+        assert not core.publisher._subscribers[wire.TOPIC_STATE]
+
+
+async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path, retry_s=0.1) as (served, client):
+        flight = served.service.flight
+        await until(lambda: flight.recording, "not recording")
+        folder, away = flight.segments.directory, tmp_path / "away"
+        folder.rename(away)
+        folder.write_text("a file where the directory was")
+        flight._ends_at = 0.0  # the next segment cannot be opened
+        await until(lambda: flight.problem, "no problem")
+        answer = await client.get(FLIGHT)
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "the flight recorder has stopped at" in answer.json()["detail"]
+        assert flight.num_faults > 0
+        assert (await client.get("/vtoken/v1/status")).status_code == 200
+        folder.unlink()
+        await until(lambda: flight.recording and not flight.problem, "did not go on")
+        await until(lambda: flight.segments.listed(), "no segment")
+        answer = await client.get(FLIGHT)
+        assert answer.status_code == 200
+        assert lines_of(answer.content)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/dev/shm").is_mount(),
+    reason="fills a small file system of its own, which only root can mount",
+)
+async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    mount = await asyncio.create_subprocess_exec(
+        "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path), stderr=-3
+    )
+    if await mount.wait() != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        ballast = tmp_path / "ballast"
+        async with flying(core, tmp_path, retry_s=0.1) as (served, client):
+            flight = served.service.flight
+            await until(lambda: flight.recording, "not recording")
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            await until(lambda: "No space left on device" in flight.problem, "not noticed")
+            answer = await client.get(FLIGHT)
+            assert answer.status_code == 503
+            assert "No space left on device" in answer.json()["detail"]
+            assert (await client.get("/vtoken/v1/status")).status_code == 200
+            ballast.unlink()
+            await until(lambda: flight.recording and not flight.problem, "did not go on")
+            assert lines_of((await client.get(FLIGHT)).content)
+    finally:
+        await (await asyncio.create_subprocess_exec("umount", "-l", str(tmp_path))).wait()
+
+
+async def test_of_two_processes_one_records_and_both_answer(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path, retry_s=0.1) as (first, _):
+        await until(lambda: first.service.flight.recording, "not recording")
+        async with flying(core, tmp_path, retry_s=0.1) as (second, client):
+            await asyncio.sleep(1.5)
+            assert not second.service.flight.recording
+            answer = await client.get(FLIGHT)
+            assert answer.status_code == 200
+            assert len(lines_of(answer.content)) > 3
+            assert len(first.service.flight.segments.listed()) == 1
+
+
+async def test_seconds_out_of_bounds_are_refused(core: CoreEngine, tmp_path: Path) -> None:
+    async with flying(core, tmp_path) as (_, client):
+        for value in ("0", "90000", "soon"):
+            answer = await client.get(FLIGHT, params={"seconds": value})
+            assert (answer.status_code, answer.json()["field"]) == (422, "seconds")
+            assert answer.json()["bound"] == "1..86400"
+
+
+def write(folder: Path, start_ms: int, size: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"flight-{start_ms:013}-1.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"type":"x"}\n', 0).ljust(size, b"\0")[:size])
+    return path
+
+
+def test_oldest_segments_go_first(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, max_bytes=1000, max_age_s=float("inf"))
+    paths = [write(tmp_path, n, 300) for n in (1000, 2000, 3000)]
+    (tmp_path / "notes.txt").write_bytes(bytes(5000))
+    segments.prune()
+    assert all(path.exists() for path in paths)
+    segments.prune(room_bytes=200)
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert (tmp_path / "notes.txt").exists()
+    Segments(tmp_path, max_bytes=1000, max_age_s=60).prune()
+    assert [path.exists() for path in paths] == [False, False, False]
+
+
+def test_segments_cover_the_time_asked_for(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, max_bytes=10_000)
+    for n in (1000, 2000, 3000):
+        write(tmp_path, n * 1000, 100)
+    assert [s.start_ts for s in segments.since(2500)] == [2000, 3000]
+    assert [s.start_ts for s in segments.since(9000)] == [3000]
+    assert [s.start_ts for s in segments.since(0)] == [1000, 2000, 3000]
+
+
+def test_segment_that_is_deleted_meanwhile_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, 1000, 100)
+    (segment,) = Segments(tmp_path, max_bytes=1).listed()
+    path.unlink()
+    assert list(chunks(segment)) == []
