@@ -72,10 +72,13 @@ class Admission:
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
         return growth + self._outstanding_blocks() + config.headroom_blocks
 
-    def asked(self, num_blocks: int) -> None:
-        """A waiting request needs `num_blocks` free ones; what is missing opens the gates."""
+    def asked(self, num_blocks: int, *, compressed: bool = True) -> None:
+        """A waiting request needs `num_blocks` free ones; what is missing is told, and opens the
+        gates where it waits for what others will hold (`compressed`)."""
         missing = num_blocks - self._ledger.store.num_free_blocks()
-        self._ledger.wanted_blocks = max(self._ledger.wanted_blocks, missing)
+        self._ledger.lacking_blocks = max(self._ledger.lacking_blocks, missing)
+        if compressed:
+            self._ledger.wanted_blocks = max(self._ledger.wanted_blocks, missing)
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""

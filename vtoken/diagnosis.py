@@ -1,96 +1,190 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
-Reads the runtime, changes nothing. Fragmented: free blocks are at the low watermark, and compacting
-would free some. Full: it would not, and no more blocks are free than one round may take.
+Reads the runtime, changes nothing. The pool is short when free blocks, less what a waiting request
+lacks, are at the low watermark, or a waiting request lacks any. Fragmented: it is short, and
+compacting would free some blocks. Full: compacting would not, and no more blocks are free than one
+round may take, or a request waits for more.
 
 The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
-round of the real planner within B and the headroom. It is recomputed at most every `OFFER_SECONDS`,
-and seldom enough to take 1% of the time at most.
+round of the real planner within B and the headroom. The planner is asked after every change of the
+configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 1% of the time at
+most. In between, what was offered of a request counts for as long as that request holds so many
+blocks beyond its live tokens.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from vtoken.reclaim import plan_round
+from vtoken.advice import Situation, sentence
+from vtoken.config import VTokenConfig
+from vtoken.gates import describe_gates, headroom_gate
+from vtoken.reclaim import Round, plan_round
 from vtoken.runtime import Runtime
+from vtoken.table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
 OFFER_SECONDS = 0.5
+MAX_SHARE = 0.01  # of the engine's time that asking the planner may take
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the round would have done with one table; `shared`: it is one of a group."""
+
+    table: TokenTable
+    freed_blocks: int
+    moved_tokens: int
+    shared: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one round would do now."""
+    """What one round would have done when the planner was last asked.
 
-    freed_blocks: int = 0
-    moved_tokens: int = 0
+    `missing_blocks`: fresh blocks that it lacked for more than it has, `available_blocks`.
+    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps where they are;
+    `copy_freed_blocks`: what moving them too would free, asked where nothing else is to be gained,
+    and `better_sharing` the tier that frees it: `index` where all of them are dead.
+    """
+
+    parts: tuple[Part, ...] = ()
+    available_blocks: int = 0
+    missing_blocks: int = 0
+    held_shared_blocks: int = 0
+    copy_freed_blocks: int = 0
+    better_sharing: str = "copy"
+
+    def now(self, runtime: Runtime) -> tuple[int, int]:
+        """Blocks freed and tokens moved, of the requests that still hold so much."""
+        known = runtime.tables.get
+        parts = [part for part in self.parts if known(part.table.request_id) is part.table]
+        whole = len(parts) == len(self.parts)
+        freed = moved = 0
+        for part in parts:
+            table = part.table
+            if part.shared:  # all holders move, or none
+                gain = part.freed_blocks if whole else 0
+            else:
+                needed = -(-table.num_live // table.block_size)
+                gain = min(part.freed_blocks, len(table.blocks) - needed)
+            if gain > 0 or (part.shared and whole):
+                freed += gain
+                moved += part.moved_tokens
+        return (freed, moved) if freed > 0 else (0, 0)
 
 
 class Diagnosis:
-    """Explains one runtime's memory."""
+    """Explains one runtime's memory; `count_waiting` tells how many requests wait."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, count_waiting: Callable[[], int]) -> None:
         self._runtime = runtime
+        self._count_waiting = count_waiting
         self._offer = Offer()
-        self._offer_until = 0.0
+        self._offer_until = 0.0  # good for so long, if no round runs
+        self._rest_until = 0.0  # the planner is not asked before
+        self._asked_after = 0
+        self._asked_for: VTokenConfig | None = None
 
     def fragmentation(self) -> Fragmentation:
-        runtime = self._runtime
-        config = runtime.config
-        f = runtime.tables.pool.fragmentation
+        runtime, config = self._runtime, self._runtime.config
+        pool = runtime.tables.pool
         free = runtime.store.num_free_blocks()
-        offer = self._current_offer(free)
+        offer = self._current_offer()
+        freed, moved = offer.now(runtime)
+        num_low = pool.num_low_utilization()
+        pressure = replace(
+            runtime.relocator.pressure(ahead=1), count_low_utilization=lambda: num_low
+        )
+        gates = describe_gates(config, pressure)
+        gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=freed > 0))
+        lacking = runtime.lacking_blocks if self._count_waiting() else 0
+        short = free - runtime.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
-        if free <= config.low_watermark_blocks and offer.freed_blocks:
+        if short and freed:
             cause = "fragmented"
-        elif free <= config.headroom_blocks:
+        elif free <= config.headroom_blocks or lacking > 0:
             cause = "full"
-        moved_bytes = offer.moved_tokens * runtime.geometry.bytes_per_token
+        moved_bytes = moved * runtime.geometry.bytes_per_token
+        situation = Situation(
+            cause=cause,
+            config=config,
+            pressure=pressure,
+            gates=gates,
+            num_requests=len(runtime.tables),
+            may_evict=runtime.may_evict,
+            num_waiting=self._count_waiting(),
+            lacking_blocks=lacking,
+            used_blocks=pool.num_used,
+            used_slots=pool.num_used * runtime.geometry.block_size,
+            live_tokens=pool.num_live,
+            freed_blocks=freed,
+            moved_bytes=moved_bytes,
+            missing_blocks=offer.missing_blocks,
+            available_blocks=offer.available_blocks,
+            held_shared_blocks=offer.held_shared_blocks,
+            copy_freed_blocks=offer.copy_freed_blocks,
+            better_sharing=offer.better_sharing,
+        )
         return Fragmentation(
-            f=f,
+            f=pool.fragmentation,
             theta_f=config.theta_f,
             cause=cause,
-            sentence=self._sentence(cause, free, offer, moved_bytes),
-            reclaimable_blocks=offer.freed_blocks,
-            reclaim_moved_tokens=offer.moved_tokens,
+            sentence=sentence(situation),
+            reclaimable_blocks=freed,
+            reclaim_moved_tokens=moved,
             reclaim_moved_bytes=moved_bytes,
             low_watermark_blocks=config.low_watermark_blocks,
+            gates=gates,
         )
 
-    def _current_offer(self, free: int) -> Offer:
+    def _current_offer(self) -> Offer:
+        runtime = self._runtime
+        if len(runtime.tables) == 0:
+            return Offer(available_blocks=runtime.relocator.headroom(runtime.config))
+        rounds, config = runtime.relocator.num_rounds, runtime.config
         now = time.monotonic()
-        if len(self._runtime.tables) == 0:
-            self._offer = Offer()
-        elif now >= self._offer_until:
-            runtime = self._runtime
-            found = plan_round(
-                runtime.relocator.layouts(),
-                runtime.config,
-                holders=runtime.tables.pool.holders,
-                batch_size=runtime.config.batch_size,
-                headroom_blocks=min(free, runtime.config.headroom_blocks),
-            )
-            self._offer = Offer(found.num_freed_blocks, found.num_moved_tokens)
+        due = now >= self._offer_until or rounds != self._asked_after
+        if config is not self._asked_for or (due and now >= self._rest_until):
+            self._offer = self._ask()
+            self._asked_after, self._asked_for = rounds, config
             done = time.monotonic()
-            self._offer_until = done + max(OFFER_SECONDS, 100 * (done - now))
+            self._offer_until = done + OFFER_SECONDS
+            self._rest_until = done + (done - now) / MAX_SHARE
         return self._offer
 
-    def _sentence(self, cause: Cause, free: int, offer: Offer, moved_bytes: int) -> str:
+    def _ask(self) -> Offer:
+        runtime, config = self._runtime, self._runtime.config
+        available = runtime.relocator.headroom(config)
+        found = self._plan(config, available)
+        copied = Round((), 0)
+        if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
+            copied = self._plan(replace(config, prefix_sharing="copy"), available)
+        return Offer(
+            tuple(
+                Part(
+                    runtime.tables[plan.request_id],
+                    plan.num_freed_blocks,
+                    plan.num_moved_tokens,
+                    bool(plan.shared_blocks),
+                )
+                for plan in found.plans
+            ),
+            available,
+            found.missing_blocks,
+            found.shared_skipped_blocks,
+            copied.num_freed_blocks,
+            "copy" if copied.num_moved_tokens else "index",
+        )
+
+    def _plan(self, config: VTokenConfig, available: int) -> Round:
         runtime = self._runtime
-        pool = runtime.tables.pool
-        if len(runtime.tables) == 0:
-            return "Idle: no request is running; the whole pool is free."
-        slots = pool.num_used * runtime.geometry.block_size
-        holes = f"{slots - pool.num_live:,} of {slots:,} held slots carry no live token"
-        megabytes = f"{moved_bytes / 1e6:.1f} MB moved"
-        gain = f"compacting now would free {offer.freed_blocks:,} blocks ({megabytes})"
-        if cause == "full":
-            return (
-                f"Full: {holes}; compacting frees nothing, a smaller budget or fewer requests do."
-            )
-        if cause == "fragmented":
-            waits = "" if pool.fragmentation > runtime.config.theta_f else "; F is below theta_F"
-            return f"Fragmented: {holes}; {gain}{waits}."
-        return f"OK: {free:,} blocks free; {holes}" + (f"; {gain}." if offer.freed_blocks else ".")
+        return plan_round(
+            runtime.relocator.layouts(),
+            config,
+            holders=runtime.tables.pool.holders,
+            batch_size=config.batch_size,
+            headroom_blocks=available,
+        )

@@ -39,17 +39,26 @@ class Grower:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def pick_holes(self) -> None:
-        """Choose the hole that each request's next single token is written to."""
+    def pick_holes(self) -> bool:
+        """Choose the hole that each request's next single token is written to.
+
+        Whether a request with holes holds more blocks than its live tokens and the next one need.
+        """
         ledger = self._ledger
         recycling = ledger.config.recycle and ledger.config.reclamation != "off"
+        size = ledger.geometry.block_size
+        spare = False
         for table in ledger.tables:
             if not table.virtual:
                 continue
             state = ledger.states[table.request_id]
             state.hole = None
-            if recycling and table.extent != table.num_live:
+            if table.extent == table.num_live:
+                continue
+            if recycling:
                 state.hole = table.first_hole(state.readonly)
+            spare = spare or len(table.blocks) > table.num_live // size + 1
+        return spare
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""

@@ -115,11 +115,14 @@ class PoolLiveness:
         self.num_live -= len(dead)
 
     def num_partially_live(self) -> int:
-        return int(np.count_nonzero((self.live > 0) & (self.live < self.block_size)))
+        return int(np.count_nonzero(self.live)) - int(
+            np.count_nonzero(self.live == self.block_size)
+        )
 
     def num_low_utilization(self) -> int:
         """Used blocks with n_b <= S / 2 (paper figure 2)."""
-        return int(np.count_nonzero((self.holders > 0) & (2 * self.live <= self.block_size)))
+        num_free = self.num_blocks - self.num_used  # n_b = 0 there
+        return int(np.count_nonzero(self.live <= self.block_size // 2)) - num_free
 
     def num_shared(self) -> int:
         return int(np.count_nonzero(self.holders > 1))

@@ -1,11 +1,6 @@
-"""When to reclaim, and what one planning round takes: the gates and the round of paper 3.3.
+"""What one planning round takes (paper 3.3), within B and the headroom over all requests.
 
-Pure: counts and layouts in, a reason or plans out. Knows neither tables nor vLLM.
-
-Gates of an automatic round, all of them:
-  mode = auto,  F > theta_F,  free <= low watermark,  >= 2 low-utilisation blocks,
-  >= 1 step since the last round, or >= `EMPTY_ROUND_BACKOFF_STEPS` when that one found nothing
-A manual round passes the gates, never the safety rules of the planner.
+Pure: layouts in, plans out. Knows neither tables nor vLLM, nor when a round runs (`vtoken.gates`).
 """
 
 from __future__ import annotations
@@ -19,30 +14,6 @@ import numpy.typing as npt
 from vtoken.config import VTokenConfig
 from vtoken.planner import Layout, RelocationPlan, plan_relocation
 from vtoken.sharing import num_shared_candidates, plan_groups
-
-EMPTY_ROUND_BACKOFF_STEPS = 8
-MIN_LOW_UTILIZATION_BLOCKS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """What the gates look at."""
-
-    f: float
-    free_blocks: int
-    steps_since_round: int
-    last_round_empty: bool
-
-
-def gates_open(config: VTokenConfig, pressure: Pressure) -> bool:
-    """Whether an automatic round may be planned, the low-utilisation count aside."""
-    pause = EMPTY_ROUND_BACKOFF_STEPS if pressure.last_round_empty else 1
-    return (
-        config.reclamation == "auto"
-        and pressure.steps_since_round >= pause
-        and pressure.f > config.theta_f
-        and pressure.free_blocks <= config.low_watermark_blocks
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,18 @@ import numpy as np
 from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.flight import InFlight
+from vtoken.gates import DEFERRALS, Pressure, first_closed
 from vtoken.integrity import order_dependence
 from vtoken.ledger import Ledger
 from vtoken.operations import Operations
 from vtoken.planner import Layout, RelocationPlan, num_excess_blocks
-from vtoken.reclaim import (
-    MIN_LOW_UTILIZATION_BLOCKS,
-    Pressure,
-    Round,
-    gates_open,
-    plan_round,
-)
+from vtoken.reclaim import Round, plan_round
 from vtoken.step import Retained, StepPlan
 from vtoken.table import Ids, TokenTable
 from vtoken.wire import Relocation
 
 DEFERRAL_EVENT_SECONDS = 5.0
+HEADROOM, IN_FLIGHT = map(DEFERRALS.index, ("headroom", "in_flight"))
 
 
 class Relocator:
@@ -47,6 +43,8 @@ class Relocator:
         self._last_round_step = 0
         self._last_round_empty = False
         self._last_deferral = 0.0
+        self._closed_gate: int | None = None  # what holds the automatic round of this step back
+        self.num_rounds = 0  # that planned something
         self._in_flight: dict[int, list[InFlight]] = {}
 
     def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int = 0) -> None:
@@ -59,16 +57,17 @@ class Relocator:
         ledger = self._ledger
         self.planned.clear()
         self.in_flight_blocks = frozenset()
+        self._closed_gate = None
         if new_holes:
             self._last_round_empty = False
         if self.operations.pending:
             self._run_operations(freed)
         elif missing_blocks > 0 and ledger.config.reclamation == "auto":
             self._reclaim(freed, batch_size=ledger.geometry.num_blocks)
-        elif gates_open(ledger.config, self._pressure()) and (
-            ledger.tables.pool.num_low_utilization() >= MIN_LOW_UTILIZATION_BLOCKS
-        ):
-            self._reclaim(freed)
+        else:
+            self._closed_gate = first_closed(ledger.config, self.pressure())
+            if self._closed_gate is None:
+                self._note_what_lacked(self._reclaim(freed))
 
     def hand_over(self, plan: StepPlan) -> None:
         """Put the step's copies into the worker's plan."""
@@ -138,13 +137,40 @@ class Relocator:
     def num_in_flight_tokens(self) -> int:
         return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
 
-    def _pressure(self) -> Pressure:
+    def pressure(self, *, ahead: int = 0) -> Pressure:
+        """What the gates see in this step, or, as it stands now, `ahead` steps later."""
+        ledger = self._ledger
+        pool = ledger.tables.pool
         return Pressure(
-            f=self._ledger.tables.pool.fragmentation,
-            free_blocks=self._ledger.store.num_free_blocks() - self._ledger.wanted_blocks,
-            steps_since_round=self._ledger.step - self._last_round_step,
+            f=pool.fragmentation,
+            free_blocks=ledger.store.num_free_blocks(),
+            steps_since_round=ledger.step + ahead - self._last_round_step,
             last_round_empty=self._last_round_empty,
+            count_low_utilization=pool.num_low_utilization,
+            wanted_blocks=ledger.wanted_blocks,
         )
+
+    def _has_excess(self, table: TokenTable) -> bool:
+        """Whether the request has evicted, and holds more blocks than it needs."""
+        return table.virtual and (
+            num_excess_blocks(len(table.blocks), table.num_live, table.block_size) > 0
+        )
+
+    def note_held_back(self) -> None:
+        """A round could have gained something in this step: count the gate that was closed."""
+        if self._closed_gate is not None:
+            self._ledger.counters.deferrals[self._closed_gate] += 1
+
+    def _note_what_lacked(self, found: Round) -> None:
+        """An automatic round ran: count what kept it from more."""
+        ledger = self._ledger
+        if found.missing_blocks:
+            ledger.counters.deferrals[HEADROOM] += 1
+        elif not found.plans and any(
+            ledger.states[table.request_id].in_flight_step and self._has_excess(table)
+            for table in ledger.tables
+        ):
+            ledger.counters.deferrals[IN_FLIGHT] += 1
 
     def layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
         """Snapshots, made when taken, of the virtual requests that hold more blocks than they need.
@@ -157,9 +183,7 @@ class Relocator:
         tables = [
             table
             for table in asked
-            if table.virtual
-            and num_excess_blocks(len(table.blocks), table.num_live, size) > 0
-            and not self._ledger.states[table.request_id].in_flight_step
+            if self._has_excess(table) and not self._ledger.states[table.request_id].in_flight_step
         ]
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
         return map(self.layout_of, tables)
@@ -208,6 +232,7 @@ class Relocator:
         plan_us = (time.perf_counter_ns() - started) // 1000
         self._ledger.counters.plan_us += plan_us
         self._last_round_empty = not found.plans
+        self.num_rounds += bool(found.plans)
         if found.missing_blocks:
             self._note_deferral(found.missing_blocks, available)
         self._ledger.counters.shared_skipped_blocks += found.shared_skipped_blocks

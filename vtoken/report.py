@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from vtoken.diagnosis import Diagnosis
 from vtoken.errors import RefusedError
+from vtoken.gates import DEFERRALS
 from vtoken.policies import params_dict
 from vtoken.runtime import Runtime
 from vtoken.table import TokenTable
@@ -61,7 +62,7 @@ class Reporter:
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
-        self._diagnosis = Diagnosis(runtime)
+        self._diagnosis = Diagnosis(runtime, lambda: facts.waiting)
 
     # ------------------------------------------------------------ blocks
 
@@ -255,6 +256,7 @@ class Reporter:
                 reclaimed_blocks=counters.reclaimed_blocks,
                 recycled_slots=counters.recycled_slots,
                 deferred=counters.deferred_rounds,
+                deferrals=dict(zip(DEFERRALS, counters.deferrals, strict=True)),
                 copy_us=counters.copy_us,
                 plan_us=counters.plan_us,
                 held_blocks=sum(len(t.blocks) for t in tables),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.gates import DEFERRALS
 from vtoken.policies import Policy
 from vtoken.signals import Signal
 
@@ -46,7 +47,14 @@ class RequestState:
 
 @dataclass(slots=True)
 class Counters:
-    """Cumulative since the engine started."""
+    """Cumulative since the engine started.
+
+    `deferrals` [len(DEFERRALS)]: steps at which an automatic round was held back from a gain. A
+    closed gate, the first one, counts while some request with holes holds more blocks than
+    ceil((live + 1) / S), what its live tokens and the next one need. `headroom`: a round ran and
+    lacked fresh blocks for a plan. `in_flight`: a round found nothing, as relocations of requests
+    that hold too much had not been reported yet. Steps that run operations do not count.
+    """
 
     evicted_tokens: int = 0
     generated_tokens: int = 0
@@ -55,6 +63,7 @@ class Counters:
     reclaimed_blocks: int = 0
     recycled_slots: int = 0
     deferred_rounds: int = 0
+    deferrals: list[int] = field(default_factory=lambda: [0] * len(DEFERRALS))
     shared_skipped_blocks: int = 0
     shared_released_blocks: int = 0
     shared_copied_blocks: int = 0

@@ -104,11 +104,12 @@ class Runtime(Ledger):
         died = self.may_evict and self.evictor.evict_due(due, freed)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
-        self.wanted_blocks = 0
+        self.wanted_blocks = self.lacking_blocks = 0
         if freed:
             freed.reverse()  # the first to be returned is the first to leave the prefix cache
             self.store.give_back(freed)
-        self.grower.pick_holes()
+        if self.grower.pick_holes():
+            self.relocator.note_held_back()
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""

@@ -208,6 +208,7 @@ class CoreEngine:
             num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
             missing = -(-(len(hit) * s + num_new) // s) - len(hit)
             if missing > len(self.store.free) - hit_free:
+                self.runtime.admission.asked(missing + hit_free, compressed=False)
                 return
             self.waiting.popleft()
             self.running.append(request)

@@ -1,21 +1,19 @@
-"""The diagnosis says what the planner would do: fragmented where it can help, full where not."""
+"""The diagnosis says what the planner would do: fragmented where it can help, full where not; and
+what it advises helps.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.core.harness import make_engine
-from vtoken.wire import Operation, Status
-
-
-def status_of(**options: Any) -> tuple[Any, Status]:
-    engine = make_engine(**options)
-    engine.steps(60)
-    status: Status = engine.call("status")
-    return engine, status
-
+from tests.core.harness import LiveEngine, make_engine
+from vtoken.advice import MAX_LENGTH
+from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {
     "num_blocks": 96,
@@ -34,37 +32,311 @@ EVICTING = {
 }
 
 
-def test_idle_says_so() -> None:
-    engine = make_engine(**BASE | {"concurrency": 0})
+@contextmanager
+def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
+    """An engine with holes after some steps, at rest."""
+    config = EVICTING | options.pop("config", {})
+    engine = make_engine(**BASE | options, config=config)
     try:
-        status: Status = engine.call("status")
-        assert status.fragmentation.sentence.startswith("Idle")
-        assert status.fragmentation.reclaimable_blocks == 0
+        engine.steps(steps)
+        yield engine
     finally:
         engine.close()
+
+
+def told(engine: LiveEngine) -> Fragmentation:
+    """The diagnosis; whatever it says, it is short, and offers no more than a round would free."""
+    status: Status = engine.call("status")
+    found = status.fragmentation
+    assert len(found.sentence) <= MAX_LENGTH
+    assert found.sentence.lower().startswith(("idle", found.cause))
+    assert [gate.name for gate in found.gates] == [
+        "reclamation",
+        "theta_f",
+        "watermark",
+        "pause",
+        "low_utilization",
+        "headroom",
+    ]
+    operation: Operation = engine.call("compact", dry_run=True)
+    assert operation.plan is not None
+    assert found.reclaimable_blocks <= operation.plan.freed_blocks
+    return found
+
+
+def patch(engine: LiveEngine, **changes: Any) -> None:
+    answer: PatchResult = engine.call("patch_config", patch=changes)
+    assert answer.changes
+
+
+def closed(found: Fragmentation) -> list[str]:
+    return [gate.name for gate in found.gates if not gate.open]
+
+
+def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
+    """One more request waits, for more blocks than are free; the newest step asked for it."""
+    core = engine.core
+    engine.concurrency = 0
+    core.add("big", 4 * (core.store.num_free_blocks() + blocks))
+    engine.steps(1)
+    assert core.runtime.lacking_blocks > 0
+
+
+# ---------------------------------------------------------------- idle, and nothing to do
+
+
+def test_idle_says_so() -> None:
+    with running(0, concurrency=0) as engine:
+        found = told(engine)
+        assert found.sentence == "Idle: no request is running; the whole pool is free."
+        assert found.reclaimable_blocks == 0
+        engine.facts.waiting = 2
+        assert told(engine).sentence == "Idle: 2 requests wait for their first step."
 
 
 @pytest.mark.parametrize("watermark", [0, 95])
 def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
-    config = EVICTING | {"reclamation": "paused", "low_watermark_blocks": watermark}
-    engine, status = status_of(**BASE, config=config)
-    try:
-        told = status.fragmentation
-        assert told.reclaimable_blocks > 0
-        assert told.cause == ("fragmented" if watermark else "ok")
-        assert f"would free {told.reclaimable_blocks:,} blocks" in told.sentence
+    config = {"reclamation": "paused", "low_watermark_blocks": watermark}
+    with running(config=config) as engine:
+        found = told(engine)
+        assert found.reclaimable_blocks > 0
+        assert found.cause == ("fragmented" if watermark else "ok")
+        assert f"would free {found.reclaimable_blocks:,} blocks" in found.sentence
         operation: Operation = engine.call("compact", dry_run=True)
         assert operation.plan is not None
-        assert operation.plan.freed_blocks == told.reclaimable_blocks
-        assert operation.plan.moved_tokens == told.reclaim_moved_tokens
-    finally:
-        engine.close()
+        assert operation.plan.freed_blocks == found.reclaimable_blocks
+        assert operation.plan.moved_tokens == found.reclaim_moved_tokens
+
+
+def test_free_blocks_are_ok_and_say_what_holds_a_round_back() -> None:
+    with running(config={"low_watermark_blocks": 0}) as engine:
+        found = told(engine)
+        free = engine.core.store.num_free_blocks()
+        assert found.sentence.startswith(f"OK: {free} blocks free; compacting now would free ")
+        assert found.sentence.endswith(f"held back: free {free} > low watermark 0 blocks.")
+    with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
+        engine.facts.waiting = 7
+        assert told(engine).sentence.endswith(
+            "held slots carry no live token; 7 wait, not for blocks."
+        )
+
+
+def test_an_offer_shrinks_with_the_requests_that_it_was_made_of() -> None:
+    """Between two looks at the planner, which costs too much to be asked at every frame."""
+    with running(config={"reclamation": "paused"}) as engine:
+        diagnosis = engine.reporter._diagnosis
+        before = told(engine).reclaimable_blocks
+        diagnosis._offer_until = diagnosis._rest_until = float("inf")
+        engine.concurrency = 0
+        engine.core.remove(engine.core.running[0].id)
+        fewer = told(engine).reclaimable_blocks
+        assert 0 < fewer < before
+        operation = engine.core.runtime.operations.add("me", None, 95, False)
+        engine.steps(1)
+        assert operation.result is not None
+        assert operation.result.freed_blocks >= fewer
+        assert told(engine).reclaimable_blocks == 0
+
+
+def test_the_planner_is_asked_anew_after_a_round_and_after_a_change() -> None:
+    with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
+        diagnosis = engine.reporter._diagnosis
+        assert told(engine).reclaimable_blocks == 2
+        diagnosis._offer_until, diagnosis._rest_until = float("inf"), 0.0
+        engine.core.runtime.operations.add("me", None, 3, False)
+        engine.steps(1)
+        diagnosis._rest_until = 0.0
+        assert told(engine).reclaimable_blocks == 2
+        diagnosis._offer_until = diagnosis._rest_until = float("inf")
+        patch(engine, batch_size=3)
+        assert told(engine).reclaimable_blocks == 3
+
+
+# ---------------------------------------------------------------- fragmented: the advice works
+
+
+def follow(engine: LiveEngine, **changes: Any) -> None:
+    """Apply what was advised: the very next step relocates."""
+    before = engine.core.runtime.relocator.num_rounds
+    patch(engine, **changes)
+    assert closed(told(engine)) == []
+    engine.steps(1)
+    assert engine.core.runtime.relocator.num_rounds == before + 1
+
+
+def number_in(sentence: str, pattern: str) -> float:
+    match = re.search(pattern, sentence)
+    assert match is not None, sentence
+    return float(match[1])
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("paused", "reclamation is paused: resume it."),
+        ("off", "reclamation is off: set it to auto."),
+    ],
+)
+def test_fragmented_while_nobody_reclaims(mode: str, advice: str) -> None:
+    config = {"reclamation": mode, "low_watermark_blocks": 95}
+    with running(config=config) as engine:
+        found = told(engine)
+        assert found.sentence.startswith("Fragmented: compacting now would free ")
+        assert found.sentence.endswith(advice)
+        assert closed(found) == ["reclamation"]
+        follow(engine, reclamation="auto")
+
+
+def test_fragmented_below_theta_f() -> None:
+    with running(config={"theta_f": 0.9, "low_watermark_blocks": 95}) as engine:
+        found = told(engine)
+        below = number_in(
+            found.sentence, r"lower theta_F from 0\.90 to below (0\.\d\d), which is F"
+        )
+        assert 0 < below <= found.f
+        assert closed(found) == ["theta_f"]
+        follow(engine, theta_f=below - 0.01)
+
+
+def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
+    with running(config={"low_watermark_blocks": 0, "theta_f": 0.0}) as engine:
+        wait_for_blocks(engine, 4)
+        found = told(engine)
+        lacking = engine.core.runtime.lacking_blocks
+        assert found.sentence.startswith(f"Fragmented: 1 wait, the first lacks {lacking} blocks; ")
+        raised = number_in(found.sentence, r"raise the low watermark from 0 to (\d+) or more")
+        assert closed(found) == ["watermark"]
+        follow(engine, low_watermark_blocks=int(raised))
+
+
+def test_fragmented_and_a_round_is_due() -> None:
+    with running(config={"reclamation": "off", "low_watermark_blocks": 95}) as engine:
+        patch(engine, reclamation="auto")
+        found = told(engine)
+        assert found.sentence.endswith("; a round is due.")
+        assert closed(found) == []
+
+
+def test_fragmented_during_the_pause_after_an_empty_round() -> None:
+    """A round finds nothing for lack of headroom; then headroom comes, and the pause runs on."""
+    config = {
+        "planner": "pack",
+        "headroom_blocks": 0,
+        "low_watermark_blocks": 95,
+        "policy": {"name": "none"},
+    }
+    with running(config={"low_watermark_blocks": 95, "reclamation": "off"}) as engine:
+        patch(engine, **config, reclamation="auto")
+        engine.steps(3)
+        assert closed(told(engine)) == ["pause", "headroom"]
+        patch(engine, headroom_blocks=40)
+        found = told(engine)
+        steps = number_in(found.sentence, r"; the next round follows in (\d) steps\.")
+        assert closed(found) == ["pause"]
+        rounds = engine.core.runtime.relocator.num_rounds
+        engine.steps(int(steps))
+        assert engine.core.runtime.relocator.num_rounds == rounds
+        engine.steps(1)
+        assert engine.core.runtime.relocator.num_rounds == rounds + 1
+
+
+def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
+    """Holes that are spread thin: blocks of eight with six live tokens, say."""
+    config = {
+        "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
+        "budget_tokens": 100,
+        "theta_f": 0.0,
+        "low_watermark_blocks": 95,
+    }
+    with running(8, config=config, block_size=8, prompt_tokens=150, concurrency=1) as engine:
+        for _ in range(40):
+            found = told(engine)
+            if closed(found) == ["low_utilization"] and found.reclaimable_blocks:
+                assert found.sentence.endswith(
+                    "; too few blocks are half empty for a round: compact by hand."
+                )
+                operation = engine.core.runtime.operations.add("me", None, 95, False)
+                engine.steps(1)
+                assert operation.result is not None
+                assert operation.result.freed_blocks >= found.reclaimable_blocks
+                return
+            engine.steps(1)
+        pytest.fail("never fragmented without two half-empty blocks")
+
+
+# ---------------------------------------------------------------- full: what helps
 
 
 def test_a_pool_full_of_live_tokens_is_full_not_fragmented() -> None:
-    engine, status = status_of(**BASE, config={"headroom_blocks": 48})
-    try:
-        assert status.fragmentation.cause == "full"
-        assert status.fragmentation.sentence.startswith("Full")
-    finally:
-        engine.close()
+    with running(config={"policy": {"name": "none"}}) as engine:
+        found = told(engine)
+        assert found.cause == "full"
+        assert found.sentence == (
+            "Full: every token is kept: choose a policy that evicts, or fewer requests."
+        )
+
+
+def test_full_of_what_the_budget_keeps() -> None:
+    config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
+    with running(config=config, concurrency=1) as engine:
+        engine.core.store.take(engine.core.store.num_free_blocks() - 3)
+        engine.steps(1)
+        found = told(engine)
+        assert found.cause == "full"
+        assert found.sentence.endswith(
+            "compacting frees nothing: smaller budget or fewer requests."
+        )
+
+
+def test_full_and_the_queue_is_told() -> None:
+    config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
+    with running(config=config, concurrency=1) as engine:
+        wait_for_blocks(engine, 3)
+        found = told(engine)
+        lacking = engine.core.runtime.lacking_blocks
+        assert found.sentence == (
+            f"Full: 1 wait, the first lacks {lacking} blocks; compacting frees nothing: "
+            "smaller budget or fewer requests."
+        )
+
+
+def test_full_for_lack_of_headroom() -> None:
+    with running(config={"reclamation": "off", "planner": "pack", "headroom_blocks": 0}) as engine:
+        wait_for_blocks(engine, 4)
+        patch(engine, reclamation="auto", low_watermark_blocks=95)
+        found = told(engine)
+        assert "headroom" in closed(found)
+        needed = number_in(found.sentence, r"headroom is 0: raise headroom_blocks to (\d+)\.")
+        follow(engine, headroom_blocks=int(needed))
+        engine.core.store.take(engine.core.store.num_free_blocks())
+        patch(engine, headroom_blocks=48)
+        assert re.search(
+            r"takes \d+ fresh blocks, 0 are there: smaller budget or fewer", told(engine).sentence
+        )
+
+
+@pytest.mark.parametrize(
+    ("tier", "policy", "better"),
+    [
+        ("index", {"name": "random", "params": {"sinks": 1, "recent": 6}}, "copy"),
+        ("skip", {"name": "random", "params": {"sinks": 1, "recent": 6}}, "copy"),
+        ("skip", {"name": "streaming_llm", "params": {"sinks": 4}}, "index"),
+    ],
+)
+def test_full_of_shared_blocks_that_may_not_move(
+    tier: str, policy: dict[str, Any], better: str
+) -> None:
+    """A prefix that all share, each with holes of its own in it, or none of it alive."""
+    config = {"prefix_sharing": tier, "theta_f": 0.0, "low_watermark_blocks": 95, "policy": policy}
+    with running(3, config=config, prompt_tokens=37, prefix_tokens=36, concurrency=3) as engine:
+        core = engine.core
+        engine.concurrency = 0
+        core.store.take(core.store.num_free_blocks() - 10)
+        found = told(engine)
+        assert found.cause == "full"
+        gain = number_in(found.sentence, rf"prefix_sharing={better} would free (\d+)\.")
+        used = core.runtime.tables.pool.num_used
+        patch(engine, prefix_sharing=better, batch_size=90)
+        core.runtime.operations.add("me", None, 90, False)
+        core.runtime.begin_step([])
+        assert used - core.runtime.tables.pool.num_used == gain > 0

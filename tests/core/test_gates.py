@@ -11,39 +11,99 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken.config import VTokenConfig
-from vtoken.reclaim import EMPTY_ROUND_BACKOFF_STEPS, Pressure, gates_open
+from vtoken.config import VTokenConfig, merge_patch
+from vtoken.gates import (
+    CONDITIONS,
+    DEFERRALS,
+    EMPTY_ROUND_BACKOFF_STEPS,
+    Pressure,
+    describe_gates,
+    first_closed,
+    headroom_gate,
+)
 
-OPEN = Pressure(f=0.5, free_blocks=4, steps_since_round=1, last_round_empty=False)
+OPEN = Pressure(
+    f=0.5,
+    free_blocks=4,
+    steps_since_round=1,
+    last_round_empty=False,
+    count_low_utilization=lambda: 2,
+)
 CONFIG = VTokenConfig(theta_f=0.25, low_watermark_blocks=4)
 
 
+def closed(config: VTokenConfig, pressure: Pressure) -> list[str]:
+    """The gates told closed; the first of them must be the one that decides."""
+    names = [gate.name for gate in describe_gates(config, pressure) if not gate.open]
+    first = first_closed(config, pressure)
+    assert (names[0] if names else None) == (None if first is None else CONDITIONS[first].name)
+    return names
+
+
 def test_the_gates_are_open_under_pressure() -> None:
-    assert gates_open(CONFIG, OPEN)
+    assert closed(CONFIG, OPEN) == []
 
 
 @pytest.mark.parametrize(
-    ("config", "pressure"),
+    ("name", "config", "pressure", "told"),
     [
-        (CONFIG, replace(OPEN, f=0.25)),
-        (CONFIG, replace(OPEN, free_blocks=5)),
-        (CONFIG, replace(OPEN, steps_since_round=0)),
-        (replace(CONFIG, reclamation="paused"), OPEN),
-        (replace(CONFIG, reclamation="off"), OPEN),
+        ("theta_f", CONFIG, replace(OPEN, f=0.25), "F 0.2500 <= theta_F 0.2500"),
+        ("theta_f", CONFIG, replace(OPEN, f=0.2), "F 0.20 <= theta_F 0.25"),
         (
+            "watermark",
+            CONFIG,
+            replace(OPEN, free_blocks=5),
+            "free 5 > low watermark 4 blocks",
+        ),
+        (
+            "watermark",
+            CONFIG,
+            replace(OPEN, free_blocks=9, wanted_blocks=3),
+            "free 9 less 3 wanted > low watermark 4 blocks",
+        ),
+        ("pause", CONFIG, replace(OPEN, steps_since_round=0), "0 steps since a round < 1"),
+        (
+            "pause",
             CONFIG,
             replace(OPEN, last_round_empty=True, steps_since_round=EMPTY_ROUND_BACKOFF_STEPS - 1),
+            "7 steps since a round < 8 after one that found nothing",
         ),
+        (
+            "low_utilization",
+            CONFIG,
+            replace(OPEN, count_low_utilization=lambda: 1),
+            "1 blocks at most half live < 2",
+        ),
+        (
+            "reclamation",
+            replace(CONFIG, reclamation="paused"),
+            OPEN,
+            "reclamation paused, not auto",
+        ),
+        ("reclamation", replace(CONFIG, reclamation="off"), OPEN, "reclamation off, not auto"),
     ],
-    ids=["theta_f", "watermark", "rate limit", "paused", "off", "back-off after an empty round"],
 )
-def test_one_closed_gate_is_enough(config: VTokenConfig, pressure: Pressure) -> None:
-    assert not gates_open(config, pressure)
+def test_one_closed_gate_is_enough_and_tells_both_numbers(
+    name: str, config: VTokenConfig, pressure: Pressure, told: str
+) -> None:
+    assert closed(config, pressure) == [name]
+    assert {gate.name: gate.detail for gate in describe_gates(config, pressure)}[name] == told
+
+
+def test_blocks_that_a_waiting_request_lacks_open_the_watermark() -> None:
+    assert closed(CONFIG, replace(OPEN, free_blocks=9, wanted_blocks=5)) == []
 
 
 def test_an_empty_round_is_tried_again_after_the_back_off() -> None:
     steps = EMPTY_ROUND_BACKOFF_STEPS
-    assert gates_open(CONFIG, replace(OPEN, last_round_empty=True, steps_since_round=steps))
+    assert closed(CONFIG, replace(OPEN, last_round_empty=True, steps_since_round=steps)) == []
+
+
+def test_headroom_is_closed_only_where_it_keeps_a_round_from_any_gain() -> None:
+    assert headroom_gate(3, 0, gains=True).detail == "3 fresh blocks suffice"
+    assert headroom_gate(3, 5, gains=True).open
+    lacking = headroom_gate(3, 5, gains=False)
+    assert (lacking.open, lacking.detail) == (False, "3 fresh blocks < 8 needed")
 
 
 # ---------------------------------------------------------------- in the engine
@@ -226,3 +286,113 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     run(engine, 3)
     assert engine.runtime.states["r0"].hole is None
     assert engine.runtime.counters.recycled_slots == recycled
+
+
+# ---------------------------------------------------------------- told and done
+
+
+def deferrals(engine: CoreEngine) -> dict[str, int]:
+    counts = engine.runtime.counters.deferrals
+    return {name: count for name, count in zip(DEFERRALS, counts, strict=True) if count}
+
+
+def count_spare_steps(engine: CoreEngine, num_steps: int) -> int:
+    """Steps before whose growth a request with holes held more blocks than it needed."""
+    pick = engine.runtime.grower.pick_holes
+    spare: list[bool] = []
+
+    def look_and_pick() -> bool:
+        spare.append(
+            any(
+                table.extent > table.num_live
+                and len(table.blocks) > -(-(table.num_live + 1) // engine.block_size)
+                for table in engine.runtime.tables
+            )
+        )
+        return pick()
+
+    engine.runtime.grower.pick_holes = look_and_pick  # type: ignore[method-assign]
+    run(engine, num_steps)
+    return sum(spare)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("reclamation", {"reclamation": "paused"}),
+        ("reclamation", {"reclamation": "off"}),
+        ("theta_f", {"theta_f": 1.0}),
+        ("watermark", {"low_watermark_blocks": 0}),
+    ],
+)
+def test_steps_held_back_from_a_gain_count_for_the_gate_that_was_closed(
+    name: str, config: dict[str, Any]
+) -> None:
+    engine = holed(**config)
+    held_back = count_spare_steps(engine, 30)
+    assert 0 < held_back < 30
+    assert deferrals(engine) == {name: held_back}
+
+
+def test_nothing_is_held_back_where_nothing_could_be_gained() -> None:
+    engine = holed(policy={"name": "none"}, reclamation="paused")
+    assert count_spare_steps(run(engine, 30), 1) == 0
+    assert deferrals(engine) == {}
+
+
+def test_a_manual_compaction_is_not_held_back() -> None:
+    engine = run(holed(reclamation="paused"), 10)
+    before = deferrals(engine)
+    engine.runtime.operations.add("me", None, 64, False)
+    run(engine, 1)
+    assert deferrals(engine) == before
+
+
+def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None:
+    engine = run(holed(planner="pack", headroom_blocks=0), 10)
+    assert deferrals(engine)["headroom"] == engine.runtime.counters.deferred_rounds > 0
+    late = holed(num_requests=1, batch_size=1)
+    late.worker_lag_steps = 3
+    run(late, 40)
+    assert late.runtime.counters.relocations > 0
+    assert deferrals(late)["in_flight"] > 0
+    assert "headroom" not in deferrals(late)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {},
+        {"theta_f": 0.4},
+        {"low_watermark_blocks": 20},
+        {"reclamation": "paused"},
+        {"batch_size": 1},
+        {"planner": "pack", "headroom_blocks": 0},
+    ],
+    ids=lambda patch: ",".join(patch) or "open",
+)
+def test_gates_told_between_two_steps_are_those_of_the_next_one(patch: dict[str, Any]) -> None:
+    """From a state with holes, without eviction, which would change it before the gates look."""
+    engine = run(holed(reclamation="off", num_requests=4), 12)
+    runtime = engine.runtime
+    runtime.config = merge_patch(
+        runtime.config,
+        {"reclamation": "auto", "policy": {"name": "none"}} | patch,
+        num_blocks=64,
+        num_layers=4,
+    )
+    runs = set()
+    for _ in range(25):
+        gates = describe_gates(runtime.config, runtime.relocator.pressure(ahead=1))
+        told = next((gate.name for gate in gates if not gate.open), None)
+        before, rounds = list(runtime.counters.deferrals), runtime.relocator.num_rounds
+        last = runtime.relocator._last_round_step
+        engine.step()
+        ran = runtime.relocator._last_round_step != last
+        assert ran == (told is None)
+        runs.add(ran)
+        changed = np.flatnonzero(np.subtract(runtime.counters.deferrals, before)).tolist()
+        if told is not None and changed:
+            assert [DEFERRALS[i] for i in changed] == [told]
+        assert (runtime.relocator.num_rounds > rounds) <= ran
+    assert (True in runs) == ("reclamation" not in patch)

@@ -86,8 +86,8 @@ class VTokenAttentionManager(FullAttentionManager):
             apply_admission_cap,
             prefill_end,
         )
-        if extra and runtime is not None:
-            runtime.admission.asked(needed + extra)
+        if runtime is not None and request_id not in runtime.tables:
+            runtime.admission.asked(needed + extra, compressed=extra > 0)
         return needed + extra
 
     def allocate_new_blocks(
