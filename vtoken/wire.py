@@ -450,6 +450,7 @@ class AuditEntry(Doc):
 class AuditPage(Doc):
     entries: list[AuditEntry]  # oldest first
     dropped: int = 0  # entries no longer held
+    storage_error: str = ""  # why the newest entries are in memory only
 
 
 class Problem(Doc):

@@ -1,27 +1,44 @@
-"""The audit log: who changed or tried out what, newest last, bounded, in memory.
+"""The audit log: who changed or tried out what, newest last, on disk and across restarts.
 
-Knows accepted calls only: a refused call changes nothing and leaves no entry. One API server
-process, one log; `GET /events` has the changes of all of them.
+Knows accepted calls, and what the engine took back by itself; a refused call changes nothing and
+leaves no entry. `GET /events` has what the engine did, this has who wanted it.
+
+1. The event loop never waits for the disk: one thread writes, in the order of the entries.
+2. A disk that is full or gone stops nothing: entries stay in memory, `error` and the log say so,
+   and they are written, in order, as soon as an entry gets through.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from vtoken import wire
+from vtoken_api.journal import Journal
 from vtoken_api.log import logger
 
-MAX_ENTRIES = 1000
+MAX_UNWRITTEN = 1000
+MAX_RECENT = 100
+SETTLE_S = 1.0  # how long a call waits for its entry to reach the disk
 
 
 class AuditLog:
-    """At most `MAX_ENTRIES` entries; `dropped` counts the older ones."""
+    """Entries in `journal`; without one, the newest MAX_UNWRITTEN in memory."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self._entries: deque[wire.AuditEntry] = deque(maxlen=max_entries)
-        self._total = 0
+    def __init__(self, journal: Journal | None = None, *, error: str = "") -> None:
+        self.error = error  # why entries are in memory only
+        self._journal = journal
+        self._recent: deque[wire.AuditEntry] = deque(maxlen=MAX_RECENT)
+        self._unwritten: deque[wire.AuditEntry] = deque()
+        self._lost = 0  # of these, pushed out by newer ones
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-audit")
+        self._newest: Future[None] | None = None
 
     def record(
         self,
@@ -32,7 +49,7 @@ class AuditLog:
         *,
         dry_run: bool = False,
     ) -> None:
-        """Append an entry and log it; `changes` is field -> [old, new]."""
+        """Append an entry and log it; `changes` is field -> [old, new]. Does not wait."""
         entry = wire.AuditEntry(
             ts=time.time(),
             actor=actor,
@@ -41,12 +58,71 @@ class AuditLog:
             revision=revision,
             dry_run=dry_run,
         )
-        self._entries.append(entry)
-        self._total += 1
+        self._recent.append(entry)
+        self._newest = self._thread.submit(self._take, entry)
         if not dry_run:
             logger.info("vtoken: %s by %s: %s (revision %d)", action, actor, changes, revision)
 
-    def page(self, limit: int) -> wire.AuditPage:
-        """The newest `limit` entries, oldest first."""
-        held = list(self._entries)
-        return wire.AuditPage(entries=held[-limit:], dropped=self._total - len(held))
+    def recent(self) -> list[wire.AuditEntry]:
+        """The newest MAX_RECENT entries of this process, oldest first, from memory."""
+        return list(self._recent)
+
+    async def settle(self) -> None:
+        """Wait, for SETTLE_S at most, until what was recorded has been written or has failed."""
+        if self._newest is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await asyncio.shield(asyncio.wrap_future(self._newest))
+
+    async def page(self, limit: int) -> wire.AuditPage:
+        """The newest `limit` entries, oldest first; those that are not on disk come last."""
+        return await asyncio.wrap_future(self._thread.submit(self._page, limit))
+
+    def close(self) -> None:
+        """Write what can be written, and end the thread."""
+        self._thread.shutdown()
+
+    # ------------------------------------------------------------ in the thread
+
+    def _take(self, entry: wire.AuditEntry) -> None:
+        self._unwritten.append(entry)
+        if self._journal is not None:
+            self._write(self._journal)
+        while len(self._unwritten) > MAX_UNWRITTEN:
+            self._unwritten.popleft()
+            self._lost += 1
+
+    def _write(self, journal: Journal) -> None:
+        try:
+            while self._unwritten:
+                journal.append(msgspec.json.encode(self._unwritten[0]))
+                self._unwritten.popleft()
+        except OSError as error:
+            if not self.error:
+                logger.error("vtoken: the audit log cannot be written, going on: %s", error)
+            self.error = str(error)
+            return
+        if self.error:
+            logger.warning("vtoken: the audit log is written again, %d entries lost", self._lost)
+            self.error = ""
+
+    def _page(self, limit: int) -> wire.AuditPage:
+        lines: list[bytes] = []
+        dropped, error = self._lost, self.error
+        if self._journal is not None:
+            try:
+                lines, older = self._journal.read(limit)
+                dropped += older
+            except OSError as fault:
+                error = str(fault)
+        entries = [*_decode(lines), *self._unwritten][-limit:]
+        return wire.AuditPage(entries=entries, dropped=dropped, storage_error=error)
+
+
+def _decode(lines: list[bytes]) -> list[wire.AuditEntry]:
+    """The entries of these lines; one that was torn by a crash is passed over."""
+    entries = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            entries.append(msgspec.json.decode(line, type=wire.AuditEntry))
+    return entries

@@ -25,6 +25,7 @@ from vtoken_api.bus import EngineBus
 from vtoken_api.flight import FlightRecorder
 from vtoken_api.guard import Guard
 from vtoken_api.hub import Hub
+from vtoken_api.journal import Journal
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service
@@ -32,8 +33,8 @@ from vtoken_api.settings import ApiSettings, api_settings
 from vtoken_api.statedir import StateDir, default_path
 from vtoken_api.stream import stream
 
+AUDIT_FILE = "audit.jsonl"
 MOUNT_PATH = "/vtoken/v1"
-AUDIT_ENTRIES = 100  # newest ones that the flight recorder looks at
 
 
 class VTokenEndpointPlugin:
@@ -54,15 +55,20 @@ class VTokenEndpointPlugin:
         """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
         bus = EngineBus(engine_client)
         settings = api_settings(args)
-        hub, audit = Hub(bus), AuditLog()
-        flight = FlightRecorder(
-            hub, _state_dir(args, settings), audit=lambda: audit.page(AUDIT_ENTRIES).entries
-        )
+        access = _access(args, settings)
+        state_dir = _state_dir(args, settings)
+        journal = None if state_dir.error else Journal(state_dir.path / AUDIT_FILE)
+        hub, audit = Hub(bus), AuditLog(journal, error=state_dir.error)
         service = Service(
-            bus=bus, hub=hub, access=_access(args, settings), flight=flight, audit=audit
+            bus=bus,
+            hub=hub,
+            access=access,
+            state=state_dir,
+            audit=audit,
+            flight=FlightRecorder(hub, state_dir, audit=audit.recent),
         )
         hub.start()
-        flight.start()
+        service.flight.start()
         self.app.state.service = state.vtoken = service
 
     def _service(self) -> Service | None:

@@ -229,11 +229,11 @@ async def get_events(request: Request, service: Served) -> Response:
             )
         ]
     },
-    responses=answers(ref(wire.AuditPage), "Accepted calls of this server process"),
+    responses=answers(ref(wire.AuditPage), "Accepted calls, and what the engine took back"),
 )
 async def get_audit(request: Request, service: Served) -> Response:
     check_query(request, ("limit",))
-    return document(service.audit.page(query_int(request, "limit", 100, 1, EVENTS_LIMIT)))
+    return document(await service.audit.page(query_int(request, "limit", 100, 1, EVENTS_LIMIT)))
 
 
 def _prefers_octets(accept: str) -> bool:

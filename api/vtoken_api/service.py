@@ -17,6 +17,7 @@ from vtoken_api.hub import Hub
 from vtoken_api.inputs import CompactionRequest
 from vtoken_api.limits import RateLimits
 from vtoken_api.refusals import Refusals
+from vtoken_api.statedir import StateDir
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Service:
     bus: EngineBus
     hub: Hub
     access: Access
+    state: StateDir
     flight: FlightRecorder
     audit: AuditLog = field(default_factory=AuditLog)
     limits: RateLimits = field(default_factory=RateLimits)
@@ -35,17 +37,24 @@ class Service:
         self.hub.on_events = self.record_own
 
     def record_own(self, events: list[wire.Event]) -> None:
-        """Enter into the audit log what the engine did by itself: how trials ended."""
+        """Enter into the audit log what the engine did by itself: how trials ended.
+
+        Every process of this server sees the events; on disk, where they share the log, the one
+        that leads enters them.
+        """
         for event in events:
             data = event.data
-            if event.kind == "config" and data.get("actor") in ("trial", "guard"):
+            own = event.kind == "config" and data.get("actor") in ("trial", "guard")
+            if own and (self.state.error or self.state.try_lead()):
                 action = "revert" if "reverted" in data else "keep"
                 self.audit.record(data["actor"], action, data["changes"], data["revision"])
 
     async def close(self) -> None:
-        """Stop what runs in the background; clients keep their connections."""
+        """Stop what runs in the background and let another process lead; clients stay connected."""
         await self.flight.close()
         await self.hub.close()
+        self.audit.close()
+        self.state.close()
 
     async def patch_config(
         self,
@@ -67,18 +76,21 @@ class Service:
         )
         action = "config" if result.trial is None else "trial"
         self.audit.record(actor, action, result.changes, result.revision, dry_run=validate_only)
+        await self.audit.settle()
         return result
 
     async def confirm(self, if_match: int | None, actor: str) -> wire.PatchResult:
         """Keep the change that is on trial."""
         result = await self.bus.ask("confirm", wire.PatchResult, actor=actor, if_match=if_match)
         self.audit.record(actor, "confirm", result.changes, result.revision)
+        await self.audit.settle()
         return result
 
     async def undo(self, if_match: int | None, actor: str) -> wire.PatchResult:
         """A new revision that restores the one before."""
         result = await self.bus.ask("undo", wire.PatchResult, actor=actor, if_match=if_match)
         self.audit.record(actor, "undo", result.changes, result.revision)
+        await self.audit.settle()
         return result
 
     async def compact(self, body: CompactionRequest, actor: str) -> wire.Operation:
@@ -96,4 +108,5 @@ class Service:
             "batch_size": [None, operation.batch_size],
         }
         self.audit.record(actor, "compact", changes, config.revision, dry_run=body.dry_run)
+        await self.audit.settle()
         return operation

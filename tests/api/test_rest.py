@@ -471,8 +471,11 @@ async def test_fault_in_the_engine_is_500_and_says_where(
 
 
 async def test_fault_in_a_route_is_a_problem_document_too(
-    http: httpx.AsyncClient, served: Served, server_log: pytest.LogCaptureFixture
+    http: httpx.AsyncClient,
+    served: Served,
+    server_log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served.service.audit = None  # type: ignore[assignment]
+    monkeypatch.setattr(served.service, "audit", None)
     assert problem(await http.get("/audit"), 500).detail
     assert "AttributeError" in server_log.text

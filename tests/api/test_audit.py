@@ -1,0 +1,193 @@
+"""The audit log on disk: restarts, rotation, several processes, torn lines, full disks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from scripted import ScriptedEngine
+from serving import serve
+
+from vtoken import wire
+from vtoken_api.audit import AuditLog
+from vtoken_api.journal import Journal
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine()
+    yield engine
+    engine.close()
+
+
+def record(log: AuditLog, *numbers: int) -> None:
+    for number in numbers:
+        log.record("ana@local", "config", {"theta_f": [0.1, 0.2]}, number)
+
+
+async def revisions(log: AuditLog, limit: int = 1000) -> list[int]:
+    return [entry.revision for entry in (await log.page(limit)).entries]
+
+
+async def test_entries_outlive_the_process_and_are_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    first = AuditLog(Journal(path))
+    record(first, 1, 2)
+    first.close()
+    second = AuditLog(Journal(path))
+    record(second, 3)
+    assert await revisions(second) == [1, 2, 3]
+    assert await revisions(second, limit=2) == [2, 3]
+    assert path.stat().st_mode & 0o777 == 0o600
+    second.close()
+
+
+async def test_rotation_bounds_the_disk_and_counts_what_is_gone(tmp_path: Path) -> None:
+    max_bytes = 2000
+    log = AuditLog(Journal(tmp_path / "audit.jsonl", max_bytes))
+    record(log, *range(100))
+    page = await log.page(1000)
+    held = [entry.revision for entry in page.entries]
+    assert held == list(range(page.dropped, 100))
+    assert 10 < len(held) < 100
+    assert len(list(tmp_path.iterdir())) == 2
+    assert all(file.stat().st_size <= max_bytes for file in tmp_path.iterdir())
+    log.close()
+
+
+def test_line_longer_than_a_file_is_kept_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", 100)
+    for letter in (b"a", b"b", b"c"):
+        journal.append(letter * 300)
+    assert journal.read(10) == ([b"b" * 300, b"c" * 300], 1)
+
+
+def test_processes_that_write_and_rotate_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from vtoken_api.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]), 4000)\n"
+        'for n in range(150): journal.append(b\'{"who": %d, "n": %d}\' % (int(sys.argv[2]), n))'
+    )
+    path = str(tmp_path / "j")
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, str(n)]) for n in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    lines, dropped = Journal(Path(path), 4000).read(1000)
+    assert len(lines) + dropped == 450
+    decoded = [msgspec.json.decode(line) for line in lines]
+    for who in range(3):
+        numbers = [line["n"] for line in decoded if line["who"] == who]
+        assert numbers == list(range(150 - len(numbers), 150))
+
+
+async def test_torn_last_line_is_passed_over_and_ended(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(Journal(path))
+    record(log, 1)
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"ts": 12.5, "actor": "a')
+    log = AuditLog(Journal(path))
+    record(log, 2)
+    assert await revisions(log) == [1, 2]
+    log.close()
+
+
+async def test_bytes_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b"\x00\xff\n[]\n\n" + b"x" * 1000)
+    log = AuditLog(Journal(path))
+    record(log, 7)
+    assert await revisions(log) == [7]
+    log.close()
+
+
+async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
+    tmp_path: Path, server_log: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.symlink_to("/dev/full")  # every write answers ENOSPC
+    log = AuditLog(Journal(path))
+    record(log, 1, 2)
+    page = await log.page(10)
+    assert [entry.revision for entry in page.entries] == [1, 2]
+    assert "No space left" in page.storage_error
+    assert "cannot be written, going on" in server_log.text
+    path.unlink()
+    record(log, 3)
+    page = await log.page(10)
+    assert [entry.revision for entry in page.entries] == [1, 2, 3]
+    assert page.storage_error == ""
+    assert "written again" in server_log.text
+    assert len(path.read_bytes().splitlines()) == 1 + 3
+    log.close()
+
+
+def test_write_that_was_cut_short_is_taken_back(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; from vtoken_api.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1])); journal.append(b'whole')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        "try: journal.append(b'x' * 500)\n"
+        "except OSError as error: print(error)\n"
+        "journal.append(b'small')"
+    )
+    path = tmp_path / "j"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert "No space left" in done.stdout
+    assert Journal(path).read(10) == ([b"whole", b"small"], 0)
+
+
+async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
+    log = AuditLog(None, error="no disk")
+    record(log, *range(1200))
+    page = await log.page(1000)
+    assert [entry.revision for entry in page.entries] == list(range(200, 1200))
+    assert page.dropped == 200
+    assert page.storage_error == "no disk"
+    log.close()
+
+
+def reverted(seq: int) -> wire.Event:
+    data = {"actor": "trial", "revision": 9, "changes": {"theta_f": [0.5, 0.25]}, "reverted": 8}
+    return wire.Event(seq=seq, ts=0.0, step=1, kind="config", summary="taken back", data=data)
+
+
+async def test_what_the_engine_takes_back_is_entered_once_not_once_a_process(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with (
+        serve(engine.handle, state_dir=str(tmp_path)) as one,
+        serve(engine.handle, state_dir=str(tmp_path)) as two,
+    ):
+        for served in (one, two):
+            served.service.record_own([reverted(1)])
+            await served.service.audit.settle()
+        for served in (one, two):
+            (entry,) = (await served.service.audit.page(10)).entries
+            assert (entry.actor, entry.action, entry.revision) == ("trial", "revert", 9)
+        await one.service.close()
+        two.service.record_own([reverted(2)])  # the first has gone, the second leads now
+        assert len((await two.service.audit.page(10)).entries) == 2
+
+
+async def test_server_without_a_usable_state_directory_serves_and_says_so(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    async with (
+        serve(engine.handle, state_dir=str(tmp_path / "file" / "x")) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        served.service.record_own([reverted(1)])
+        page = msgspec.json.decode(
+            (await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage
+        )
+        assert "Not a directory" in page.storage_error
+        assert [entry.action for entry in page.entries] == ["revert"]
