@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Either
+from client_harness import Either
 from core_engine import CoreEngine
 from serving import Served, serve
 

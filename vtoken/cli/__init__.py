@@ -23,9 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments and arguments[0] in PASSED_THROUGH:
-            return _pass_through(arguments[0], arguments[1:])
-        return _run(arguments)
+        try:
+            if arguments and arguments[0] in PASSED_THROUGH:
+                return _pass_through(arguments[0], arguments[1:])
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, `head` for instance, has had enough
@@ -34,15 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:
+        from vtoken.cli.completion import answer_shell
+
+        answer_shell()  # ends the process
     from vtoken.cli.parser import make_parser
 
     parsed = make_parser().parse_args(arguments)
-    from vtoken.cli.commands import COMMANDS
-    from vtoken.cli.errors import CommandError
+    from vtoken.cli.commands import run
+    from vtoken.cli.errors import CommandError, failure_of
+    from vtoken.client import ProblemError, RefusedError
 
     try:
-        return COMMANDS[parsed.command](parsed)
-    except CommandError as failure:
+        return run(parsed)
+    except (CommandError, ProblemError, RefusedError) as error:
+        failure = error if isinstance(error, CommandError) else failure_of(error)
         print(failure.text(as_json=parsed.json), file=sys.stderr, flush=True)
         return failure.exit_code
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
-from vtoken.cli.errors import CommandError
-from vtoken.cli.link import Link
-from vtoken.cli.show import say, say_json, tinted
+from vtoken.cli.errors import failure_of
+from vtoken.cli.text import say, say_json, tinted
+from vtoken.client import Client, ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Finding:
     todo: str = ""
 
 
-def doctor(arguments: Namespace) -> int:
+def doctor(arguments: Namespace, client: Client) -> int:
     """Print the findings as they come; 1 when one of them is a FAIL."""
     failed = False
-    for finding in examine(arguments):
+    for finding in examine(arguments, client):
         failed |= finding.verdict == "FAIL"
         if arguments.json:
             say_json(asdict(finding))
@@ -44,21 +44,22 @@ def doctor(arguments: Namespace) -> int:
     return int(failed)
 
 
-def examine(arguments: Namespace) -> Iterator[Finding]:
+def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
     """All findings, the cheap ones first; server checks end where the server does."""
     yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
     yield from _engine_package(arguments.engine)
-    link = Link(arguments)
     try:
-        status = link.call(wire.Status, "GET", "/status")
-    except CommandError as error:
-        yield Finding("server", "FAIL", str(error), error.hint or "")
+        status = client.status()
+    except ProblemError as error:
+        yield _failed("server", error)
         return
-    yield Finding("server", "ok", f"{link.url}: {status.model}, vLLM {status.vllm_version}")
+    yield Finding(
+        "server", "ok", f"{client.server.url}: {status.model}, vLLM {status.vllm_version}"
+    )
     yield _same_version(status)
-    yield _stream(link)
+    yield _stream(client)
     yield _invariants(status)
-    yield from _policies(link)
+    yield from _policies(client)
     yield _eviction(status)
     yield _reclamation(status)
 
@@ -101,23 +102,30 @@ def _same_version(status: wire.Status) -> Finding:
     return Finding("schema", "ok", f"schema {status.schema}, vtoken {status.vtoken_version}")
 
 
-def _stream(link: Link) -> Finding:
+def _stream(client: Client) -> Finding:
     started = time.monotonic()
     try:
-        for _, message in link.stream(topics="metrics", format="json"):
-            if isinstance(message, wire.Hello):
-                took_ms = (time.monotonic() - started) * 1e3
-                if message.can_control:
-                    return Finding("stream", "ok", f"open in {took_ms:.0f} ms, changes allowed")
-                return Finding(
-                    "stream",
-                    "note",
-                    "open, but this server is read-only",
-                    "serve with --host 127.0.0.1 to allow changes",
-                )
-    except CommandError as error:
-        return Finding("stream", "FAIL", str(error), error.hint or "")
+        with client.stream(["metrics"], format="json") as stream:
+            for message in stream:
+                if isinstance(message, wire.Hello):
+                    return _opened(message, (time.monotonic() - started) * 1e3)
+    except ProblemError as error:
+        return _failed("stream", error)
     return Finding("stream", "FAIL", "no hello came")
+
+
+def _opened(hello: wire.Hello, took_ms: float) -> Finding:
+    if hello.can_control:
+        return Finding("stream", "ok", f"open in {took_ms:.0f} ms, changes allowed")
+    why = hello.read_only_reason or "this server is read-only"
+    return Finding(
+        "stream", "note", f"open, but nothing can be changed: {why}", "look with: vtoken console"
+    )
+
+
+def _failed(check: str, error: ProblemError) -> Finding:
+    failure = failure_of(error)
+    return Finding(check, "FAIL", str(failure), failure.hint or "")
 
 
 def _invariants(status: wire.Status) -> Finding:
@@ -128,11 +136,11 @@ def _invariants(status: wire.Status) -> Finding:
     return Finding("invariants", "ok", found)
 
 
-def _policies(link: Link) -> Iterator[Finding]:
+def _policies(client: Client) -> Iterator[Finding]:
     try:
-        offered = link.call(list[wire.PolicyInfo], "GET", "/policies")
-    except CommandError as error:
-        yield Finding("policies", "FAIL", str(error), error.hint or "")
+        offered = client.policies()
+    except ProblemError as error:
+        yield _failed("policies", error)
         return
     for policy in offered:
         if policy.error is not None:

@@ -1,15 +1,22 @@
 """How commands fail: what the user sees, and the exit code.
 
-CommandError
-├── UsageError      2: the command line is wrong
-└── ProblemError    1: the server refused; shows the problem document
+CommandError        1: the server refused, is not there, or has not done it in time
+└── UsageError      2: the command line is wrong; nothing was sent
+
+`vtoken.client` has the errors of calls and streams; `failure_of` makes one of these out of each.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
+
 import msgspec
 
 from vtoken import wire
+from vtoken.client import NotVToken, ProblemError, RefusedError, Unauthorized, Unreachable
+
+_WORD = re.compile(r"[\w.-]+")
 
 
 class CommandError(Exception):
@@ -17,18 +24,18 @@ class CommandError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, problem: wire.Problem | None = None
+    ) -> None:
         super().__init__(message)
         self.hint = hint
-
-    def problem(self) -> wire.Problem:
-        """The failure as a document, for `--json`; status 0: no server has said it."""
-        return wire.Problem(status=0, title="Failed", detail=str(self))
+        # For `--json`; status 0: no server has said it.
+        self.problem = problem or wire.Problem(status=0, title="Failed", detail=message)
 
     def text(self, *, as_json: bool = False) -> str:
         """What goes to standard error."""
         if as_json:
-            return msgspec.json.encode(self.problem()).decode()
+            return msgspec.json.encode(self.problem).decode()
         return "\n  ".join([f"vtoken: {self}", *(self.hint or "").splitlines()])
 
 
@@ -38,17 +45,41 @@ class UsageError(CommandError):
     exit_code = 2
 
 
-class ProblemError(CommandError):
-    """The server's problem document."""
+def failure_of(error: ProblemError | RefusedError) -> CommandError:
+    """What a failed call is to the user of the command line."""
+    if isinstance(error, RefusedError):
+        return UsageError(error.detail, error.bound and f"expected: {error.bound}")
+    problem = error.problem
+    hint: str | None
+    if isinstance(error, Unreachable):
+        hint = "start a server with: vtoken serve MODEL\nor name another with --url or VTOKEN_URL"
+        return CommandError(problem.detail, hint, problem)
+    if isinstance(error, Unauthorized):
+        return CommandError(problem.detail, "set VTOKEN_TOKEN, or pass --token-file FILE", problem)
+    if isinstance(error, NotVToken):
+        hint = "start the server with: vtoken serve MODEL" if problem.status == 404 else None
+        return CommandError(problem.detail, hint, problem)
+    if not problem.status:
+        return CommandError(problem.detail, None, problem)
+    summary = f"{problem.detail} ({problem.status} {problem.title})"
+    return CommandError(summary, "\n".join(_details(problem)), problem)
 
-    def __init__(self, problem: wire.Problem) -> None:
-        lines = [f"field: {problem.field}"] if problem.field else []
-        if problem.value is not None:
-            lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
-        if problem.bound:
-            lines.append(f"bound: {problem.bound}")
-        super().__init__(f"{problem.detail} ({problem.status} {problem.title})", "\n".join(lines))
-        self._problem = problem
 
-    def problem(self) -> wire.Problem:
-        return self._problem
+def did_you_mean(word: str, known: list[str]) -> str:
+    """`did you mean X?`, or nothing."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _details(problem: wire.Problem) -> list[str]:
+    """Field, value and bound of a refusal, a line each, and what may have been meant."""
+    lines = [f"field: {problem.field}"] if problem.field else []
+    if problem.value is not None:
+        lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
+    if problem.bound:
+        lines.append(f"bound: {problem.bound}")
+    known = _WORD.findall(problem.bound or "")
+    for word in (problem.value, problem.field):
+        if isinstance(word, str) and word not in known and (meant := did_you_mean(word, known)):
+            return [*lines, meant]
+    return lines

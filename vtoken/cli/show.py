@@ -1,68 +1,14 @@
-"""How documents look as text: aligned, with units, coloured only where it carries meaning.
+"""How state and changes look as text: status, events, configuration, policies, compactions.
 
-Knows the wire; prints nothing itself except through `say`, which flushes line by line.
+Knows the wire; says nothing itself.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
-from collections.abc import Iterable, Sequence
-from typing import Any
-
 import msgspec
 
 from vtoken import wire
-
-_COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
-
-
-def say(line: str) -> None:
-    """One line to standard output, at once."""
-    print(line, flush=True)
-
-
-def say_json(document: Any) -> None:
-    """One document a line."""
-    say(msgspec.json.encode(document).decode())
-
-
-def tinted(text: str, meaning: str) -> str:
-    """`text` in the colour of `meaning`, on a terminal that has colours and wants them."""
-    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    if not wanted or os.environ.get("TERM") == "dumb" or meaning not in _COLORS:
-        return text
-    return f"\x1b[{_COLORS[meaning]}m{text}\x1b[0m"
-
-
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns; the last column is left as it is."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    return [
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
-
-
-def size(num_bytes: int) -> str:
-    """A number of bytes in the largest unit that leaves at least one."""
-    amount, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while amount >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
-def clock(ts: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(ts))
-
-
-def plain(value: Any) -> str:
-    """A configuration value, as `config set` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+from vtoken.cli.text import clock, plain, size, table, tinted
 
 
 def status_lines(status: wire.Status) -> list[str]:
@@ -103,8 +49,35 @@ def status_lines(status: wire.Status) -> list[str]:
             f"{invariants.violations:,} violations{'' if invariants.strict else ' (not strict)'}",
         ),
     ]
+    if status.latency is not None:
+        rows.insert(2, ("latency", _latency(status.latency)))
+    if status.shadow is not None:
+        rows.append(("shadow", _shadow(status.shadow)))
     sentence = fragmentation.sentence or fragmentation.cause
     return [tinted(sentence, fragmentation.cause), *table(rows)]
+
+
+def _latency(latency: wire.Latency) -> str:
+    first, between = latency.ttft, latency.inter_token
+    return (
+        f"first token p50 {_ms(first.p50_ms)}, p95 {_ms(first.p95_ms)}; between tokens p50 "
+        f"{_ms(between.p50_ms)}, p95 {_ms(between.p95_ms)}, p99 {_ms(between.p99_ms)} "
+        f"(last {latency.window_s:g} s)"
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} ms"
+
+
+def _shadow(shadow: wire.Shadow) -> str:
+    if shadow.error is not None:
+        return f"{shadow.policy.name} has failed: {shadow.error}"
+    share = f"{shadow.agreed / shadow.victims:.0%}" if shadow.victims else "-"
+    return (
+        f"{shadow.policy.name} would have evicted {share} of the same tokens "
+        f"({shadow.compared:,} evictions compared, {shadow.waiting:,} without scores)"
+    )
 
 
 def watch_line(status: wire.Status, tokens_per_s: float) -> str:
@@ -134,7 +107,22 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
             shown += f" (wanted: {plain(desired[name])})"
         bound = config.bounds.get(name)
         rows.append((name, shown, "" if bound is None else _bound(bound)))
-    return [f"revision {config.revision}", *table(rows)]
+    head = [f"revision {config.revision}"]
+    if config.trial is not None:
+        head.append(trial_line(config.trial))
+    return [*head, *table(rows)]
+
+
+def trial_line(trial: wire.Trial) -> str:
+    """What ends the trial of a change, and how."""
+    ends = []
+    if trial.expires_ts is not None:
+        ends.append(f"unless confirmed by {clock(trial.expires_ts)} (vtoken confirm)")
+    if trial.guard is not None and trial.guard.inter_token_p95_ms is not None:
+        ends.append(f"if p95 between tokens passes {trial.guard.inter_token_p95_ms:g} ms")
+    if trial.guard is not None and trial.guard.preemptions is not None:
+        ends.append(f"if more than {trial.guard.preemptions:,} requests are preempted")
+    return f"revision {trial.revision} is on trial: taken back {', or '.join(ends)}"
 
 
 def _bound(bound: wire.Bound) -> str:
@@ -157,7 +145,8 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
         return [f"nothing to change, revision {result.revision}"]
     changed += result.notes
     if result.applied_at_step is not None:
-        return [*changed, f"applied at step {result.applied_at_step:,}, revision {result.revision}"]
+        changed.append(f"applied at step {result.applied_at_step:,}, revision {result.revision}")
+        return changed if result.trial is None else [*changed, trial_line(result.trial)]
     effect = result.what_if
     if effect is None:
         return [*changed, "dry run: nothing was changed"]
@@ -167,7 +156,8 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     )
     if effect.deferred_reason:
         outlook += f"; deferred: {effect.deferred_reason}"
-    return [*changed, outlook]
+    closed = [f"no round by itself: {gate.detail}" for gate in effect.gates if not gate.open]
+    return [*changed, outlook, *closed]
 
 
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The commands that follow the stream: `watch`, `events --follow`.
+"""The commands that follow the stream: `watch`, `events`.
 
-Knows the link and how documents look. They end with the stream (1), or when interrupted.
+Knows the client and how documents look. They end with the stream (1), or when interrupted.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from argparse import Namespace
 
 from vtoken import wire
 from vtoken.cli.errors import CommandError
-from vtoken.cli.link import Link
-from vtoken.cli.show import event_line, say, say_json, tinted, watch_line
+from vtoken.cli.show import event_line, watch_line
+from vtoken.cli.text import say, say_document, say_json, tinted
+from vtoken.client import Client
 
-MAX_PAGE = 1000
+EVERY_EVENT = 2**31  # more than any engine holds
 
 
-def watch(arguments: Namespace) -> int:
-    """A line for every state; with `--json`, every message of the stream."""
-    messages = Link(arguments).stream(
-        topics="metrics", fps=f"{1 / arguments.interval:g}", format="json"
-    )
+def watch(arguments: Namespace, client: Client) -> int:
+    """A line for every state; with `--json`, every message of the stream as it came."""
     num_lines = 0
     before: wire.Status | None = None
-    for text, message in messages:
-        now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
-        if arguments.json:
-            say(text)
-        elif now is not None:
-            say(watch_line(now, _tokens_per_s(before, now)))
-        elif isinstance(message, wire.Hello):
-            say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
-            continue
-        else:
-            continue
-        before = now or before
-        num_lines += 1
-        if num_lines == arguments.count:
-            return 0
+    with client.stream(["metrics"], fps=1 / arguments.interval, format="json") as stream:
+        for message in stream:
+            now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
+            if arguments.json:
+                say(str(stream.raw))
+            elif now is not None:
+                say(watch_line(now, _tokens_per_s(before, now)))
+            elif isinstance(message, wire.Hello):
+                say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
+                continue
+            else:
+                continue
+            before = now or before
+            num_lines += 1
+            if num_lines == arguments.count:
+                return 0
     return 1
 
 
@@ -46,35 +45,37 @@ def _tokens_per_s(before: wire.Status | None, now: wire.Status) -> float:
     return (now.tokens.generated - before.tokens.generated) / (now.ts - before.ts)
 
 
-def events(arguments: Namespace) -> int:
+def events(arguments: Namespace, client: Client) -> int:
     """The newest events; with `--follow`, those that come, without a gap between the two."""
-    link = Link(arguments)
-    status = link.call(wire.Status, "GET", "/status")
-    newest = link.call(wire.EventPage, "GET", "/events", params={"limit": "1"}).last_seq
-    seq = max(0, newest - arguments.limit)
-    while seq < newest:
-        params = {"after": str(seq), "limit": str(MAX_PAGE)}
-        page = link.call(wire.EventPage, "GET", "/events", params=params)
-        for event in page.events:
-            _say_event(arguments, event)
-        seq = page.events[-1].seq if page.events else newest
+    epoch = client.status().epoch
+    newest = client.newest_events(EVERY_EVENT if arguments.kind else arguments.limit)
+    for event in [event for event in newest if _wanted(arguments, event)][-arguments.limit :]:
+        _say_event(arguments, event)
     if not arguments.follow:
         return 0
-    for _, message in link.stream(topics="events", format="json", resume=f"{status.epoch}:{seq}"):
-        if isinstance(message, wire.EventMessage):
-            _say_event(arguments, message.event)
-        elif isinstance(message, wire.Dropped):
-            if arguments.json:
-                say_json(message)
-            else:
-                say(tinted(f"{message.n:,} events were lost on the way here", "violation"))
-        elif isinstance(message, wire.Hello) and not message.resumed:
-            raise CommandError("the engine has restarted meanwhile", "call the command again")
+    place = f"{epoch}:{newest[-1].seq if newest else 0}"
+    with client.stream(["events"], format="json", resume=place) as stream:
+        for message in stream:
+            if isinstance(message, wire.EventMessage):
+                if _wanted(arguments, message.event):
+                    _say_event(arguments, message.event)
+            elif isinstance(message, wire.Dropped):
+                _say_dropped(arguments, message)
+            elif isinstance(message, wire.Hello) and not message.resumed:
+                raise CommandError("the engine has restarted meanwhile", "call the command again")
     return 1
 
 
+def _wanted(arguments: Namespace, event: wire.Event) -> bool:
+    return not arguments.kind or event.kind in arguments.kind
+
+
 def _say_event(arguments: Namespace, event: wire.Event) -> None:
+    say_document(arguments, event, lambda event: [event_line(event)])
+
+
+def _say_dropped(arguments: Namespace, message: wire.Dropped) -> None:
     if arguments.json:
-        say_json(event)
+        say_json(message)
     else:
-        say(event_line(event))
+        say(tinted(f"{message.n:,} events were lost on the way here", "violation"))

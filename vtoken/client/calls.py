@@ -52,10 +52,10 @@ def patch_config(
     *,
     revision: int | None = None,
     validate_only: bool = False,
-    confirm_within_s: float | None = None,
+    confirm_within_s: int | None = None,
     guard_inter_token_p95_ms: float | None = None,
     guard_preemptions: int | None = None,
-    guard_for_s: float | None = None,
+    guard_for_s: int | None = None,
 ) -> Call[wire.PatchResult]:
     """Merge-patch the configuration, all or nothing, between two engine steps.
 
@@ -71,16 +71,14 @@ def patch_config(
         guard_preemptions=guard_preemptions,
         guard_for_s=guard_for_s,
     )
-    headers = {"Content-Type": "application/merge-patch+json"}
-    if revision is not None:
-        headers["If-Match"] = f'"{revision}"'
+    headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
     content = msgspec.json.encode(patch)
     return Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
 
 
-def confirm() -> Call[wire.PatchResult]:
-    """Keep the change that is on trial; 409 when none is."""
-    return Call("POST", "/confirm", _json(wire.PatchResult))
+def confirm(*, revision: int | None = None) -> Call[wire.PatchResult]:
+    """Keep the change that is on trial, `revision` only (412) if given; 409 when none is."""
+    return Call("POST", "/confirm", _json(wire.PatchResult), headers=_if_match(revision))
 
 
 def undo() -> Call[wire.PatchResult]:
@@ -153,13 +151,17 @@ def audit(limit: int = 100) -> Call[wire.AuditPage]:
     return _get(wire.AuditPage, "/audit", limit=limit)
 
 
-def recording(seconds: float | None = None) -> Call[bytes]:
-    """The flight recorder's last `seconds` (all that it holds if None), as a gzip recording."""
+def recording(seconds: int | None = None) -> Call[bytes]:
+    """The flight recorder's last `seconds` (the server's default if None), as a gzip recording."""
     return Call("GET", "/recording", bytes, _params(seconds=seconds), {"Accept": "*/*"})
 
 
 def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
     return Call("GET", path, _json(kind), _params(**params))
+
+
+def _if_match(revision: int | None) -> dict[str, str]:
+    return {} if revision is None else {"If-Match": f'"{revision}"'}
 
 
 def _json(kind: type[T]) -> Callable[[bytes], T]:

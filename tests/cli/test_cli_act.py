@@ -1,0 +1,173 @@
+"""The commands that change something, against a real server on the real core."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from cli_harness import run
+from core_engine import CoreEngine
+from serving import Served
+
+from vtoken import wire
+
+
+async def test_config_is_read_set_and_undone(served: Served, core: CoreEngine) -> None:
+    url = ("--url", served.url)
+    shown = await run("config", "get", *url)
+    assert "theta_f" in shown.out
+    assert "0..1" in shown.out
+    ran = await run("config", "set", "theta_f=0.5", "planner=pack", "probe.every_steps=4", *url)
+    assert ran.code == 0
+    assert "theta_f: 0.25 -> 0.5" in ran.out
+    assert "planner: plug -> pack" in ran.out
+    assert core.runtime.config.theta_f == 0.5
+    assert core.runtime.config.probe_every_steps == 4
+    assert (await run("undo", *url)).code == 0
+    assert core.runtime.config.theta_f == 0.25
+    config = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument)
+    assert isinstance(config, wire.ConfigDocument)
+    assert config.revision == 3
+
+
+async def test_dry_run_tells_the_effect_and_changes_nothing(
+    served: Served, core: CoreEngine
+) -> None:
+    before = core.runtime.config
+    for command in (
+        ("config", "set", "budget_tokens=32"),
+        ("policy", "use", "streaming_llm"),
+        ("compact",),
+    ):
+        ran = await run(*command, "--dry-run", "--url", served.url)
+        assert ran.code == 0
+        assert "dry run: would" in ran.out
+    assert core.runtime.config is before
+    assert not core.runtime.operations.pending
+
+
+async def test_policies_are_listed_and_used(served: Served, core: CoreEngine) -> None:
+    url = ("--url", served.url)
+    listed = await run("policy", "list", *url)
+    assert "streaming_llm" in listed.out
+    assert "sinks=" in listed.out
+    assert (await run("policy", "use", "streaming_llm", "sinks=2", *url)).code == 0
+    assert core.runtime.config.policy.name == "streaming_llm"
+    assert core.runtime.config.values().policy.params["sinks"] == 2
+
+
+async def test_switch_says_what_becomes_of_the_scores(served: Served, core: CoreEngine) -> None:
+    url = ("--url", served.url)
+    for arguments in (("tova", "--dry-run"), ("tova",)):
+        ran = await run("policy", "use", *arguments, *url)
+        assert "scores start anew: tova reads attention_last, until now it was no scores" in ran.out
+    assert core.runtime.config.policy.name == "tova"
+
+
+async def test_pause_and_resume(served: Served, core: CoreEngine) -> None:
+    assert (await run("resume", "--url", served.url)).code == 0
+    assert core.runtime.config.reclamation == "auto"
+    assert (await run("pause", "--url", served.url)).code == 0
+    assert core.runtime.config.reclamation == "paused"
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_compact_waits_for_the_result(served: Served) -> None:
+    ran = await run("compact", "--request", "a", "--url", served.url)
+    assert ran.code == 0
+    assert ran.out.startswith("done: moved ")
+
+
+async def test_compact_that_does_not_come_to_an_end_fails(served: Served) -> None:
+    ran = await run("compact", "--timeout", "0.1", "--url", served.url)
+    assert ran.code == 1
+    assert "still pending" in ran.err
+
+
+async def test_refusal_shows_field_value_and_bound(served: Served, core: CoreEngine) -> None:
+    ran = await run("config", "set", "theta_f=2", "batch_size=4", "--url", served.url)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.splitlines()[1:] == [
+        "  field: theta_f",
+        "  value: 2",
+        "  bound: a number in 0..1",
+    ]
+    assert core.runtime.config.batch_size == 32
+    ran = await run("config", "set", "theta_f=2", "--json", "--url", served.url)
+    problem = msgspec.json.decode(ran.err, type=wire.Problem)
+    assert (problem.status, problem.field) == (422, "theta_f")
+
+
+async def test_stale_revision_unknown_policy_and_unknown_request_are_refused(
+    served: Served,
+) -> None:
+    url = ("--url", served.url)
+    stale = await run("config", "set", "theta_f=0.5", "--if-revision", "9", *url)
+    assert (stale.code, "412" in stale.err) == (1, True)
+    policy = await run("policy", "use", "lru", *url)
+    assert (policy.code, "field: policy.name" in policy.err) == (1, True)
+    request = await run("compact", "--request", "nobody", *url)
+    assert (request.code, "'nobody'" in request.err) == (1, True)
+
+
+async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
+    served: Served, core: CoreEngine
+) -> None:
+    url = ("--url", served.url)
+    nothing = await run("confirm", *url)
+    assert (nothing.code, "409" in nothing.err) == (1, True)
+    trial_flags = ("--confirm-within", "5m", "--guard-preemptions", "0")
+    ran = await run("config", "set", "theta_f=0.5", *trial_flags, *url)
+    assert ran.code == 0
+    assert "revision 2 is on trial: taken back unless confirmed by" in ran.out
+    assert "or if more than 0 requests are preempted" in ran.out
+    trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
+    assert trial is not None
+    assert trial.guard == wire.Guard(preemptions=0)
+    assert trial.expires_ts == pytest.approx(trial.started_ts + 300)
+    confirmed = await run("confirm", *url)
+    assert confirmed.out.startswith("confirmed: revision 2 stays")
+    assert (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial is None
+    assert core.runtime.config.theta_f == 0.5
+
+
+async def test_guard_of_latency_reaches_the_engine_in_milliseconds(served: Served) -> None:
+    url = ("--url", served.url)
+    ran = await run("config", "set", "theta_f=0.5", "--guard-p95", "0.04s", *url)
+    # The engine of the tests measures no latency, and says so: nothing would be guarded.
+    assert ran.code == 1
+    assert "  field: guard_inter_token_p95_ms\n  value: 40" in ran.err
+
+
+async def test_every_change_can_be_on_trial(served: Served) -> None:
+    for command in (("policy", "use", "streaming_llm"), ("resume",), ("pause",)):
+        ran = await run(*command, "--confirm-within", "90s", "--url", served.url)
+        assert (ran.code, "on trial" in ran.out) == (0, True)
+        assert (await run("confirm", "--url", served.url)).code == 0
+
+
+async def test_misspelt_field_and_policy_get_a_suggestion(served: Served) -> None:
+    for command, meant in (
+        (("config", "set", "thetaf=0.5"), "theta_f"),
+        (("config", "set", "planner=plugg"), "plug"),
+        (("policy", "use", "streaming_lm"), "streaming_llm"),
+    ):
+        ran = await run(*command, "--url", served.url)
+        assert (ran.code, ran.out) == (1, "")
+        assert f"did you mean {meant}?" in ran.err
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_every_change_prints_its_document(served: Served) -> None:
+    for command, kind in (
+        ("config set theta_f=0.3", wire.PatchResult),
+        ("config set theta_f=0.4 --dry-run", wire.PatchResult),
+        ("policy use tova", wire.PatchResult),
+        ("pause", wire.PatchResult),
+        ("resume", wire.PatchResult),
+        ("undo", wire.PatchResult),
+        ("compact --batch-size 4", wire.Operation),
+        ("compact --request a --dry-run", wire.Operation),
+    ):
+        ran = await run(*command.split(), "--json", "--url", served.url)
+        assert (ran.code, ran.err) == (0, "")
+        assert isinstance(ran.json(kind), kind)

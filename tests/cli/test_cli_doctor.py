@@ -1,0 +1,52 @@
+"""`vtoken doctor`: what it finds on a real server on the real core, and without one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from cli_harness import run
+from core_engine import CoreEngine
+from serving import Served
+
+from vtoken import wire
+
+
+async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
+    served: Served, core: CoreEngine
+) -> None:
+    ran = await run("doctor", "--url", served.url)
+    assert ran.code == 0
+    assert "tokens evicted" in ran.out
+    assert "paused: 0 blocks reclaimed" in ran.out
+    assert "changes allowed" in ran.out
+    core.runtime.counters.violations = 1
+    ran = await run("doctor", "--json", "--url", served.url)
+    findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
+    assert [f["check"] for f in findings if f["verdict"] == "FAIL"] == ["invariants"]
+    assert ran.code == 1
+
+
+async def test_doctor_without_a_server_fails_and_says_what_to_do() -> None:
+    ran = await run("doctor", "--url", "http://127.0.0.1:9")
+    assert ran.code == 1
+    assert "vtoken serve" in ran.out
+
+
+async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = wire.PolicyInfo(
+        name="lazy (some-package)",
+        summary="cannot be loaded",
+        source="-",
+        needs=[],
+        params_schema={},
+        error="ImportError: no lazy",
+    )
+    monkeypatch.setattr("vtoken.control.describe_broken", lambda: [broken])
+    listed = await run("policy", "list", "--url", served.url)
+    assert "cannot be loaded: ImportError: no lazy" in listed.out
+    ran = await run("doctor", "--url", served.url)
+    assert ran.code == 0
+    assert "lazy (some-package): ImportError: no lazy" in ran.out
+    assert "11 on offer" in ran.out

@@ -1,0 +1,112 @@
+"""`watch`, `events`, `record` and pipes, against a real server on the real core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_harness import PATIENCE_S, VTOKEN, environment, run, start
+from core_engine import CoreEngine
+from serving import Served
+
+from vtoken import wire
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_watch_prints_a_line_for_every_state(served: Served) -> None:
+    ran = await run("watch", "--interval", "0.1", "--count", "3", "--url", served.url)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert len(lines) == 4
+    assert all(" F 0." in line for line in lines[1:])
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_watch_as_json_is_the_stream_itself(served: Served) -> None:
+    ran = await run("watch", "--json", "--count", "4", "--url", served.url)
+    messages = [msgspec.json.decode(x, type=wire.StreamMessage) for x in ran.out.splitlines()]
+    assert [m.seq for m in messages] == [1, 2, 3, 4]
+    assert isinstance(messages[0], wire.Hello)
+
+
+async def test_followed_events_have_no_gap_and_come_line_by_line(
+    served: Served, core: CoreEngine
+) -> None:
+    process = await start("events", "--follow", "--json", "--url", served.url)
+    assert process.stdout is not None
+    try:
+        events: list[wire.Event] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(events) < 12:
+                line = await process.stdout.readline()
+                events.append(msgspec.json.decode(line, type=wire.Event))
+                core.runtime.events.add(0, "server", "test", {})
+                core.publisher.publish(core.controller.frame)
+        assert [event.seq for event in events] == list(range(1, 13))
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 130
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None:
+    for number in range(30):
+        core.runtime.events.add(0, "server", f"number {number}", {})
+    ran = await run("events", "-n", "3", "--url", served.url)
+    assert [line.split(": ")[1] for line in ran.out.splitlines()] == [
+        "number 27",
+        "number 28",
+        "number 29",
+    ]
+    for number in range(2000):
+        core.runtime.events.add(0, "server", f"number {number}", {})
+    ran = await run("events", "-n", "1500", "--url", served.url)
+    lines = [line.split(": ")[1] for line in ran.out.splitlines()]
+    assert lines == [f"number {number}" for number in range(500, 2000)]
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    ran = await run("record", str(file), "--duration", "3", "--url", served.url)
+    assert ran.code == 0
+    header, *messages = [
+        msgspec.json.decode(line, type=wire.RecordingLine) for line in file.read_text().splitlines()
+    ]
+    assert isinstance(header, wire.RecordingHeader)
+    assert header.source == served.url
+    assert [m.seq for m in messages] == list(range(1, len(messages) + 1))
+    assert isinstance(messages[1], wire.Snapshot)
+    again = await run("record", str(file), "--url", served.url)
+    assert (again.code, "exists already" in again.err) == (2, True)
+
+
+async def test_reader_that_leaves_early_is_no_error(served: Served) -> None:
+    command = " ".join([*VTOKEN, "policy list", "--url", served.url, "| head -1"])
+    process = await asyncio.create_subprocess_shell(
+        f"set -o pipefail; {command}",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        executable="/bin/bash",
+        env=environment(),
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert (process.returncode, err) == (0, b"")
+    assert len(out.splitlines()) == 1
+
+
+async def test_events_of_a_kind(served: Served, core: CoreEngine) -> None:
+    await run("config", "set", "theta_f=0.5", "--url", served.url)
+    for _ in range(30):
+        core.runtime.events.add(0, "server", "noise", {})
+    ran = await run("events", "-n", "2", "--kind", "config", "--json", "--url", served.url)
+    assert ran.json(wire.Event).kind == "config"
+    both = ("--kind", "config", "--kind", "server")
+    ran = await run("events", "-n", "31", *both, "--url", served.url)
+    assert len(ran.out.splitlines()) == 31

@@ -1,0 +1,89 @@
+"""The commands that look, against a real server on the real core."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from cli_harness import run, spawn
+from core_engine import CoreEngine
+from serving import Served
+
+from vtoken import wire
+
+
+async def test_status_reads_as_text_and_as_json(served: Served, core: CoreEngine) -> None:
+    text = await run("status", VTOKEN_URL=served.url)
+    assert (text.code, text.err) == (0, "")
+    assert text.out.splitlines()[0] == core.reporter.status().fragmentation.sentence
+    assert "random, budget 64 + 16 tokens, revision 1" in text.out
+    assert "\x1b" not in text.out
+    ran = await run("status", "--json", "--url", served.url)
+    assert isinstance(ran.json(wire.Status), wire.Status)
+
+
+async def test_config_get_answers_one_value_as_config_set_takes_it(served: Served) -> None:
+    url = ("--url", served.url)
+    assert (await run("config", "get", "budget_tokens", *url)).out == "64\n"
+    assert (await run("config", "get", "policy.name", *url)).out == "random\n"
+    assert (await run("config", "get", "probe", "--json", *url)).json(dict) == {
+        "layers": [],
+        "every_steps": 1,
+    }
+    unknown = await run("config", "get", "policy.nam", *url)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "did you mean name?" in unknown.err
+
+
+async def test_requests_are_listed_and_shown(served: Served, core: CoreEngine) -> None:
+    url = ("--url", served.url)
+    listed = (await run("requests", *url)).out.splitlines()
+    assert [line.split()[0] for line in listed] == ["REQUEST", "a", "b"]
+    rows = (await run("requests", "--json", *url)).json(list[wire.RequestRow])
+    assert {row.id for row in rows} == {"a", "b"}
+    shown = await run("request", "a", *url)
+    assert "random, budget 64 tokens" in shown.out
+    first = core.pool.tables["a"][0]
+    assert f"  {first}:" in shown.out
+    detail = (await run("request", "a", "--json", *url)).json(wire.RequestDetail)
+    assert detail.block_table == core.pool.tables["a"]
+
+
+async def test_tokens_of_a_request_come_a_line_each(served: Served) -> None:
+    url = ("--url", served.url)
+    lines = (await run("request", "a", "--tokens", *url)).out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(102))
+    assert {line.split()[1] for line in lines} == {"live", "dead"}
+    rows = (await run("request", "a", "--tokens", "--json", *url)).out.splitlines()
+    assert len([msgspec.json.decode(row, type=wire.TokenRow) for row in rows]) == 102
+
+
+async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: CoreEngine) -> None:
+    block = str(core.pool.tables["a"][0])
+    shown = await run("block", block, "--url", served.url)
+    detail = (await run("block", block, "--json", "--url", served.url)).json(wire.BlockDetail)
+    (slots,) = [line.split()[1] for line in shown.out.splitlines() if line.startswith("slots")]
+    assert (slots.count("#"), len(slots)) == (detail.live, 16)
+    assert "a: " in shown.out
+
+
+async def test_audit_names_who_changed_what(served: Served) -> None:
+    url = ("--url", served.url)
+    assert (await run("audit", *url)).out == "nobody has changed anything\n"
+    await run("config", "set", "theta_f=0.5", *url)
+    await run("config", "set", "theta_f=0.6", "--dry-run", *url)
+    first, second = (await run("audit", *url)).out.splitlines()
+    assert first.endswith("revision 2: theta_f 0.25 -> 0.5")
+    assert "(dry run)" in second
+    assert len((await run("audit", "-n", "1", "--json", *url)).json(wire.AuditPage).entries) == 1
+
+
+async def test_a_process_prints_what_main_does(served: Served) -> None:
+    ran = await spawn("config", "get", "theta_f", VTOKEN_URL=served.url)
+    assert (ran.code, ran.out, ran.err) == (0, "0.25\n", "")
+
+
+@pytest.mark.parametrize("command", ["request nobody", "block 99999"])
+async def test_what_is_not_there_is_refused(served: Served, command: str) -> None:
+    ran = await run(*command.split(), "--url", served.url)
+    assert (ran.code, ran.out) == (1, "")
+    assert "404" in ran.err

@@ -1,0 +1,114 @@
+"""Command lines that are wrong, servers that are not there, tokens, help."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from cli_harness import run
+from core_engine import CoreEngine
+from serving import Served, serve
+
+from vtoken import __version__
+from vtoken.cli import main
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("fly",),
+        ("config",),
+        ("config", "set"),
+        ("config", "set", "theta_f"),
+        ("config", "set", "a=1", "a=2"),
+        ("config", "set", "a=1", "a.b=2"),
+        ("watch", "--interval", "0"),
+        ("status", "--url", "localhost:8000"),
+        ("status", "--token", "secret"),
+        ("status", "--token-file", "/nowhere/token"),
+    ],
+    ids=" ".join,
+)
+async def test_wrong_command_lines_are_usage_errors(arguments: tuple[str, ...]) -> None:
+    ran = await run(*arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err
+
+
+async def test_unreachable_server_says_what_to_do() -> None:
+    for command in (("status",), ("watch",), ("events", "-f")):
+        ran = await run(*command, "--url", "http://127.0.0.1:9")
+        assert ran.code == 1
+        assert "vtoken serve" in ran.err
+        assert "Traceback" not in ran.err
+
+
+async def test_server_without_vtoken_is_named_as_such(served: Served) -> None:
+    ran = await run("status", "--url", f"{served.url}/v1")
+    assert ran.code == 1
+    assert "vToken is not on there" in ran.err
+
+
+async def test_token_comes_from_the_environment_or_a_file(core: CoreEngine, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("sesame\n")
+    async with serve(core.handle, api_key=["sesame"]) as served:
+        url = ("--url", served.url)
+        refused = await run("status", *url)
+        assert (refused.code, "VTOKEN_TOKEN" in refused.err) == (1, True)
+        assert (await run("status", *url, VTOKEN_TOKEN="sesame")).code == 0
+        assert (await run("status", "--token-file", str(file), *url)).code == 0
+        watch = ("watch", "--count", "1", *url)
+        assert (await run(*watch, VTOKEN_TOKEN="sesame")).code == 0
+        assert (await run(*watch, VTOKEN_TOKEN="wrong")).code == 1
+
+
+def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vtoken_console.app
+
+    seen: dict[str, object] = {}
+
+    def run_console(url: str, **options: object) -> int:
+        seen.update(options, url=url)
+        return 7
+
+    monkeypatch.setattr(vtoken_console.app, "run", run_console)
+    monkeypatch.setenv("VTOKEN_TOKEN", "sesame")
+    code = main(["console", "--url", "http://localhost:1/", "--read-only", "--fps", "5"])
+    assert code == 7
+    assert seen == {
+        "url": "http://localhost:1",
+        "token": "sesame",
+        "read_only": True,
+        "fps": 5.0,
+        "ascii_only": False,
+    }
+
+
+def test_flags_behind_demo_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vtoken.demo.run
+
+    seen: list[str] = []
+    monkeypatch.setattr(vtoken.demo.run, "main", lambda argv: seen.extend(argv) or 3)
+    assert main(["demo", "--headless", "--", "--max-num-seqs=2"]) == 3
+    assert seen == ["--headless", "--", "--max-num-seqs=2"]
+
+
+async def test_help_and_version_import_nothing_heavy() -> None:
+    version = await run("--version")
+    assert version.out == f"vtoken {__version__}\n"
+    assert (await run("--help")).code == 0
+    code = (
+        "import sys, contextlib; from vtoken.cli import main\n"
+        "with contextlib.suppress(SystemExit): main(['--help'])\n"
+        "heavy = {'httpx', 'numpy', 'rich', 'textual', 'msgspec', 'websockets', 'vllm', 'torch'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0

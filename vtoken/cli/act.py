@@ -1,0 +1,92 @@
+"""The commands that change something, and `compact`; each prints what the engine answered.
+
+Knows the client and how documents look. `--json` prints the server's documents as they are.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.see import config_get, policies
+from vtoken.cli.show import operation_lines, patch_lines
+from vtoken.cli.text import say_document
+from vtoken.cli.values import assignments
+from vtoken.client import Client
+
+
+def config(arguments: Namespace, client: Client) -> int:
+    if arguments.action == "get":
+        return config_get(arguments, client)
+    return _patch(arguments, client, _tree(arguments.values))
+
+
+def policy(arguments: Namespace, client: Client) -> int:
+    if arguments.action == "list":
+        return policies(arguments, client)
+    choice: dict[str, Any] = {"name": arguments.name}
+    if arguments.values:
+        choice["params"] = _tree(arguments.values)
+    return _patch(arguments, client, {"policy": choice})
+
+
+def pause(arguments: Namespace, client: Client) -> int:
+    return _patch(arguments, client, {"reclamation": "paused"})
+
+
+def resume(arguments: Namespace, client: Client) -> int:
+    return _patch(arguments, client, {"reclamation": "auto"})
+
+
+def confirm(arguments: Namespace, client: Client) -> int:
+    say_document(
+        arguments,
+        client.confirm(),
+        lambda result: [f"confirmed: revision {result.revision} stays", *result.notes],
+    )
+    return 0
+
+
+def undo(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.undo(), patch_lines)
+    return 0
+
+
+def compact(arguments: Namespace, client: Client) -> int:
+    """Starts a compaction and waits until it is over."""
+    operation = client.compact(
+        request_id=arguments.request,
+        batch_size=arguments.batch_size,
+        dry_run=arguments.dry_run,
+    )
+    if operation.state in ("pending", "running"):
+        operation = client.wait_operation(operation.id, timeout_s=arguments.timeout)
+    if operation.state in ("pending", "running"):
+        raise CommandError(
+            f"operation {operation.id} is still {operation.state} after {arguments.timeout:g} s",
+            "it goes on in the server; an engine without requests takes no steps",
+        )
+    say_document(arguments, operation, operation_lines)
+    return 0 if operation.state == "done" else 1
+
+
+def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
+    result = client.patch_config(
+        patch,
+        revision=getattr(arguments, "if_revision", None),
+        validate_only=getattr(arguments, "dry_run", False),
+        confirm_within_s=arguments.confirm_within,
+        guard_inter_token_p95_ms=arguments.guard_p95,
+        guard_preemptions=arguments.guard_preemptions,
+        guard_for_s=arguments.guard_for,
+    )
+    say_document(arguments, result, patch_lines)
+    return 0
+
+
+def _tree(pairs: list[str]) -> dict[str, Any]:
+    try:
+        return assignments(pairs)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,85 @@
+"""The commands that look: each asks the server once and prints what it answered.
+
+Knows the client and how documents look. `--json` prints the server's documents as they are.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import msgspec
+
+from vtoken.cli.errors import UsageError, did_you_mean
+from vtoken.cli.show import config_lines, policy_lines, status_lines
+from vtoken.cli.show_requests import (
+    audit_lines,
+    block_lines,
+    request_detail_lines,
+    request_lines,
+    token_line,
+)
+from vtoken.cli.text import plain, say, say_document, say_json
+from vtoken.client import Client
+
+
+def status(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.status(), status_lines)
+    return 0
+
+
+def requests(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.requests(), request_lines)
+    return 0
+
+
+def request(arguments: Namespace, client: Client) -> int:
+    """One request; with `--tokens` its rows, a line or a document a row."""
+    if not arguments.tokens:
+        say_document(arguments, client.request(arguments.id), request_detail_lines)
+        return 0
+    for page in client.token_pages(arguments.id):
+        for row in page.rows:
+            say_document(arguments, row, lambda row: [token_line(row)])
+    return 0
+
+
+def block(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.block(arguments.id), block_lines)
+    return 0
+
+
+def audit(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.audit(arguments.limit), audit_lines)
+    return 0
+
+
+def policies(arguments: Namespace, client: Client) -> int:
+    say_document(arguments, client.policies(), policy_lines)
+    return 0
+
+
+def config_get(arguments: Namespace, client: Client) -> int:
+    """Every field with its bound; with KEY the effective value alone, as `config set` takes it."""
+    document = client.config()
+    if arguments.key is None:
+        say_document(arguments, document, config_lines)
+        return 0
+    value = _value_at(msgspec.to_builtins(document.effective), arguments.key)
+    if arguments.json:
+        say_json(value)
+    else:
+        say(plain(value))
+    return 0
+
+
+def _value_at(values: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key; raises UsageError."""
+    found: Any = values
+    for name in key.split("."):
+        if not isinstance(found, dict) or name not in found:
+            known = list(found) if isinstance(found, dict) else []
+            meant = did_you_mean(name, known)
+            raise UsageError(f"no field {key!r}", meant or f"there are: {', '.join(known)}")
+        found = found[name]
+    return found

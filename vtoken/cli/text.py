@@ -1,0 +1,75 @@
+"""Lines of text: said at once, aligned, with units, coloured only where it carries meaning.
+
+Knows the terminal, no documents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
+
+
+def say(line: str) -> None:
+    """One line to standard output, at once."""
+    print(line, flush=True)
+
+
+def say_json(document: Any) -> None:
+    """One document a line."""
+    say(msgspec.json.encode(document).decode())
+
+
+def say_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
+    """`document` as it is with `--json`, else as `lines` puts it."""
+    if arguments.json:
+        say_json(document)
+        return
+    for line in lines(document):
+        say(line)
+
+
+def tinted(text: str, meaning: str) -> str:
+    """`text` in the colour of `meaning`, on a terminal that has colours and wants them."""
+    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    if not wanted or os.environ.get("TERM") == "dumb" or meaning not in _COLORS:
+        return text
+    return f"\x1b[{_COLORS[meaning]}m{text}\x1b[0m"
+
+
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns; the last column is left as it is."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return [
+        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes in the largest unit that leaves at least one."""
+    amount, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def clock(ts: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(ts))
+
+
+def plain(value: Any) -> str:
+    """A configuration value, as `config set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,101 @@
+"""What stands on the command line, read: durations with units, KEY=VALUE pairs, bounded numbers.
+
+Knows argparse's way of refusing an argument; nothing of commands or of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import Any
+
+MIN_FPS, MAX_FPS = 0.1, 30.0
+MAX_DURATION_S = 7 * 24 * 3600
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?")
+
+
+def duration_s(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m`, `1h` or `250ms`; a bare number is seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected 90s, 5m, 1h or 250ms")
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"]
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 7d")
+    return seconds
+
+
+def whole_seconds(text: str) -> int:
+    """Whole seconds of a duration."""
+    seconds = duration_s(text)
+    if seconds != int(seconds):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of seconds")
+    return int(seconds)
+
+
+def latency_ms(text: str) -> float:
+    """Milliseconds of `40ms` or `0.04s`; the unit must be there."""
+    if text[-1:].isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}ms or {text}s")
+    return round(duration_s(text) * 1e3, 6)
+
+
+def positive(text: str) -> int:
+    value = count(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def fps(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    return _within(value, MIN_FPS, MAX_FPS)
+
+
+def interval_s(text: str) -> float:
+    """Seconds between two states."""
+    return _within(duration_s(text), 0.04, 10.0)
+
+
+def _within(value: float, minimum: float, maximum: float) -> float:
+    if not minimum <= value <= maximum:
+        raise argparse.ArgumentTypeError(f"{value:g} is not in {minimum:g}..{maximum:g}")
+    return value
+
+
+def assignments(pairs: list[str]) -> dict[str, Any]:
+    """`a.b=1 c=text` as {"a": {"b": 1}, "c": "text"}: a value is JSON, or else text.
+
+    Raises ValueError for what is not KEY=VALUE, or given twice.
+    """
+    tree: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        path = key.split(".")
+        if not equals or not all(path):
+            raise ValueError(f"{pair!r} is not KEY=VALUE")
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{key!r} is given twice")
+        if path[-1] in node:
+            raise ValueError(f"{key!r} is given twice")
+        try:
+            node[path[-1]] = json.loads(text)
+        except ValueError:
+            node[path[-1]] = text
+    return tree
