@@ -158,6 +158,8 @@ class RequestScreen(Screen[None]):
             self._loading = False
             self._next_load = time.monotonic() + 4 * (time.monotonic() - began)
         table = await asyncio.to_thread(tokens.from_pages, pages)
+        if not self.is_attached:
+            return  # left meanwhile
         summary.detail, summary.problem, summary.step = detail, "", table.step
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail

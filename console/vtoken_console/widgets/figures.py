@@ -1,4 +1,4 @@
-"""Gates, payback, shadow and latency, in as many columns as there is room."""
+"""Gates, payback, shadow, latency, the console's own cost: in as many columns as fit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from vtoken_console.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, merge, width_of
 from vtoken_console.widgets.sections import (
     COLUMN,
+    cost_section,
     gates_section,
     latency_section,
     payback_section,
     shadow_section,
 )
 
-NUM_SECTIONS = 4
+NUM_SECTIONS = 5
 
 
 class Figures(LinesWidget):
@@ -23,7 +24,7 @@ class Figures(LinesWidget):
         status = view.model.status if view.model else None
         if status is None:
             return []
-        self.entitle("gates · payback · shadow · latency")
+        self.entitle("gates · payback · shadow · latency · own cost")
         num = max(1, min(NUM_SECTIONS, width // (COLUMN + 1)))
         room = (width - 1) // num
         sections = [
@@ -31,6 +32,7 @@ class Figures(LinesWidget):
             gates_section(status, room - 1),
             shadow_section(status),
             latency_section(status),
+            cost_section(view),
         ]
         columns = flow([s for s in sections if s], num, height)
         blank = palette.TEXT_STYLE

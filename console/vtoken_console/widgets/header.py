@@ -19,6 +19,7 @@ LOOKS = {
     State.CLOSED: ("○", "closed", palette.MUTED_STYLE),
 }
 STALE_S = 2.0
+COSTLY = 160  # columns from which the console's own cost stands here
 
 
 def mode_name(view: View) -> str:
@@ -30,6 +31,20 @@ def mode_name(view: View) -> str:
     if status.reclamation.state == "off":
         return "naive-evict"
     return f"vtoken·{status.reclamation.state}"
+
+
+def _cost(view: View) -> list[Span]:
+    """What this console takes: bytes to the terminal and from the server, CPU, memory, frames."""
+    cost, muted = view.cost, palette.MUTED_STYLE
+    spans: list[Span] = [
+        (f"console tty {units.data_size(cost.written_per_s, 7)}/s", muted),
+        (f" net {units.data_size(cost.received_per_s, 7)}/s", muted),
+        (f" cpu {units.percent(cost.cpu_ratio, 5)}", muted),
+        (f" rss {units.data_size(cost.rss_bytes, 6)}", muted),
+    ]
+    if cost.dropped:
+        spans.append((f" {units.short_count(cost.dropped)} frames dropped", palette.WARN_STYLE))
+    return [*spans, ("   ", muted)]
 
 
 class Header(LinesWidget):
@@ -48,6 +63,8 @@ class Header(LinesWidget):
             stale = view.age_s > STALE_S
             right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
             right.append((f" {view.fps:4.1f} fps ", muted))
+            if width >= COSTLY:
+                right = [*_cost(view), *right]
         left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
         parts: list[list[Span]] = []
         where = urlsplit(view.url).netloc or view.url

@@ -1,4 +1,4 @@
-"""The figures behind the picture, as short sections: gates, payback, shadow, latency.
+"""The figures behind the picture, as short sections: gates, payback, shadow, latency, own cost.
 
 Knows no widget. A section is a title line and rows of at most COLUMN columns; what a server does
 not tell is a dash.
@@ -140,3 +140,18 @@ def latency_section(status: wire.Status) -> list[Line]:
         )
         lines.append(_row("measured", f"{counted} others"))
     return lines
+
+
+def cost_section(view: View) -> list[Line]:
+    cost = view.cost
+    dropped = palette.WARN_STYLE if cost.dropped else palette.TEXT_STYLE
+    drawn = f"of {units.short_count(cost.drawn).strip()}"
+    return [
+        _title("this console", "what it costs"),
+        _row("to terminal", units.data_size(cost.written_per_s, 8) + "/s"),
+        _row("from server", units.data_size(cost.received_per_s, 8) + "/s"),
+        _row("frames", f"{cost.drawn_per_s:8.1f}", "fps"),
+        _row("frames dropped", units.count(cost.dropped, 8), drawn, dropped),
+        _row("CPU", units.percent(cost.cpu_ratio, 8), "of one core"),
+        _row("memory", units.data_size(cost.rss_bytes, 8), "RSS"),
+    ]
