@@ -1,4 +1,4 @@
-"""The keys that change the server: pause, compact, undo, and the settings page.
+"""The keys that change the server: pause, compact, undo, keep, and the settings page.
 
 Knows the wire through `controls` only, which is imported when first needed.
 """
@@ -14,7 +14,7 @@ class ControlActions(Base):
 
         status = self.client.model.status if self.client else None
         state = status.reclamation.state if status else "auto"
-        self.control(lambda client: controls.toggle_pause(client.rest, state))
+        self.control(lambda client: controls.toggle_pause(client.rest, state, self.change_watch))
 
     def action_compact(self) -> None:
         from vtoken_console import controls
@@ -29,10 +29,15 @@ class ControlActions(Base):
     def action_undo(self) -> None:
         from vtoken_console import controls
 
-        self.control(lambda client: controls.undo(client.rest))
+        self.control(lambda client: controls.undo(client.rest, self.change_watch))
+
+    def action_confirm(self) -> None:
+        from vtoken_console import controls
+
+        self.control(lambda client: controls.confirm(client.rest))
 
     async def action_control(self, field: str) -> None:
         from vtoken_console.screens.control import ControlScreen
 
         if not self.refused() and self.client is not None:
-            await self.push_screen(ControlScreen(self.client, field))
+            await self.push_screen(ControlScreen(self.client, self.change_watch, field))

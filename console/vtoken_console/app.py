@@ -20,7 +20,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken_console.actions_control import ControlActions
-from vtoken_console.keys import KEYS
+from vtoken_console.keys import DASHBOARD_KEYS
 from vtoken_console.ramp import RAMPS
 from vtoken_console.screens.dashboard import VIEWS
 from vtoken_console.widgets.events import Events
@@ -43,7 +43,8 @@ class ConsoleApp(ControlActions):
     CSS_PATH = "console.tcss"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(k.keys, k.action, k.label, key_display=k.shown, show=False) for k in KEYS
+        Binding(k.keys, k.action, k.label, id=k.id, key_display=k.shown, show=False)
+        for k in DASHBOARD_KEYS
     ]
 
     def __init__(
@@ -105,6 +106,7 @@ class ConsoleApp(ControlActions):
         while now - self._ticks[0] > 2.0:
             self._ticks.popleft()
         view = self.make_view()
+        self.tell_changes(view)
         # What lies behind a page is seen dimmed, which costs a whole screen: once a second will do.
         behind = now - self._behind_since >= 1.0
         if behind:
@@ -191,13 +193,16 @@ class ConsoleApp(ControlActions):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dashboard keys work on the dashboard only, so that a page on top keeps its own."""
-        mine = {k.action.partition("(")[0] for k in KEYS} - {"quit", "help", "command_palette"}
-        return not (action in mine and self.screen is not self.dashboard)
+        mine = {k.action.partition("(")[0] for k in DASHBOARD_KEYS}
+        anywhere = action in ("quit", "help", "command_palette")
+        return anywhere or action not in mine or self.screen is self.dashboard
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then every policy and every colour ramp by name."""
         read_only = bool(self.make_view().read_only_reason)
-        for key in KEYS:
+        for key in self.keys:
+            if key.page:
+                continue
             name, _, argument = key.action.partition("(")
             if key.action == "command_palette" or (key.control and read_only):
                 continue

@@ -15,9 +15,11 @@ from textual.driver import Driver
 
 from vtoken_console.connection import Connection, State
 from vtoken_console.cost import Cost, metered
+from vtoken_console.keys import KEYS, Key
 from vtoken_console.ramp import Ramp
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.view import View
+from vtoken_console.watch import Watch
 from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 
 if TYPE_CHECKING:
@@ -28,7 +30,14 @@ class Base(App[int]):
     """`url`: the server. `client` is None until the network has been imported."""
 
     def __init__(
-        self, url: str, *, token: str | None, read_only: bool, ascii_only: bool, ramp: Ramp
+        self,
+        url: str,
+        *,
+        token: str | None,
+        read_only: bool,
+        ascii_only: bool,
+        ramp: Ramp,
+        keys: tuple[Key, ...] = KEYS,
     ) -> None:
         self.cost = Cost()
         super().__init__()
@@ -38,6 +47,8 @@ class Base(App[int]):
         self.ramp = ramp
         self.client: Client | None = None
         self.dashboard = Dashboard()
+        self.keys = keys
+        self.change_watch = Watch()
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
 
@@ -62,12 +73,22 @@ class Base(App[int]):
             model=client.model if client and synced else None,
             series=client.series if client and synced else None,
             cost=self.cost.sample(now),
+            keys=self.keys,
         )
 
-    def say(self, text: str, *, is_error: bool = False) -> None:
-        """One message above the keys; an error stays until escape or the next action."""
-        until = None if is_error else time.monotonic() + SHOWN_S
-        self.dashboard.say(Note(text, is_error, until))
+    def say(self, text: str, *, is_error: bool = False, grave: bool = False) -> None:
+        """One message above the keys; an error stays until escape or the next action.
+
+        A grave one came without being asked for, and stays until escape.
+        """
+        until = None if is_error or grave else time.monotonic() + SHOWN_S
+        self.dashboard.say(Note(text, is_error or grave, until, grave))
+
+    def tell_changes(self, view: View) -> None:
+        """Says what became of changes since the last frame."""
+        if view.model is not None:
+            for told in self.change_watch.look(view.model, view.monotonic):
+                self.say(told.text, grave=told.grave)
 
     def refused(self) -> bool:
         """Whether controls are off or the link is down; then says why."""
@@ -88,9 +109,12 @@ class Base(App[int]):
         async def work() -> None:
             from vtoken.client import ProblemError
 
+            self.change_watch.calls += 1
             try:
                 self.say(await make(client))
             except ProblemError as error:
                 self.say(problem_text(error.problem), is_error=True)
+            finally:
+                self.change_watch.calls -= 1
 
         self.run_worker(work(), group="control")

@@ -6,6 +6,7 @@ Knows no widget. A refusal is raised as ProblemError and has changed nothing.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console import units
@@ -13,6 +14,7 @@ from vtoken_console import units
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.client import AsyncClient
+    from vtoken_console.watch import Watch
 
 POLL_S = 0.1
 POLLS = 100
@@ -27,6 +29,8 @@ def change_text(changes: dict[str, list[Any]]) -> str:
 
 def value_text(value: Any) -> str:
     """A configuration value in one short piece of text."""
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
@@ -46,16 +50,25 @@ def applied_text(result: wire.PatchResult) -> str:
     return f"revision {result.revision}, applied at step {result.applied_at_step}: {told}"
 
 
-async def toggle_pause(rest: AsyncClient, state: str) -> str:
+async def toggle_pause(rest: AsyncClient, state: str, watch: Watch) -> str:
     """Pauses reclamation, or resumes it when it is paused or off."""
     result = await rest.patch_config({"reclamation": "paused" if state == "auto" else "auto"})
+    watch.own(result, time.monotonic())
     verb = "paused" if state == "auto" else "resumed"
     return f"Reclamation {verb}: {applied_text(result)}"
 
 
-async def undo(rest: AsyncClient) -> str:
-    """Restores the configuration before the newest revision."""
-    return f"Undone: {applied_text(await rest.undo())}"
+async def undo(rest: AsyncClient, watch: Watch) -> str:
+    """Restores the configuration before the newest revision; ends its trial."""
+    result = await rest.undo()
+    watch.own(result, time.monotonic())
+    return f"Undone: {applied_text(result)}"
+
+
+async def confirm(rest: AsyncClient) -> str:
+    """Keeps the change that is on trial."""
+    result = await rest.confirm()
+    return "; ".join([f"Kept: revision {result.revision} stays", *result.notes]) + "."
 
 
 async def compact(

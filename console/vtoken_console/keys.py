@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`keys` as Textual names them, comma separated; `rank` 0 is dropped last from the key bar."""
+    """`keys` as Textual names them, comma separated; `rank` 0 is dropped last from the key bar.
+
+    `page`: where it works, when that is not the dashboard.
+    """
 
     keys: str
     shown: str
@@ -20,6 +23,13 @@ class Key:
     group: str
     control: bool = False
     rank: int = 9
+    page: str = ""
+
+    @property
+    def id(self) -> str:
+        """What configuration files call it: pause, theta-f, zoom-in."""
+        name, _, argument = self.action.partition("(")
+        return (argument.strip("')") or name).replace("_", "-")
 
 
 KEYS: tuple[Key, ...] = (
@@ -27,6 +37,7 @@ KEYS: tuple[Key, ...] = (
     Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
     Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", True, 8),
     Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
+    Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
     Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", True, 2),
     Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", True, 3),
     Key("b", "b", "control('batch_size')", "batch", "set B, blocks of one round", "Set", True, 4),
@@ -55,6 +66,29 @@ KEYS: tuple[Key, ...] = (
     Key("e", "e", "event_kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
     Key("v", "v", "view", "view", "all panels, or one of them alone", "Look", rank=6),
     Key("k", "k", "ramp", "colours", "next colour ramp of the heatmap", "Look"),
+    Key(
+        "enter",
+        "enter",
+        "apply",
+        "apply",
+        "apply what was changed",
+        "Settings",
+        True,
+        9,
+        "settings",
+    ),
+    Key(
+        "ctrl+t",
+        "^t",
+        "trial",
+        "on trial",
+        "apply them for a time, or under a guard; the engine takes them back itself",
+        "Settings",
+        True,
+        9,
+        "settings",
+    ),
+    Key("ctrl+y", "^y", "keep", "keep", "keep what is on trial", "Settings", True, 9, "settings"),
     Key("r", "r", "retry", "retry", "connect again now", "Console"),
     Key(
         "colon",
@@ -68,6 +102,17 @@ KEYS: tuple[Key, ...] = (
     Key("question_mark", "?", "help", "help", "this page", "Console", rank=0),
     Key("q", "q", "quit", "quit", "leave; the server goes on", "Console", rank=0),
 )
+
+DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
+
+
+def shown_key(keys: str) -> str:
+    """The first of comma-separated Textual keys as a person reads it: ctrl+t as ^t."""
+    first = keys.split(",")[0].strip()
+    names = {"slash": "/", "colon": ":", "question_mark": "?"}
+    first = names.get(first, first)
+    return f"^{first.removeprefix('ctrl+')}" if first.startswith("ctrl+") else first
+
 
 MOVES: tuple[tuple[str, str], ...] = (
     ("tab", "next panel"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vtoken_console.connection import Connection
 from vtoken_console.cost import NO_COST, CostSample
+from vtoken_console.keys import KEYS, Key
 from vtoken_console.ramp import Ramp
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ class View:
     model: Model | None = None  # None until there is a first snapshot
     series: Series | None = None
     cost: CostSample = NO_COST
+    keys: tuple[Key, ...] = KEYS
+
+    @property
+    def server_now(self) -> float:
+        """Unix seconds by the server's clock."""
+        return self.model.ts + self.age_s if self.model is not None else self.now
+
+    def key(self, key_id: str) -> str:
+        """The key of an action, as it is shown."""
+        return next(key.shown for key in self.keys if key.id == key_id)
 
     @property
     def read_only_reason(self) -> str:

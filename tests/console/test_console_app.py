@@ -11,6 +11,7 @@ from fake_server import FakeServer
 from vtoken_console.app import ConsoleApp
 from vtoken_console.connection import State
 from vtoken_console.screens.block import BlockScreen
+from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 from vtoken_console.screens.request import RequestScreen
@@ -140,6 +141,8 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(server: Fa
         assert "sinks" in names
         assert "recent_ratio" not in names
         await pilot.press("down", "right", "enter")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "another policy is not asked")
+        await pilot.press("right", "enter")
         await until(lambda: server.config.policy.name == "streaming_llm", "not applied")
         assert server.config.policy.params == {"sinks": 5}
         sent = [patch for patch, dry, _ in server.patches if not dry]

@@ -1,8 +1,13 @@
-"""The settings page: change a value, see what it would do, then apply it; all or nothing."""
+"""The settings page: change a value, see what it would do, then apply it, for good or on trial.
+
+One question is under way at most; the newest draft is asked about next, what came between is not.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -11,96 +16,133 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken.client import ProblemError
-from vtoken_console import palette, units
+from vtoken_console import controls, palette
 from vtoken_console.asciify import asciify
-from vtoken_console.controls import applied_text, change_text
+from vtoken_console.consequence import (
+    confirm_paragraphs,
+    gate_paragraphs,
+    irreversible,
+    may_evict,
+    what_if_paragraphs,
+)
 from vtoken_console.fields import POLICY, make_fields, make_patch, show_value
+from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.trials import Terms
 from vtoken_console.view import View
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.notice import problem_text
 from vtoken_console.widgets.outcome import Outcome, Paragraph
+from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken_console.client import Client
+    from vtoken_console.watch import Watch
 
 ASK_AFTER_S = 0.15  # a value must rest this long before the server is asked about it
-OUTCOME_LINES = 9
-KEYS = "←→ step   shift+←→ leap   type a value   del reset   enter apply   esc close"
+OUTCOME_LINES = 10
 
 
 class ControlScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
-        Binding("enter", "apply", show=False, priority=True),
+        Binding("enter", "apply", id="apply", show=False, priority=True),
+        Binding("ctrl+t", "trial", id="trial", show=False, priority=True),
+        Binding("ctrl+y", "keep", id="keep", show=False, priority=True),
     ]
 
-    def __init__(self, client: Client, first: str) -> None:
+    def __init__(self, client: Client, watch: Watch, first: str) -> None:
         super().__init__()
         self._client = client
+        self._watch = watch
         self._page = Vertical(id="control", classes="page")
         self._form = Form(first, id="form")
         self._outcome = Outcome(id="outcome")
+        self._trial_bar = TrialBar(id="trial-bar")
         self._ask_timer: Timer | None = None
         self._height = 0
         self._idling = True  # the outcome tells of the setting under the cursor
-        self._asked = 0  # number of the newest question; older answers are not shown
+        self._draft_number = 0  # rises with every change of the draft
+        self._asking = False  # a what-if is under way
+        self._settled = False  # an answer to an action stands until the next change of the draft
 
     def compose(self) -> ComposeResult:
         with self._page:
+            yield self._trial_bar
             yield self._form
             yield self._outcome
 
     def on_mount(self) -> None:
-        page = self._page
-        page.border_subtitle = asciify(KEYS) if self._plain else KEYS
+        self._trial_bar.display = False
         self._outcome.border_title = "what would happen"
         self._refill()
         self._form.focus()
         self._idle()
         self.add_class("-composed")
 
-    @property
-    def _plain(self) -> bool:
-        return self.app.has_class("-ascii")
+    def _text(self, text: str) -> str:
+        return asciify(text) if self.app.has_class("-ascii") else text
 
     def show(self, view: View) -> None:
         """New desired and effective values, while the draft stays."""
+        keys = f"{view.key('apply')} apply   {view.key('trial')} on trial   esc close"
+        steps = "←→ step   shift+←→ leap   type a value   del reset   "
+        wide = self._page.size.width > len(steps + keys) + 4
+        self._page.border_subtitle = self._text(steps + keys if wide else keys)
         self._refill()
         if self._idling:
             self._idle()
-        self._form.show(view)
-        self._outcome.show(view)
+        for widget in (self._trial_bar, self._form, self._outcome):
+            widget.show(view)
 
     def _refill(self) -> None:
         model = self._client.model
-        if model.config is None or model.hello is None:
+        config = model.config
+        if config is None or model.hello is None:
             return
-        chosen = self._form.draft.get(POLICY, model.config.desired.policy.name)
-        self._form.set_fields(make_fields(model.config, model.hello.policies, str(chosen)))
-        room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2
+        chosen = self._form.draft.get(POLICY, config.desired.policy.name)
+        self._form.set_fields(make_fields(config, model.hello.policies, str(chosen)))
+        room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2 - (config.trial is not None)
         height = max(4, min(len(self._form.fields) + 1, room))
         if height != self._height:  # a style set anew lays the page out anew
             self._form.styles.height = self._height = height
-        title = f"settings · revision {model.config.revision}"
-        self._page.border_title = asciify(title) if self._plain else title
+        title = f"settings · desired revision {config.revision}"
+        waiting = [f.label.strip() for f in self._form.fields if f.desired != f.effective]
+        if waiting:
+            title += f" · effective revision {config.effective_revision}, waiting: "
+            title += ", ".join(waiting[:3])
+        self._page.border_title = self._text(title)
 
     @property
     def patch(self) -> dict[str, Any]:
         """What applying the draft would send."""
         return make_patch(self._form.fields, self._form.draft)
 
+    @property
+    def _gates(self) -> list[wire.Gate]:
+        status = self._client.model.status
+        return status.fragmentation.gates if status is not None else []
+
+    # ------------------------------------------------------------ what would happen
+
     def _idle(self) -> None:
         self._idling = True
         field = self._form.current
-        about = [(f"{field.label.strip()}: {field.summary}", palette.MUTED_STYLE)] if field else []
-        self._outcome.say(*about, ("Change a value to see what it would do.", palette.MUTED_STYLE))
+        muted = palette.MUTED_STYLE
+        about = [(f"{field.label.strip()}: {field.summary}", muted)] if field else []
+        self._outcome.say(
+            *about,
+            ("Change a value to see what it would do. An automatic round now:", muted),
+            *gate_paragraphs(self._gates, self._gates),
+        )
 
     def on_form_changed(self) -> None:
         self._refill()
         if self._ask_timer is not None:
             self._ask_timer.stop()
-        self._asked += 1
+        self._draft_number += 1
+        self._settled = False
         if not self.patch:
             self._idle()
             return
@@ -108,78 +150,139 @@ class ControlScreen(ModalScreen[None]):
         self._ask_timer = self.set_timer(ASK_AFTER_S, self._ask)
 
     def _ask(self) -> None:
-        self.run_worker(self._what_if(self._asked, self.patch), group="what-if", exclusive=True)
+        if not self._asking:
+            self._asking = True
+            self.run_worker(self._ask_newest(), group="what-if")
 
-    async def _what_if(self, number: int, patch: dict[str, Any]) -> None:
+    async def _ask_newest(self) -> None:
+        """Asks about the newest draft until the answer is to the newest draft."""
         try:
-            result = await self._client.rest.patch_config(patch, validate_only=True)
-            said = what_if_paragraphs(result)
-        except ProblemError as error:
-            said = _refusal(error.problem)
-        if number == self._asked:
-            self._outcome.say(*said)
+            asked = -1
+            while asked != self._draft_number and self.patch and not self._settled:
+                asked = self._draft_number
+                try:
+                    result = await self._client.rest.patch_config(self.patch, validate_only=True)
+                    said = what_if_paragraphs(result, self._gates)
+                except ProblemError as error:
+                    said = _refusal(error.problem)
+                if asked == self._draft_number and not self._settled:
+                    self._outcome.say(*said)
+        finally:
+            self._asking = False
+
+    # ------------------------------------------------------------ applying
 
     def action_apply(self) -> None:
-        patch = self.patch
-        config = self._client.model.config
-        if not patch or config is None:
-            self._outcome.say(("Nothing to apply: no value is changed.", palette.MUTED_STYLE))
+        self._go(None)
+
+    def action_trial(self) -> None:
+        change, config = self.patch, self._client.model.config
+        if not change or config is None:
+            self._nothing()
             return
-        self._asked += 1
-        self._idling = False
+        desired = {f.path: f.desired for f in self._form.fields}
+        told = ", ".join(
+            f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
+            for path, value in self._form.draft.items()
+        )
+        status = self._client.model.status
+        p95 = status.latency.inter_token.p95_ms if status and status.latency else None
+
+        def chosen(terms: Terms | None) -> None:
+            if terms is not None:
+                self._go(terms)
+
+        self.app.push_screen(TrialScreen(told, self._host, p95), chosen)
+
+    def action_keep(self) -> None:
+        self._settle()
+        self.run_worker(self._keep(), group="apply", exclusive=True)
+
+    async def _keep(self) -> None:
+        try:
+            self._outcome.say((await controls.confirm(self._client.rest), palette.GOOD_STYLE))
+        except ProblemError as error:
+            self._outcome.say(*_refusal(error.problem))
+
+    def _nothing(self) -> None:
+        self._outcome.say(("Nothing to apply: no value is changed.", palette.MUTED_STYLE))
+
+    def _settle(self) -> None:
+        """From here on the outcome is that of an action, until the draft changes."""
+        self._settled, self._idling = True, False
         if self._ask_timer is not None:
             self._ask_timer.stop()
-        self.run_worker(self._apply(patch, config.revision), group="apply", exclusive=True)
 
-    async def _apply(self, patch: dict[str, Any], revision: int) -> None:
+    def _go(self, terms: Terms | None) -> None:
+        patch, config = self.patch, self._client.model.config
+        if not patch or config is None:
+            self._nothing()
+            return
+        self._settle()
+        self.run_worker(self._apply(patch, config, terms), group="apply", exclusive=True)
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self._client.url).netloc or self._client.url
+
+    async def _apply(
+        self, patch: dict[str, Any], config: wire.ConfigDocument, terms: Terms | None
+    ) -> None:
+        rest, params = self._client.rest, terms.params() if terms is not None else {}
         try:
-            result = await self._client.rest.patch_config(patch, revision=revision)
+            if may_evict(patch) and not await self._is_agreed(patch, config):
+                self._outcome.say(("Cancelled. Nothing was changed.", palette.TEXT_STYLE))
+                return
+            self._watch.calls += 1
+            try:
+                result = await rest.patch_config(patch, revision=config.revision, **params)
+                self._watch.own(result, time.monotonic())
+            finally:
+                self._watch.calls -= 1
         except ProblemError as error:
             self._outcome.say(*_refusal(error.problem))
             return
         self._form.draft.clear()
         self._form.moved()
-        effective = result.effective
-        self._outcome.say(
-            (f"Applied: {applied_text(result)}.", palette.GOOD_STYLE),
+        self._outcome.say(*self._applied(result))
+
+    async def _is_agreed(self, patch: dict[str, Any], config: wire.ConfigDocument) -> bool:
+        """Whether nothing is lost for good, or somebody wants that."""
+        result = await self._client.rest.patch_config(patch, validate_only=True)
+        evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
+        why = irreversible(result.changes, config.desired.policy.name, evicted)
+        if why is None:
+            return True
+        status = self._client.model.status
+        model = status.model if status is not None else ""
+        question = confirm_paragraphs(why, self._host, model, result)
+        answer: bool = await self.app.push_screen_wait(ConfirmScreen(question, "Apply"))
+        return answer
+
+    def _applied(self, result: wire.PatchResult) -> list[Paragraph]:
+        effective, trial = result.effective, result.trial
+        said: list[Paragraph] = [
+            (f"Applied: {controls.applied_text(result)}.", palette.GOOD_STYLE),
+        ]
+        if trial is not None:
+            text = "On trial: the engine takes it back by itself, also when this console is gone."
+            said.append((text, palette.WARN_STYLE))
+        said.append(
             (
                 f"In effect: theta_f {show_value(effective.theta_f)}, B {effective.batch_size}, "
                 f"policy {effective.policy.name}, budget {effective.budget_tokens}, "
                 f"planner {effective.planner}, reclamation {effective.reclamation}.",
                 palette.TEXT_STYLE,
-            ),
-            ("esc closes, then u undoes.", palette.MUTED_STYLE),
+            )
         )
+        return [*said, ("esc closes, then u undoes.", palette.MUTED_STYLE)]
 
     def action_leave(self) -> None:
         self.dismiss()
 
 
-def what_if_paragraphs(result: wire.PatchResult) -> list[Paragraph]:
-    """A validate_only answer in words."""
-    said: list[Paragraph] = [
-        (change_text(result.changes) or "This changes nothing.", palette.BOLD_STYLE)
-    ]
-    what = result.what_if
-    if what is not None:
-        said += [
-            ("", palette.TEXT_STYLE),
-            (f"evicts now  {units.count(what.evicted_tokens, 9)} tokens", palette.TEXT_STYLE),
-            (
-                f"moves now   {units.count(what.moved_tokens, 9)} tokens "
-                f"({units.data_size(what.moved_bytes)})",
-                palette.TEXT_STYLE,
-            ),
-            (f"frees now   {units.count(what.freed_blocks, 9)} blocks", palette.TEXT_STYLE),
-        ]
-        if what.deferred_reason:
-            said.append((f"deferred: {what.deferred_reason}", palette.WARN_STYLE))
-    said += [(note, palette.WARN_STYLE) for note in result.notes]
-    return [*said, ("", palette.TEXT_STYLE), ("enter applies it.", palette.MUTED_STYLE)]
-
-
 def _refusal(problem: wire.Problem) -> list[Paragraph]:
     return [
-        (problem_text(problem), palette.BAD_STYLE),
+        (f"Refused: {problem_text(problem)}", palette.BAD_STYLE),
         ("Nothing was changed.", palette.TEXT_STYLE),
     ]

@@ -21,6 +21,7 @@ from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.notice import Note, Notice
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.sentence import Sentence
+from vtoken_console.widgets.trial_bar import TrialBar
 from vtoken_console.widgets.waiting import Waiting
 
 VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
@@ -44,11 +45,13 @@ class Dashboard(Screen[None]):
         self._compositor = LeanCompositor()
         self.shown = "all"
         self.synced = False
+        self._trial_bar = TrialBar(id="trial-bar")
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
         yield Sentence(id="sentence")
         yield Gauge(id="gauge")
+        yield self._trial_bar
         yield Waiting(id="waiting")
         with Container(id="panels"):
             with Container(id="left"):
@@ -64,6 +67,7 @@ class Dashboard(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#notice").display = False
+        self._trial_bar.display = False
         self.query_one("#filter").display = False
         self.add_class("-composed")
 
@@ -75,6 +79,7 @@ class Dashboard(Screen[None]):
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
                 self.query_one("#pool").focus()
+        self._trial_bar.show(view)  # it shows itself when there is a trial
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)

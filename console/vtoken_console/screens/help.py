@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken_console import palette
-from vtoken_console.keys import KEYS, MOVES
+from vtoken_console.keys import MOVES
 from vtoken_console.view import View
 from vtoken_console.widgets.heatmap import legend
 from vtoken_console.widgets.lines import EMPTY, Line
@@ -57,12 +57,12 @@ def page(view: View, width: int) -> list[Line]:
     )
     lines: list[Line] = []
     off = view.read_only_reason
-    for group in dict.fromkeys(k.group for k in KEYS):
-        note = f"   off: {off}" if off and group in ("Act", "Set") else ""
+    for group in dict.fromkeys(k.group for k in view.keys):
+        note = f"   off: {off}" if off and group in ("Act", "Set", "Settings") else ""
         lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
         lines += [
             ((f"   {k.shown:<8}", key), (f"{k.label:<10}", text), (k.help, muted))
-            for k in KEYS
+            for k in view.keys
             if k.group == group
         ]
         lines.append(EMPTY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken_console import palette
-from vtoken_console.keys import KEYS, Key
+from vtoken_console.keys import Key
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
@@ -17,9 +17,15 @@ def _label(key: Key, view: View) -> str:
 
 class KeyBar(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        usable = [k for k in KEYS if not (k.control and view.read_only_reason) and k.rank < 9]
+        config = view.model.config if view.model else None
+        off = {"confirm"} if config is None or config.trial is None else set()
+        usable = [
+            k
+            for k in view.keys
+            if not (k.control and view.read_only_reason) and k.rank < 9 and k.id not in off
+        ]
         if view.model is None:
-            usable = [k for k in KEYS if k.group == "Console"]
+            usable = [k for k in view.keys if k.group == "Console"]
         shown: list[tuple[Key, str]] = [(key, _label(key, view)) for key in usable]
         while shown and sum(len(k.shown) + len(label) + 3 for k, label in shown) > width:
             shown.remove(max(shown, key=lambda pair: pair[0].rank))

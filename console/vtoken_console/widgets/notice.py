@@ -19,11 +19,15 @@ MAX_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """`until`: monotonic seconds; None stays until dismissed (refusals do)."""
+    """`until`: monotonic seconds; None stays until dismissed (refusals do).
+
+    `grave` notes are not replaced by later ones: each stays until it was seen.
+    """
 
     text: str
     is_error: bool = False
     until: float | None = None
+    grave: bool = False
 
 
 def problem_text(problem: wire.Problem) -> str:
@@ -45,26 +49,43 @@ class Notice(LinesWidget):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.note: Note | None = None
+        self.grave: list[Note] = []  # oldest first
 
     def say(self, note: Note | None) -> None:
-        self.note = note
-        self.display = note is not None
-        if note is not None:
-            width = max(20, self.app.size.width - 4)
-            lines = textwrap.wrap(note.text, width)
-            self.styles.height = max(1, min(MAX_LINES, len(lines)))
+        """A new message; None: what stands here was seen."""
+        if note is not None and note.grave:
+            self.grave.append(note)
+        elif note is None:
+            self.note, self.grave = None, []
+        else:
+            self.note = note
+        self._fit()
+
+    def _fit(self) -> None:
+        width = max(20, self.app.size.width - 4)
+        self.display = bool(self._notes)
+        self.styles.height = max(1, len(self._lines_of(width)))
         self.redraw()
 
+    @property
+    def _notes(self) -> list[Note]:
+        return [*self.grave, *([self.note] if self.note is not None else [])]
+
+    def _lines_of(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        for note in reversed(self._notes):  # the newest is never the one that is cut
+            look = palette.BAD_STYLE if note.is_error else palette.GOOD_STYLE
+            glyph = "▼" if note.grave else "×" if note.is_error else "✓"
+            text = f"{note.text}  esc: seen" if note.grave else note.text
+            lines += [
+                ((f" {glyph if n == 0 else ' '} ", look), (line, palette.TEXT_STYLE))
+                for n, line in enumerate(textwrap.wrap(text, width))
+            ]
+        return lines[:MAX_LINES]
+
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        if self.note is None:
-            return []
-        if self.note.until is not None and view.monotonic > self.note.until:
-            self.say(None)
-            return []
-        look = palette.BAD_STYLE if self.note.is_error else palette.GOOD_STYLE
-        glyph = "×" if self.note.is_error else "✓"
-        lines = textwrap.wrap(self.note.text, max(20, width - 4))[:MAX_LINES]
-        return [
-            ((f" {glyph if n == 0 else ' '} ", look), (line, palette.TEXT_STYLE))
-            for n, line in enumerate(lines)
-        ]
+        until = self.note.until if self.note is not None else None
+        if until is not None and view.monotonic > until:
+            self.note = None
+            self._fit()
+        return self._lines_of(max(20, width - 4))

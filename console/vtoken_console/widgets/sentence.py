@@ -55,7 +55,10 @@ class Sentence(LinesWidget):
             return [spread(sentence, alarm, width, palette.TEXT_STYLE)]
         key: list[Span] = []
         if fragmentation.reclaimable_blocks and not view.read_only_reason:
-            key = [(" [c]", palette.KEY_STYLE), (" compact ", palette.MUTED_STYLE)]
+            key = [
+                (f" [{view.key('compact')}]", palette.KEY_STYLE),
+                (" compact ", palette.MUTED_STYLE),
+            ]
         closed = closed_gates(fragmentation.gates)
         waits: list[Span] = []
         if closed and fragmentation.cause != "ok":

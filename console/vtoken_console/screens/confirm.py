@@ -1,0 +1,55 @@
+"""Asks before a change that undo does not bring back; says on which host; Cancel has the focus."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button
+
+from vtoken_console.asciify import asciify
+from vtoken_console.view import View
+from vtoken_console.widgets.outcome import Outcome, Paragraph
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Answers whether to go on; every way out but the second button is no."""
+
+    AUTO_FOCUS = "#cancel"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", show=False),
+        Binding("left,up", "app.focus_previous", show=False),
+        Binding("right,down", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, question: list[Paragraph], verb: str) -> None:
+        super().__init__()
+        self._question = question
+        self._verb = verb
+        self._text = Outcome(id="question")
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="confirm", classes="page") as page:
+            page.border_title = "this cannot be undone"
+            subtitle = "←→ choose   enter do it   esc cancel"
+            page.border_subtitle = asciify(subtitle) if self.app.has_class("-ascii") else subtitle
+            yield self._text
+            with Horizontal(id="answers"):
+                yield Button("Cancel", id="cancel", compact=True)
+                yield Button(self._verb, id="proceed", compact=True, variant="warning")
+
+    def on_mount(self) -> None:
+        self._text.say(*self._question)
+        self.add_class("-composed")
+
+    def show(self, view: View) -> None:
+        self._text.show(view)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "proceed")
+
+    def action_cancel(self) -> None:
+        self.dismiss(False)

@@ -1,0 +1,81 @@
+"""The terms of a trial: for how long, and what it must not cost; the engine keeps watch itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label
+
+from vtoken_console import palette, units
+from vtoken_console.asciify import asciify
+from vtoken_console.trials import DEFAULT_MINUTES, Terms, read_terms
+from vtoken_console.view import View
+from vtoken_console.widgets.outcome import Outcome
+
+
+class TrialScreen(ModalScreen[Terms | None]):
+    """Answers the terms, or None when it was left."""
+
+    AUTO_FOCUS = "#minutes"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", show=False),
+        Binding("enter", "start", show=False, priority=True),
+        Binding("up", "app.focus_previous", show=False),
+        Binding("down", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, change: str, host: str, p95_ms: float | None) -> None:
+        super().__init__()
+        self._change = change
+        self._host = host
+        self._p95_ms = p95_ms
+        self._said = Outcome(id="terms-said")
+
+    def compose(self) -> ComposeResult:
+        now = units.latency(self._p95_ms, 0)
+        with Vertical(id="trial", classes="page") as page:
+            page.border_title = "apply on trial"
+            subtitle = "tab next   enter start   esc cancel"
+            page.border_subtitle = asciify(subtitle) if self.app.has_class("-ascii") else subtitle
+            for name, label, value, unit in (
+                ("minutes", "taken back unless kept within", str(DEFAULT_MINUTES), "minutes"),
+                ("p95", "taken back when inter-token p95 passes", "", f"ms (now {now})"),
+                ("preemptions", "taken back after more preemptions than", "", "since the change"),
+            ):
+                with Horizontal(classes="term"):
+                    yield Label(f" {label}", classes="term-label")
+                    yield Input(value, id=name, compact=True, classes="term-value")
+                    yield Label(f" {asciify(unit) if self._plain else unit}")
+            yield self._said
+
+    @property
+    def _plain(self) -> bool:
+        return self.app.has_class("-ascii")
+
+    def on_mount(self) -> None:
+        muted = palette.MUTED_STYLE
+        self._said.say(
+            (f"On {self._host}: {self._change}", palette.BOLD_STYLE),
+            ("An empty field is no limit. The engine takes the change back by itself,", muted),
+            ("also when this console is gone. Tokens that it evicts do not come back.", muted),
+        )
+        self.add_class("-composed")
+
+    def show(self, view: View) -> None:
+        self._said.show(view)
+
+    def action_start(self) -> None:
+        values = [
+            self.query_one(f"#{name}", Input).value for name in ("minutes", "p95", "preemptions")
+        ]
+        try:
+            self.dismiss(read_terms(*values))
+        except ValueError as error:
+            self._said.say((f"{error}.", palette.BAD_STYLE))
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,260 @@
+"""Acting without fear: what-if, trial, guard, confirmation, undo, and what became of a change."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from console_harness import running, screen_text, until
+from fake_server import FakeServer
+
+from vtoken_console.consequence import irreversible
+from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.screens.control import ControlScreen
+from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.trials import countdown, read_terms
+from vtoken_console.widgets.notice import Notice
+from vtoken_console.widgets.trial_bar import TrialBar
+
+
+def notices(app) -> str:
+    return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
+
+
+def applied(server: FakeServer) -> list:
+    return [patch for patch, dry, _ in server.patches if not dry]
+
+
+async def open_trial(app, pilot, *keys: str) -> None:
+    """Lowers theta_f by one step and opens the dialog; `keys` are typed into it."""
+    await pilot.press("t", "left", "ctrl+t")
+    await until(lambda: isinstance(app.screen, TrialScreen), "no dialog")
+    await pilot.press(*keys)
+
+
+async def test_what_if_says_evicted_moved_freed_and_gates(server: FakeServer) -> None:
+    server.frozen = True
+    async with running(server.url) as (app, pilot):
+        await pilot.press("t")
+        await pilot.press(*"0.01")
+        await until(lambda: "0.25 → 0.01" in app.screen._outcome.text, "no what-if")
+        text = app.screen._outcome.text
+        for part in ("evicts now", "moves now", "frees now", "out of", "opens: theta_f"):
+            assert part in text
+        assert "stays closed: watermark (free" in text
+        assert applied(server) == []
+
+
+async def test_questions_never_queue_and_the_newest_draft_is_answered(server: FakeServer) -> None:
+    server.frozen = True
+    async with running(server.url) as (app, pilot):
+        await pilot.press("t")
+        rest, held, under_way = app.client.rest, asyncio.Event(), []
+        ask = type(rest).patch_config
+
+        class Slow:
+            async def patch_config(self, patch, **options):
+                under_way.append(patch)
+                assert len(under_way) - len(server.patches) <= 1, "two questions at once"
+                await held.wait()
+                return await ask(rest, patch, **options)
+
+        app.client.rest = Slow()
+        await pilot.press("left")
+        await until(lambda: under_way, "not asked")
+        for _ in range(5):
+            await pilot.press("left")
+            await pilot.pause(0.2)
+        held.set()
+        await until(lambda: "theta_f 0.25 → 0.19" in app.screen._outcome.text, "not the newest")
+        assert [p["theta_f"] for p in under_way] == [0.24, 0.19]
+        app.client.rest = rest
+
+
+async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await open_trial(app, pilot, "enter")
+        await until(lambda: server.config.theta_f == 0.24, "not applied")
+        assert server.control.trial.expires_ts - server.control.trial.started_ts == 300
+        await until(lambda: "On trial" in app.screen._outcome.text, "not said on the page")
+        await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
+        await pilot.press("escape")
+        bar = app.dashboard.query_one(TrialBar)
+        await until(lambda: bar.display and "ON TRIAL" in screen_text(app), "no bar")
+        line = next(x for x in screen_text(app).splitlines() if "ON TRIAL" in x)
+        for part in (
+            "taken back in",
+            "4:5",
+            "unless kept",
+            "rev 2 by local",
+            "theta_f 0.25 → 0.24",
+        ):
+            assert part in line
+        await pilot.press("y")
+        await until(lambda: server.control.trial is None, "not confirmed")
+        await until(lambda: "Kept: revision 2 stays" in notices(app), "not said")
+        await until(lambda: not bar.display, "the bar stays")
+        assert server.config.theta_f == 0.24
+
+
+async def test_u_takes_a_trial_back_at_once(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await open_trial(app, pilot, "enter")
+        await until(lambda: server.control.trial is not None, "no trial")
+        await pilot.press("escape", "u")
+        await until(lambda: server.config.theta_f == 0.25, "not undone")
+        assert server.control.trial is None
+
+
+async def test_guard_passed_reverts_and_is_said_until_it_was_seen(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await open_trial(app, pilot, "tab", *"500", "tab", "0", "enter")
+        await until(lambda: server.control.trial is not None, "no trial")
+        guard = server.control.trial.guard
+        assert (guard.inter_token_p95_ms, guard.preemptions) == (500, 0)
+        await pilot.press("escape")
+        await until(lambda: "p95 ≤ 500 ms" in screen_text(app), "guard not shown")
+        server.control.inter_token_ms = 900.0
+        server.tick()
+        await until(lambda: "Taken back: revision 2" in notices(app), "revert not said")
+        assert "passed its guard 500 ms" in notices(app)
+        assert server.config.theta_f == 0.25
+        await pilot.press("p")
+        await until(lambda: "Reclamation paused" in notices(app), "later message lost")
+        assert "Taken back: revision 2" in notices(app), "a later message hid the revert"
+        await pilot.press("escape")
+        assert notices(app) == ""
+
+
+async def test_trial_nobody_confirms_is_reverted_with_another_mark(server: FakeServer) -> None:
+    async with running(server.url, size=(120, 40)) as (app, pilot):
+        await open_trial(app, pilot, "backspace", *"0.02", "enter")
+        await until(lambda: server.control.trial is not None, "no trial")
+        await until(lambda: server.config.theta_f == 0.25, "not reverted")
+        await pilot.press("escape")
+        await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
+        assert "nobody confirmed it in time" in notices(app)
+
+
+async def test_terms_that_make_no_sense_are_refused_before_anything_is_sent(
+    server: FakeServer,
+) -> None:
+    async with running(server.url) as (app, pilot):
+        await open_trial(app, pilot, "backspace", "x", "enter")
+        await until(lambda: "minutes = 'x' is not a number" in screen_text(app), "not refused")
+        await pilot.press("backspace", "enter")
+        await until(lambda: "needs a time limit or a guard" in screen_text(app), "no limit is one")
+        await pilot.press("escape")
+        assert isinstance(app.screen, ControlScreen)
+    assert applied(server) == []
+
+
+async def test_second_change_while_one_is_on_trial_is_refused_in_words(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await open_trial(app, pilot, "enter")
+        await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
+        await until(lambda: app.client.model.config.revision == 2, "not seen")
+        await pilot.press("left", "enter")
+        await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
+        assert "revision 2 by local is on trial" in app.screen._outcome.text
+
+
+async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
+    server: FakeServer,
+) -> None:
+    server.frozen = True
+    async with running(server.url) as (app, pilot):
+        await pilot.press("m", *"64", "enter")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
+        await pilot.pause(0.2)
+        text = screen_text(app)
+        evicted = sum(max(0, r.live_count() - 64) for r in server.pool.requests.values())
+        for part in (
+            server.url.removeprefix("http://"),
+            "demo/test-llama",
+            "budget_tokens 256 → 64",
+            f"It evicts {evicted:,} tokens now",
+            "cannot come back",
+        ):
+            assert part in text
+        assert app.screen.focused.id == "cancel"
+        await pilot.press("enter")
+        await until(lambda: isinstance(app.screen, ControlScreen), "dialog stays")
+        await until(lambda: "Cancelled" in app.screen._outcome.text, "not said")
+        assert applied(server) == []
+        await pilot.press("enter")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked again")
+        await pilot.press("right", "enter")
+        await until(lambda: server.config.budget_tokens == 64, "not applied")
+
+
+async def test_higher_budget_asks_nothing(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await pilot.press("m", *"90000", "enter")
+        await until(lambda: server.config.budget_tokens == 90000, "not applied")
+        assert isinstance(app.screen, ControlScreen)
+
+
+async def test_change_overtaken_by_another_says_so_until_seen(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        await pilot.press("p")
+        await until(lambda: "Reclamation paused" in notices(app), "not paused")
+        new = type(server.config)(**{**_fields(server), "reclamation": "auto"})
+        server.commit(new, {"reclamation": ["paused", "auto"]}, actor="ana")
+        await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
+        assert "ana set reclamation paused → auto (rev 3)" in notices(app)
+
+
+def _fields(server: FakeServer) -> dict:
+    return {name: getattr(server.config, name) for name in server.config.__struct_fields__}
+
+
+async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
+    server: FakeServer,
+) -> None:
+    async with running(server.url) as (app, pilot):
+        await pilot.press("p")
+        await until(lambda: "Reclamation paused" in notices(app), "not paused")
+        new = type(server.config)(**{**_fields(server), "batch_size": 8})
+        server.commit(new, {"batch_size": [32, 8]}, actor="ana")
+        await until(lambda: app.client.model.events[-1].data.get("actor") == "ana", "not seen")
+        await pilot.pause(0.3)
+        assert "Overtaken" not in notices(app)
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy", "evicted", "asks"),
+    [
+        ({"theta_f": [0.2, 0.1]}, "h2o", 0, False),
+        ({"reclamation": ["auto", "off"]}, "h2o", 0, False),
+        ({"budget_tokens": [512, 256]}, "h2o", 0, True),
+        ({"budget_tokens": [512, 256]}, "none", 0, False),
+        ({"budget_tokens": [256, 512]}, "h2o", 0, False),
+        ({"budget_tokens": [256, 512]}, "h2o", 12, False),
+        ({"theta_f": [0.2, 0.1]}, "h2o", 12, False),
+        ({"interval_tokens": [64, 8]}, "h2o", 12, True),
+        ({"policy": [{"name": "none"}, {"name": "h2o"}]}, "none", 0, True),
+        ({"policy": [{"name": "h2o"}, {"name": "none"}]}, "h2o", 0, False),
+        ({"policy": [{"name": "h2o"}, {"name": "h2o"}]}, "h2o", 0, False),
+    ],
+)
+def test_only_what_undo_cannot_bring_back_is_asked_about(
+    changes: dict, policy: str, evicted: int, asks: bool
+) -> None:
+    assert (irreversible(changes, policy, evicted) is not None) is asks
+
+
+def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
+    terms = read_terms("2.5", "", " 3 ")
+    assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
+    assert terms.guard_preemptions == 3
+    for bad in (("-1", "", ""), ("", "0", ""), ("", "", "1.5"), ("", "", "-1")):
+        with pytest.raises(ValueError, match="is not"):
+            read_terms(*bad)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(272, "4:32"), (0, "0:00"), (-3, "0:00"), (3723, "1:02:03")]
+)
+def test_countdown_reads_like_a_clock(seconds: float, shown: str) -> None:
+    assert countdown(seconds) == shown
