@@ -84,7 +84,6 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(server: Fak
         line = next(x for x in screen_text(app).splitlines() if "ON TRIAL" in x)
         for part in (
             "taken back in",
-            "4:5",
             "unless kept",
             "rev 2 by local",
             "theta_f 0.25 → 0.24",

@@ -158,7 +158,7 @@ class RequestScreen(Screen[None]):
             self._loading = False
             self._next_load = time.monotonic() + 4 * (time.monotonic() - began)
         table = await asyncio.to_thread(tokens.from_pages, pages)
-        if not self.is_attached:
+        if not self.query(TokenStrip):
             return  # left meanwhile
         summary.detail, summary.problem, summary.step = detail, "", table.step
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
