@@ -98,6 +98,9 @@ class Runtime(Ledger):
         """
         self.step += 1
         self.take_config()
+        if self.idle and not self.operations.pending:
+            self.wanted_blocks = 0
+            return  # nothing has ever died: no holes, nothing to move, nothing to give back
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))

@@ -21,6 +21,7 @@ from vtoken.events import EventLog
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
 MAX_SHARE = 0.01  # of the engine's time that frames may take
+LOOK_S = 0.02  # between two looks for new subscribers
 
 
 class Publisher:
@@ -33,6 +34,7 @@ class Publisher:
         self._period = 1.0 / max_hz
         self._max_share = max_share
         self._next_frame = 0.0
+        self._next_look = 0.0
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
         self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
         self.endpoint = f"ipc://{Path(self._directory.name) / 'telemetry'}"
@@ -44,17 +46,20 @@ class Publisher:
 
     def publish(self, make_frame: Callable[[], Frame], *, force: bool = False) -> None:
         """Send pending events, and a frame when one is due and wanted; `force` ignores the rate."""
-        self._read_subscriptions()
+        now = time.monotonic()
+        if force or now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._read_subscriptions()
         if self._subscribers[TOPIC_EVENTS]:
             events = self._events.drain()
             if events:
                 self._send(TOPIC_EVENTS, self._encoder.encode(events))
         if not self._subscribers[TOPIC_STATE]:
             return
-        now = time.monotonic()
         if force or now >= self._next_frame:
+            started = time.monotonic()
             self._send(TOPIC_STATE, self._encoder.encode(make_frame()))
-            cost = time.monotonic() - now
+            cost = time.monotonic() - started
             self._next_frame = now + max(self._period, cost / self._max_share)
 
     def close(self) -> None:
