@@ -41,10 +41,11 @@ class VTokenConfig:
     probe_layers: tuple[int, ...] = ()  # empty: the middle layer
     probe_every_steps: int = 1
     prefix_sharing: str = "index"
+    shadow: Policy | None = None  # asked at every eviction, never obeyed
 
     def values(self) -> ConfigValues:
         return ConfigValues(
-            policy=PolicyChoice(name=self.policy.name, params=params_dict(self.policy)),
+            policy=_choice(self.policy),
             theta_f=self.theta_f,
             batch_size=self.batch_size,
             low_watermark_blocks=self.low_watermark_blocks,
@@ -59,11 +60,16 @@ class VTokenConfig:
             verify_ratio=self.verify_ratio,
             probe=Probe(layers=list(self.probe_layers), every_steps=self.probe_every_steps),
             prefix_sharing=self.prefix_sharing,  # type: ignore[arg-type]
+            shadow=None if self.shadow is None else _choice(self.shadow),
         )
 
     @property
     def evicts(self) -> bool:
         return self.policy.name != "none"
+
+
+def _choice(policy: Policy) -> PolicyChoice:
+    return PolicyChoice(name=policy.name, params=params_dict(policy))
 
 
 def default_config(num_blocks: int) -> VTokenConfig:
@@ -131,6 +137,11 @@ def bounds(num_blocks: int, num_layers: int) -> dict[str, Bound]:
             summary="shared blocks: skip; index: let go of all-dead ones; copy: also copy out",
             choices=[*SHARING],
         ),
+        "shadow": Bound(
+            type="object",
+            summary="{name, params} of a policy that is asked and not obeyed; null: none",
+            choices=policy_names(),
+        ),
     }
 
 
@@ -173,6 +184,18 @@ def _merge_policy(current: Policy, patch: Any) -> Policy:
     return make_policy(name, params)
 
 
+def _merge_shadow(current: Policy | None, patch: Any) -> Policy | None:
+    """The shadow after a patch; null and the policy that evicts nothing both mean that none is."""
+    if patch is None:
+        return None
+    try:
+        shadow = _merge_policy(make_policy("none", {}) if current is None else current, patch)
+    except RefusedError as error:
+        error.field = (error.field or "policy").replace("policy", "shadow", 1)
+        raise
+    return None if shadow.name == "none" else shadow
+
+
 def _merge_probe(patch: Any, num_layers: int) -> dict[str, Any]:
     if not isinstance(patch, dict):
         raise _refuse("probe", patch, "an object {layers, every_steps}")
@@ -207,18 +230,21 @@ def merge_patch(
             raise _refuse(name, value, "a known field: " + ", ".join(limits))
         if name == "policy":
             changes["policy"] = _merge_policy(config.policy, value)
+        elif name == "shadow":
+            changes["shadow"] = _merge_shadow(config.shadow, value)
         elif name == "probe":
             changes |= _merge_probe(value, num_layers)
         else:
             changes[name] = _check_scalar(name, value, limits[name])
     merged = replace(config, **changes)
-    least = merged.policy.min_budget_tokens()
-    if merged.budget_tokens < least:
-        raise _refuse(
-            "budget_tokens",
-            merged.budget_tokens,
-            f"at least {least}, which policy {merged.policy.name} needs with these parameters",
-        )
+    for role, policy in (("policy", merged.policy), ("shadow", merged.shadow)):
+        least = 1 if policy is None else policy.min_budget_tokens()
+        if policy is not None and merged.budget_tokens < least:
+            raise _refuse(
+                "budget_tokens",
+                merged.budget_tokens,
+                f"at least {least}, which {role} {policy.name} needs with these parameters",
+            )
     return merged
 
 

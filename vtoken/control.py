@@ -149,6 +149,7 @@ class Controller:
     def status(self) -> Status:
         status = self.reporter.status()
         status.config_revision = self.runtime.revision
+        status.shadow = self.runtime.shadow.document()
         return status
 
     def frame(self) -> Frame:
@@ -220,7 +221,7 @@ class Controller:
             num_blocks=runtime.geometry.num_blocks,
             num_layers=runtime.geometry.num_layers,
         )
-        runtime.judge.require(merged.policy)
+        runtime.judge.require_all(merged)
         if not validate_only:
             self.revisions.require_no_trial()
             return self.revisions.change(merged, actor, terms)

@@ -26,8 +26,8 @@ def of_plan(plan: StepPlan) -> int:
     parts = plan.requests.items()
     names = (
         "\0".join(plan.requests),
-        "\0".join(plan.want_scores),
-        repr((plan.probe_layers, plan.signal_layers, plan.signals, sorted(plan.probed))),
+        repr((plan.want_scores, plan.probe_layers, plan.signal_layers, plan.signals)),
+        "\0".join(sorted(plan.probed)),
     )
     counts = [plan.step, plan.probing]
     arrays = [plan.source_slots, plan.destination_slots]

@@ -49,7 +49,9 @@ class Evictor:
         names: set[str] = set()
         num_requests = num_tokens = num_blocks = 0
         own, config = ledger.own_rules, ledger.config
-        profiles = config.policy.profiles
+        shadow = ledger.shadow.asked
+        shadow_profiles = shadow is not None and shadow.profiles
+        profiles = config.policy.profiles or shadow_profiles
         limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
         for request_id in ready:
             table = ledger.tables.get(request_id)
@@ -58,8 +60,8 @@ class Evictor:
             ):
                 continue
             rules = ledger.rules(request_id)
-            if rules.policy.profiles:
-                self._judge.take_profile(table, rules)
+            if rules.policy.profiles or shadow_profiles:
+                self._judge.take_profiles(table, rules)
             state = ledger.states[request_id]
             try:
                 victims = self.pick_victims(table, ledger.config)
@@ -69,6 +71,7 @@ class Evictor:
                     state.readonly = frozenset(
                         block for block in table.blocks if not ledger.store.is_writable(block)
                     )
+                self._judge.compare(table, rules, victims)
                 table.evict(victims)
             except InvariantViolation as violation:
                 ledger.violated(violation)

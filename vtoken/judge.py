@@ -4,6 +4,8 @@ Knows the ledger; evicts nothing itself. A policy may be of another package, so 
 or answers amiss is an event and a counted violation, and it is not asked again under these
 parameters: nothing more of it dies, nothing else stops. (No wrong token can come of it, so strict
 mode does not stop the engine either.)
+
+The shadow policy is asked on a view of its own, right before the victims die, and never obeyed.
 """
 
 from __future__ import annotations
@@ -26,10 +28,16 @@ class Judge:
         self._scoring = scoring
         self._suspended: list[Policy] = []
 
-    def require(self, policy: Policy) -> None:
+    def require_all(self, config: VTokenConfig) -> None:
+        """Raises RefusedError when the policy or the shadow needs what this engine has not."""
+        self.require(config.policy)
+        if config.shadow is not None:
+            self.require(config.shadow, "shadow.name")
+
+    def require(self, policy: Policy, field: str = "policy.name") -> None:
         """Raises RefusedError when `policy` needs something that this engine has not."""
         if self._ledger.no_signals is not None:
-            refuse_readers(policy, self._ledger.no_signals)
+            refuse_readers(policy, self._ledger.no_signals, field)
         if "token_ids" not in policy.needs:
             return
         vocabulary = self._ledger.vocabulary
@@ -37,7 +45,7 @@ class Judge:
         if why is not None:
             raise RefusedError(
                 f"policy {policy.name} looks at words: {why}",
-                field="policy.name",
+                field=field,
                 value=policy.name,
                 bound="a policy that does not need token_ids",
             )
@@ -47,39 +55,61 @@ class Judge:
         if rules.policy in self._suspended:
             return None
         try:
-            view = self._view(table, rules)
+            view = self._view(table, rules, rules.policy)
             return None if view is None else _checked(rules.policy.select_victims(view), view)
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(rules.policy, error)
             return None
 
-    def take_profile(self, table: TokenTable, rules: VTokenConfig) -> None:
-        """Have a policy that profiles look at the request, once there are scores of its prompt."""
-        state, policy = self._ledger.states[table.request_id], rules.policy
-        if table.num_tokens < state.prefill_end:
-            return
-        if (state.profile is not None and state.profile[0] == policy) or policy in self._suspended:
+    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ids) -> None:
+        """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
+        shadow = self._ledger.shadow
+        policy = shadow.asked
+        if policy is None:
             return
         try:
-            self.require(policy)
-            view = self._view(table, rules, profiled=False)
-            if view is not None:
-                state.profile = policy, policy.profile(view)
+            fits = rules.budget_tokens >= policy.min_budget_tokens()
+            view = self._view(table, rules, policy) if fits else None
+            if view is None:
+                shadow.wait()
+            else:
+                shadow.count(victims, _checked(policy.select_victims(view), view))
         except Exception as error:
-            self._suspend(policy, error)
+            shadow.fail(error)
+
+    def take_profiles(self, table: TokenTable, rules: VTokenConfig) -> None:
+        """Have policies that profile look at the request, once there are scores of its prompt."""
+        state, shadow = self._ledger.states[table.request_id], self._ledger.shadow
+        policies = [rules.policy] if shadow.asked is None else [rules.policy, shadow.asked]
+        if table.num_tokens < state.prefill_end:
+            return
+        for policy in policies:
+            if not policy.profiles or policy in state.profiles or policy in self._suspended:
+                continue
+            try:
+                self.require(policy)
+                view = self._view(table, rules, policy, profiled=False)
+                if view is not None:
+                    kept = {p: seen for p, seen in state.profiles.items() if p in policies}
+                    state.profiles = {**kept, policy: policy.profile(view)}
+            except Exception as error:
+                if policy is rules.policy:
+                    self._suspend(policy, error)
+                else:
+                    shadow.fail(error)
 
     def _view(
-        self, table: TokenTable, rules: VTokenConfig, *, profiled: bool = True
+        self, table: TokenTable, rules: VTokenConfig, policy: Policy, *, profiled: bool = True
     ) -> View | None:
-        """What the policy sees of a request; None while what it needs is not there."""
-        ledger, policy = self._ledger, rules.policy
+        """What `policy` sees of a request; None while what it needs is not there."""
+        ledger = self._ledger
         state = ledger.states[table.request_id]
         ids = table.live_ids()
         view = View(ids, table.num_tokens, state.num_prompt_tokens, rules.budget_tokens, state.seed)
         if policy.profiles and profiled:
-            if state.profile is None or state.profile[0] != policy:
+            if policy not in state.profiles:
                 return None  # its prompt is not complete
-            view.profile = state.profile[1]
+            view.profile = state.profiles[policy]
         signal = policy.reads
         if signal is not None:
             scores = self._scoring.scores(state, ids, signal, rules)

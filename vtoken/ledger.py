@@ -14,6 +14,7 @@ from vtoken.events import EventLog
 from vtoken.latency import LatencyMeter
 from vtoken.requests import Counters, RequestState
 from vtoken.rules import RequestRules
+from vtoken.shadow import ShadowTally
 from vtoken.step import RequestStep
 from vtoken.table import TokenTable
 from vtoken.tables import TokenTables
@@ -80,6 +81,7 @@ class Ledger:
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.vocabulary: Vocabulary | None = None  # the engine sets it, if it has one
         self.no_signals: str | None = None  # why the engine's workers compute none, if so
+        self.shadow = ShadowTally()
         self.counters = Counters()
         self.events = EventLog()
         self.latency = LatencyMeter()
@@ -90,6 +92,7 @@ class Ledger:
     def take_config(self) -> None:
         """A step begins: it runs as a whole with the configuration as it stands."""
         self._taken = self.config, self.revision
+        self.shadow.follow(self.config.shadow)
 
     @property
     def effective(self) -> tuple[VTokenConfig, int]:

@@ -1,4 +1,4 @@
-"""The worker's mirror of one token table: the slot of every live token, and its signal.
+"""The worker's mirror of one token table: the slot of every live token, and its signals.
 
 Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute count
 is verified, so a mirror that drifts stops the worker before a wrong token is computed.
@@ -18,11 +18,11 @@ from vtoken.table import Ids
 
 
 class Mirror:
-    """`slots` [T]: slot of each token id, -1 for dead ones. `keeper`: its attention signal."""
+    """`slots` [T]: slot of each token id, -1 for dead ones. `keepers`: its attention signals."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self.keeper: Keeper | None = None
+        self.keepers: dict[Signal, Keeper] = {}
         self.num_tokens = len(slots)
 
     @classmethod
@@ -63,9 +63,12 @@ class Mirror:
         ids = np.flatnonzero(slots >= 0)
         return ids, slots[ids]
 
-    def keep(self, signal: Signal | None, layers: tuple[int, ...]) -> None:
-        """Keep `signal` of `layers` from now on: the same one goes on, another starts anew."""
-        if signal is None or signal.source != "attention":
-            self.keeper = None
-        elif self.keeper is None or (self.keeper.signal, self.keeper.layers) != (signal, layers):
-            self.keeper = make_keeper(signal, layers)
+    def keep(self, signals: Sequence[Signal], layers: tuple[int, ...]) -> None:
+        """Keep `signals` of `layers` from now on: those that were kept go on, others start anew."""
+        before, self.keepers = self.keepers, {}
+        for signal in signals:
+            if signal.source == "attention":
+                keeper = before.get(signal)
+                if keeper is None or keeper.layers != layers:
+                    keeper = make_keeper(signal, layers)
+                self.keepers[signal] = keeper

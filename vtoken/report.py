@@ -182,7 +182,8 @@ class Reporter:
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included."""
         table = self.runtime.tables[request_id]
-        scores = self.runtime.states[request_id].scores
+        reads = self.runtime.rules(request_id).policy.reads
+        scores = self.runtime.states[request_id].scores_of(reads)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
         rows = []
         for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):

@@ -17,6 +17,17 @@ from vtoken.signals import Signal
 
 
 @dataclass(slots=True)
+class Asked:
+    """A signal that the worker keeps for a request, from `layers`, and its newest answer."""
+
+    layers: tuple[int, ...]
+    asking: bool = False  # the worker was asked to tell it in the newest step,
+    asked_from: int = 0  # and in every step since this one
+    scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
+    scores_step: int = 0  # step of the report that `scores` came with
+
+
+@dataclass(slots=True)
 class RequestState:
     """One admitted request; reset as a whole when it is preempted.
 
@@ -34,15 +45,16 @@ class RequestState:
     kept_dead: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
-    signal: Signal | None = None  # asked of the worker, and from which layers
-    signal_layers: tuple[int, ...] = ()
-    asking: bool = False  # the worker was asked to tell the signal in the newest step,
-    asked_from: int = 0  # and in every step since this one
-    scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
-    scores_step: int = 0  # step of the report that `scores` came with
-    profile: tuple[Policy, Any] | None = None  # who profiled the request, and what came of it
+    # What its policy reads, and the shadow, where that reads another signal.
+    signals: dict[Signal, Asked] = field(default_factory=dict)
+    profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
     moved_tokens: int = 0
     recycled_slots: int = 0
+
+    def scores_of(self, signal: Signal | None) -> npt.NDArray[np.float32] | None:
+        """The newest answer about `signal`, by token id; None while there is none."""
+        asked = None if signal is None else self.signals.get(signal)
+        return None if asked is None else asked.scores
 
 
 @dataclass(slots=True)

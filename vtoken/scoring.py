@@ -1,23 +1,25 @@
-"""Scoring, the scheduler's side: which signal the worker keeps for whom, and what came back.
+"""Scoring, the scheduler's side: which signals the worker keeps for whom, and what came back.
 
-Knows the ledger; knows neither how a signal is computed nor what a policy makes of it. Invariants:
-1. numbers are used only for the signal and the layers they were asked for; a request whose policy
-   reads another signal from now on starts anew, and nothing of it dies before the first report
+Knows the ledger; knows neither how a signal is computed nor what a policy makes of it. A request's
+signals are what its policy reads and, where it differs, what the shadow policy reads. Invariants:
+1. numbers are used only for the signal and the layers they were asked for; a signal that nobody
+   read until now starts anew, and nothing dies by it before the first report
 2. numbers are used only while the request has been asked for them in every step since, so none is
    left over from an earlier eviction
 3. where no policy reads a signal, the worker is asked nothing
+4. what is asked for a policy that acts does not depend on the shadow
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
 from vtoken.config import VTokenConfig
 from vtoken.ledger import Ledger
 from vtoken.policies import Policy
-from vtoken.requests import RequestState
+from vtoken.requests import Asked, RequestState
 from vtoken.signals import WARM_QUERIES, Floats, Signal
 from vtoken.step import StepPlan, WorkerReport
 from vtoken.table import Ids, TokenTable
@@ -33,15 +35,20 @@ class Scoring:
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal. If none does, what is held is dropped."""
         ledger = self._ledger
-        if ledger.config.policy.reads is not None or any(
-            own.policy is not None and own.policy.reads is not None
-            for own in ledger.own_rules.values()
+        shadow = ledger.shadow.asked
+        if (
+            ledger.config.policy.reads is not None
+            or (shadow is not None and shadow.reads is not None and ledger.may_evict)
+            or any(
+                own.policy is not None and own.policy.reads is not None
+                for own in ledger.own_rules.values()
+            )
         ):
             self._active = True
         elif self._active:
             self._active = False
             for state in ledger.states.values():
-                _restart(state, None, ())
+                state.signals.clear()
         return self._active
 
     def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
@@ -57,25 +64,27 @@ class Scoring:
         for request_id, num_before in grown:
             table, state = ledger.tables[request_id], ledger.states[request_id]
             rules = ledger.rules(request_id)
-            signal = rules.policy.reads
-            if (state.signal, state.signal_layers) != (signal, layers):
-                _restart(state, signal, layers)
-            if signal is None:
+            readers = self._readers(rules)
+            _follow(state, readers, layers)
+            if not readers:
                 continue
-            asks = self.soon_due(table, rules) or (
-                _wants_profile(state, rules.policy) and table.num_tokens >= state.prefill_end
-            )
-            if asks and not state.asking:
-                state.asked_from = ledger.step
-            state.asking = asks
-            if asks:
-                want.append(request_id)
-            if signal.source == "keys":
+            due, prompt_known = self.soon_due(table, rules), table.num_tokens >= state.prefill_end
+            kept = []
+            for signal, reader in readers.items():
+                asked = state.signals[signal]
+                asks = due or (prompt_known and _wants_profile(state, reader))
+                if asks and not asked.asking:
+                    asked.asked_from = ledger.step
+                asked.asking = asks
                 if asks:
-                    plan.signals[request_id] = signal
+                    want.append((request_id, signal))
+                if asks or signal.source == "attention":
+                    kept.append(signal)
+            if not kept:
                 continue
-            plan.signals[request_id] = signal
-            if probes_decode or num_before < state.prefill_end:
+            plan.signals[request_id] = tuple(kept)
+            probes = probes_decode or num_before < state.prefill_end
+            if probes and any(signal.source == "attention" for signal in kept):
                 probed.append(request_id)
         if not plan.signals:
             return
@@ -84,6 +93,15 @@ class Scoring:
         plan.probe_layers = layers if probed else None
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
+
+    def _readers(self, rules: VTokenConfig) -> dict[Signal, Policy]:
+        """Signal -> who reads it, of those that decide about a request or shadow who does.
+
+        A signal that both read is kept as for the policy that acts.
+        """
+        shadow = self._ledger.shadow.asked if rules.evicts else None
+        readers = (rules.policy,) if shadow is None else (shadow, rules.policy)
+        return {policy.reads: policy for policy in readers if policy.reads is not None}
 
     def soon_due(self, table: TokenTable, rules: VTokenConfig) -> bool:
         """Whether this step's answer may be the newest one when `table` is next due."""
@@ -96,19 +114,22 @@ class Scoring:
 
     def receive(self, report: WorkerReport) -> None:
         """Take over the numbers of `report` that still answer what is asked."""
-        for request_id, scores in report.scores.items():
+        for (request_id, signal), scores in report.scores.items():
             state = self._ledger.states.get(request_id)
-            if state is not None and state.asking and report.step >= state.asked_from:
-                state.scores, state.scores_step = scores, report.step
+            asked = None if state is None else state.signals.get(signal)
+            if asked is not None and asked.asking and report.step >= asked.asked_from:
+                asked.scores, asked.scores_step = scores, report.step
 
-    def _are_stale(self, state: RequestState, num_tokens: int) -> bool:
-        """Whether more is newer than the steps in flight and those between probes explain."""
-        assert state.scores is not None
+    def _are_stale(self, num_scored: int, scores_step: int, num_tokens: int, end: int) -> bool:
+        """Whether more is newer than the steps in flight and those between probes explain.
+
+        `end`: where the request's prompt ends.
+        """
         lag = self._ledger.report_lag_steps
-        if num_tokens - len(state.scores) < lag + self._ledger.config.probe_every_steps:
+        if num_tokens - num_scored < lag + self._ledger.config.probe_every_steps:
             return False
-        between_chunks = num_tokens < state.prefill_end
-        return not between_chunks or state.scores_step < self._ledger.step - 1 - lag
+        between_chunks = num_tokens < end
+        return not between_chunks or scores_step < self._ledger.step - 1 - lag
 
     def scores(
         self, state: RequestState, ids: Ids, signal: Signal, config: VTokenConfig
@@ -117,24 +138,30 @@ class Scoring:
 
         Tokens newer than the last probe have no number yet: they count as heavy.
         """
-        known = (state.signal, state.signal_layers) == (signal, self.layers(config))
-        if not known or not state.asking or state.scores is None:
+        asked = state.signals.get(signal)
+        if asked is None or asked.layers != self.layers(config):
             return None
-        if state.scores_step < state.asked_from or self._are_stale(state, int(ids[-1]) + 1):
+        told, step = asked.scores, asked.scores_step
+        if not asked.asking or told is None or step < asked.asked_from:
+            return None
+        if self._are_stale(len(told), step, int(ids[-1]) + 1, state.prefill_end):
             return None
         scores = np.full(len(ids), np.inf, dtype=np.float32)
-        seen = int(np.searchsorted(ids, len(state.scores)))
-        scores[:seen] = state.scores[ids[:seen]]
+        seen = int(np.searchsorted(ids, len(told)))
+        scores[:seen] = told[ids[:seen]]
         return scores
 
 
-def _restart(state: RequestState, signal: Signal | None, layers: tuple[int, ...]) -> None:
-    state.signal, state.signal_layers = signal, layers
-    state.asking, state.scores = False, None
+def _follow(state: RequestState, signals: Iterable[Signal], layers: tuple[int, ...]) -> None:
+    """`signals` of `layers` are kept from now on: those that were go on, others start anew."""
+    before, state.signals = state.signals, {}
+    for signal in signals:
+        asked = before.get(signal)
+        state.signals[signal] = Asked(layers) if asked is None or asked.layers != layers else asked
 
 
 def _wants_profile(state: RequestState, policy: Policy) -> bool:
-    return policy.profiles and (state.profile is None or state.profile[0] != policy)
+    return policy.profiles and policy not in state.profiles
 
 
 _FIRST_REPORT = {
@@ -146,24 +173,44 @@ _FIRST_REPORT = {
 
 
 def swap_notes(old: VTokenConfig, new: VTokenConfig, default_layer: int) -> list[str]:
-    """What a change of policy, its parameters or the probed layers means for scores, in words."""
-    before, after = old.policy.reads, new.policy.reads
+    """What a change of policy, shadow, parameters or probed layers means for scores, in words."""
     default = (default_layer,)
     same_layers = (old.probe_layers or default) == (new.probe_layers or default)
-    if after is None or (old.policy == new.policy and same_layers):
+    held = {old.policy.reads: old.policy.name}
+    if old.shadow is not None and old.evicts:
+        held.setdefault(old.shadow.reads, f"shadow {old.shadow.name}")
+    notes = []
+    after = new.policy.reads
+    if after is not None and (old.policy != new.policy or not same_layers):
+        if after in held and same_layers:
+            notes.append(f"scores carry over: {held[after]} and {new.policy.name} read {after}")
+        else:
+            was = "other layers" if after in held else old.policy.reads or "no scores"
+            notes.append(
+                f"scores start anew: {new.policy.name} reads {after}, until now it was {was}; "
+                f"nothing of a running request is evicted before {_first_report(after)}"
+            )
+        known = (old.policy, old.shadow)
+        if new.policy.profiles and new.policy not in known:
+            notes.append(f"{new.policy.name} profiles running requests on what it sees from now on")
+    return notes + _shadow_notes(old, new, held if same_layers else {})
+
+
+def _shadow_notes(
+    old: VTokenConfig, new: VTokenConfig, held: Container[Signal | None]
+) -> list[str]:
+    shadow = new.shadow
+    if shadow is None or (shadow == old.shadow and new.evicts == old.evicts):
         return []
-    if before == after and same_layers:
-        notes = [f"scores carry over: {old.policy.name} and {new.policy.name} read {after}"]
-    else:
-        was = "other layers" if before == after else before or "no scores"
-        first = _FIRST_REPORT.get(
-            after.kind,
-            f"{min(after.window_queries, WARM_QUERIES)} probed queries of it, or its whole prompt",
-        )
-        notes = [
-            f"scores start anew: {new.policy.name} reads {after}, until now it was {was}; "
-            f"nothing of a running request is evicted before {first}"
-        ]
-    if new.policy.profiles and old.policy != new.policy:
-        notes.append(f"{new.policy.name} profiles running requests on what it sees from now on")
-    return notes
+    if not new.evicts:
+        return [f"policy none evicts nothing that shadow {shadow.name} could be compared with"]
+    if shadow.reads is None or shadow.reads in held:
+        return []
+    first = _first_report(shadow.reads)
+    return [f"shadow {shadow.name} is compared on a running request after {first}"]
+
+
+def _first_report(signal: Signal) -> str:
+    """What a running request waits for when `signal` starts anew."""
+    queries = min(signal.window_queries, WARM_QUERIES)
+    return _FIRST_REPORT.get(signal.kind, f"{queries} probed queries of it, or its whole prompt")

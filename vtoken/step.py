@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from vtoken.pool import Slots
-from vtoken.signals import Signal
+from vtoken.signals import Floats, Signal
 from vtoken.table import Ids
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
@@ -65,7 +65,7 @@ class StepPlan:
 
     `signals`: scheduled request -> what the worker keeps for it; a request that is not named keeps
     nothing. `probed`: those of them whose queries are looked at in this step. `signal_layers`: the
-    layers that signals are taken from. `want_scores`: requests whose signal is told after the step.
+    layers that signals are taken from. `want_scores`: what is told after the step, of whom.
     """
 
     step: int
@@ -74,8 +74,8 @@ class StepPlan:
     requests: dict[str, RequestStep] = field(default_factory=dict)
     probing: bool = False  # some request keeps a signal: `signals` is not empty
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
-    want_scores: tuple[str, ...] = ()
-    signals: dict[str, Signal] = field(default_factory=dict)
+    want_scores: tuple[tuple[str, Signal], ...] = ()
+    signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
     signal_layers: tuple[int, ...] = ()
 
@@ -84,8 +84,8 @@ class StepPlan:
 class WorkerReport:
     """What the worker says about the step `step`; `verified_tokens`: whose contents were hashed.
 
-    `scores`: request -> its signal [num_tokens] float32 by token id, higher = keep; shorter than
-    the request is long when its newest tokens came after the last probe.
+    `scores`: (request, signal) -> numbers [num_tokens] float32 by token id, higher = keep; fewer
+    than the request has tokens when the newest came after the last probe.
     """
 
     step: int
@@ -96,4 +96,4 @@ class WorkerReport:
     verify_us: int = 0
     violation: str | None = None
     disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
-    scores: dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=dict)
+    scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)

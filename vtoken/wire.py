@@ -231,6 +231,7 @@ class ConfigValues(Doc):
     admission: AdmissionRule = "compressed"
     verify_ratio: float = 0.0  # share of relocations whose contents are hashed before and after
     prefix_sharing: PrefixSharing = "index"
+    shadow: PolicyChoice | None = None  # asked at every eviction, never obeyed
 
 
 class Probe(Doc):

@@ -48,6 +48,7 @@ GOOD: dict[str, list[Any]] = {
     "evict_during": ["decode", "prefill", "both"],
     "admission": ["compressed", "stock"],
     "verify_ratio": [0, 0.01, 1.0],
+    "shadow": [None, {"name": "none"}, {"name": "tova"}, {"name": "h2o", "params": {"sinks": 3}}],
     "probe": [{"layers": [3, 0]}, {"every_steps": 1024}, {"layers": [], "every_steps": 1}, {}],
 }
 _SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
@@ -70,6 +71,8 @@ BAD: dict[str, list[Any]] = {
     "evict_during": ["Decode", "never", 0],
     "admission": ["vllm", "", True],
     "verify_ratio": [-0.01, 1.01, True],
+    "shadow": ["h2o", {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": {"sinks": 2}}]
+    + [{"name": "h2o", "params": {"sinks": value}} for value in _SINKS],
     "probe": [{"layers": value} for value in _LAYERS]
     + [{"every_steps": value} for value in (0, 1025, True, None)]
     + [{"steps": 1}],
@@ -77,7 +80,7 @@ BAD: dict[str, list[Any]] = {
 BAD_CASES = [
     (name, value)
     for name, values in BAD.items()
-    for value in values + [j for j in JUNK if not (name == "probe" and j == {})]
+    for value in values + [j for j in JUNK if (name, j) not in (("probe", {}), ("shadow", None))]
 ]
 
 

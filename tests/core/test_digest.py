@@ -14,6 +14,8 @@ from vtoken.mirror import Mirror
 from vtoken.signals import Signal
 from vtoken.step import RequestStep, Retained, StepPlan
 
+HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
+
 
 def ints(*values: int) -> Any:
     return np.array(values, dtype=np.int64)
@@ -39,8 +41,8 @@ def plan() -> StepPlan:
         ints(12, 13),
         ints(40, 41),
         {"a": one, "b": other},
-        want_scores=("a",),
-        signals={"a": Signal("attention_hits", 9)},
+        want_scores=(("a", HITS),),
+        signals={"a": (HITS,)},
     )
 
 
@@ -69,11 +71,13 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "order of requests": lambda p: setattr(
         p, "requests", {"b": p.requests["b"], "a": p.requests["a"]}
     ),
-    "wanted scores": lambda p: setattr(p, "want_scores", ("b",)),
+    "wanted scores": lambda p: setattr(p, "want_scores", (("b", HITS),)),
     "probed layers": lambda p: setattr(p, "probe_layers", (1,)),
     "probing": lambda p: setattr(p, "probing", True),
-    "kept signal": lambda p: setattr(p, "signals", {"a": Signal("attention_last")}),
-    "window": lambda p: setattr(p, "signals", {"a": Signal("attention_hits", 8)}),
+    "kept signal": lambda p: setattr(p, "signals", {"a": (LAST,)}),
+    "second signal": lambda p: setattr(p, "signals", {"a": (HITS, LAST)}),
+    "wanted signal": lambda p: setattr(p, "want_scores", (("a", LAST),)),
+    "window": lambda p: setattr(p, "signals", {"a": (Signal("attention_hits", 8),)}),
     "probed request": lambda p: setattr(p, "probed", frozenset({"a"})),
     "layers of signals": lambda p: setattr(p, "signal_layers", (2,)),
     "retained slot": lambda p: p.requests["a"].retained.slots.__setitem__(0, 45),

@@ -182,7 +182,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
     engine.runtime.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
-    assert engine.runtime.states["a"].profile is not None
+    assert engine.runtime.states["a"].profiles
     plan = engine.step()
     assert plan.want_scores == ()
 

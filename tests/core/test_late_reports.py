@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine, LiveEngine, make_engine
+from vtoken.signals import Signal
 from vtoken.step import WorkerReport
+
+SUM = Signal("attention_sum")
 
 
 def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:
@@ -45,7 +48,7 @@ def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
     def pick_and_note(table: Any, config: Any) -> Any:
         victims = pick(table, config)
         if victims is not None:
-            scores = engine.runtime.states[table.request_id].scores
+            scores = engine.runtime.states[table.request_id].scores_of(SUM)
             assert scores is not None
             ages.add(table.num_tokens - len(scores))
         return victims
@@ -93,14 +96,14 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         live.steps(4)
         runtime = live.core.runtime
         (name,) = runtime.states
-        in_flight = WorkerReport(runtime.step, scores={name: np.ones(3, dtype=np.float32)})
+        in_flight = WorkerReport(runtime.step, scores={(name, SUM): np.ones(3, dtype=np.float32)})
         live.call("patch_config", patch={"policy": {"name": "random"}})
         live.steps()
         live.call("patch_config", patch={"policy": {"name": "h2o"}})
         runtime.finish_step(in_flight, in_flight.step)
-        assert runtime.states[name].scores is None
+        assert runtime.states[name].scores_of(SUM) is None
         live.steps(3)
-        assert runtime.states[name].scores is not None
+        assert runtime.states[name].scores_of(SUM) is not None
     finally:
         live.close()
 

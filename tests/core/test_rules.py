@@ -14,8 +14,10 @@ import pytest
 
 from tests.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from vtoken.errors import InvariantViolation
+from vtoken.signals import Signal
 from vtoken.step import WorkerReport
 
+SUM = Signal("attention_sum")
 EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}
 
 
@@ -363,12 +365,12 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     """The report of a step before the preemption arrives after the request is back."""
     engine = crowd("h2o", num_requests=1)
     run(engine, 2)
-    stale = WorkerReport(engine.runtime.step, scores={"r0": np.ones(3, dtype=np.float32)})
+    stale = WorkerReport(engine.runtime.step, scores={("r0", SUM): np.ones(3, dtype=np.float32)})
     engine.preempt_newest()
     run(engine, 1)
-    known = engine.runtime.states["r0"].scores
+    known = engine.runtime.states["r0"].scores_of(SUM)
     engine.runtime.finish_step(stale, stale.step)
-    assert engine.runtime.states["r0"].scores is known
+    assert engine.runtime.states["r0"].scores_of(SUM) is known
 
 
 # ---------------------------------------------------------------- lent blocks

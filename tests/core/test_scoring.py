@@ -60,7 +60,7 @@ def test_prompt_queries_are_probed_in_every_step_and_decode_queries_in_every_kth
     assert [bool(plan.probed) for plan in plans] == [
         plan.step <= 4 or plan.step % 4 == 0 for plan in plans
     ]
-    assert all(plan.signals == {"a": SUM} for plan in plans)
+    assert all(plan.signals == {"a": (SUM,)} for plan in plans)
     assert {plan.probe_layers for plan in plans if plan.probed} == {(2,)}
     assert {plan.probe_layers for plan in plans if not plan.probed} == {None}
 
@@ -71,7 +71,7 @@ def test_keys_are_looked_at_only_when_scores_are_wanted() -> None:
     for _ in range(30):
         plan = engine.step()
         assert plan.probed == frozenset()
-        assert tuple(plan.signals) == plan.want_scores
+        assert tuple(plan.signals) == tuple(name for name, _ in plan.want_scores)
         num_live = engine.runtime.tables["a"].num_live
         assert bool(plan.want_scores) == (num_live > 10)
 
@@ -82,7 +82,7 @@ def test_each_request_keeps_the_signal_of_its_own_policy() -> None:
     engine.runtime.announce("s", request_rules({"vtoken_policy": "streaming_llm"}))
     for name in ("h", "t", "s"):
         engine.add(name, 12)
-    assert engine.step().signals == {"h": SUM, "t": LAST}
+    assert engine.step().signals == {"h": (SUM,), "t": (LAST,)}
 
 
 # ---------------------------------------------------------------- answers
@@ -105,7 +105,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
     def watch(state: Any, *rest: Any) -> Any:
         found = scores(state, *rest)
         if found is not None:
-            ages.append(engine.runtime.step - state.scores_step)
+            ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found
 
     engine.runtime.scoring.scores = watch  # type: ignore[method-assign]
@@ -123,11 +123,11 @@ def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_sign
     patch(engine, policy={"name": "tova"})
     state = engine.runtime.states["a"]
     engine.step()  # brings the report of the first step, in which h2o's signal was kept
-    assert state.signal == LAST
-    assert state.scores is None
+    assert tuple(state.signals) == (LAST,)
+    assert state.scores_of(LAST) is None
     assert engine.runtime.counters.evicted_tokens == 0
     engine.step()
-    assert state.scores is not None
+    assert state.scores_of(LAST) is not None
 
 
 def test_nothing_dies_between_a_change_of_signal_and_its_first_report() -> None:
@@ -161,7 +161,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     engine.add("a", 20)
     engine.step()
     state = engine.runtime.states["a"]
-    held = state.scores
+    held = state.scores_of(SUM)
     result = patch(engine, policy={"name": "h2o", "params": {"normalize": True}})
     assert result.notes == ["scores carry over: h2o and h2o read attention_sum"]
     engine.step()

@@ -103,9 +103,10 @@ class SimulatedWorker:
             if contents != before[request_id]:
                 report.violation = f"relocation of {request_id}: a retained token changed"
         if plan.signal_layers:
-            for request_id in plan.want_scores:
+            for request_id, signal in plan.want_scores:
+                assert signal in plan.signals[request_id]
                 num_tokens = len(self.mirrors[request_id].contents)
-                report.scores[request_id] = self.score(request_id, num_tokens)
+                report.scores[request_id, signal] = self.score(request_id, num_tokens)
         return report
 
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:

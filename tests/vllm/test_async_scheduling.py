@@ -138,7 +138,7 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
         pick, finish = runtime.evictor.pick_victims, runtime.finish_step
 
         def finish_step(report: Any, step: int) -> None:
-            for request, scores in (report.scores if report is not None else {}).items():
+            for (request, _), scores in (report.scores if report is not None else {}).items():
                 reported[request][len(scores)] = scores
             finish(report, step)
 
@@ -266,7 +266,8 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
         for number, policy in enumerate(policies):
             step(llm, tokens, 15)
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
-            assert all(state.scores is None for state in runtime.states.values())
+            held = [a for state in runtime.states.values() for a in state.signals.values()]
+            assert all(asked.scores is None for asked in held)
             operations += [control.compact(), control.compact()]
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)

@@ -57,7 +57,7 @@ class Recorder(Observer):
         return plan
 
     def _finish_step(self, report: Any, step: int) -> None:
-        for request, scores in report.scores.items():
+        for (request, _), scores in report.scores.items():
             self.reports[request][self._plans[step][request]] = scores
         self._finish(report, step)
 

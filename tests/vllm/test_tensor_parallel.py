@@ -128,7 +128,7 @@ def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.nd
     finish, told = observer.runtime.finish_step, {}
 
     def finish_step(report: Any, step: int) -> None:
-        for request, scores in (report.scores if report is not None else {}).items():
+        for (request, _), scores in (report.scores if report is not None else {}).items():
             told.setdefault(request, []).append(scores)
         finish(report, step)
 

@@ -107,6 +107,9 @@ class Chance:
             evicting = [policy for policy in policies if policy.name != "none"]
             policy = rng.choice(policies if rng.random() < 0.3 else evicting)
             return {"name": policy.name, "params": self._params(policy)}
+        if name == "shadow":
+            policy = rng.choice(policies)
+            return rng.choice((None, {"name": policy.name, "params": self._params(policy)}))
         if name == "probe":
             layers = rng.choice(([], [0], [0, 1]))
             return {"layers": layers, "every_steps": rng.choice((1, 1, 2, 5))}

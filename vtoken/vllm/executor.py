@@ -25,7 +25,7 @@ import torch
 
 from vtoken.mirror import Mirror
 from vtoken.pool import Slots
-from vtoken.signals import Floats
+from vtoken.signals import Floats, Signal
 from vtoken.step import RequestStep, StepPlan, WorkerReport
 from vtoken.vllm.content_check import ContentCheck, Contents
 from vtoken.vllm.probe import ProbedRequest, key_scores
@@ -171,12 +171,10 @@ class StepExecutor:
             else:
                 self.mirrors.pop(row.request_id, None)
                 continue
-            mirror, signal = self.mirrors[row.request_id], plan.signals.get(row.request_id)
-            mirror.keep(signal, plan.signal_layers)
-            if signal is not None and row.request_id in plan.probed:
-                step.probed.append(
-                    ProbedRequest.of(row.request_id, row.first, row.num_new, mirror, signal)
-                )
+            mirror = self.mirrors[row.request_id]
+            mirror.keep(plan.signals.get(row.request_id, ()), plan.signal_layers)
+            if row.request_id in plan.probed:
+                step.probed += ProbedRequest.of(row.request_id, row.first, row.num_new, mirror)
         if plan.probe_layers is not None:
             step.probe_layers = frozenset(plan.probe_layers)
         self._probed = step.probed
@@ -200,10 +198,10 @@ class StepExecutor:
             return output
         self._finish_probes()
         own = {}
-        for request_id in self.plan.want_scores:
-            scores = self._scores(request_id, self.plan)
+        for request_id, signal in self.plan.want_scores:
+            scores = self._scores(request_id, signal, self.plan)
             if scores is not None:
-                own[request_id] = scores
+                own[request_id, signal] = scores
         self.report.scores = self.ranks.mean(own)
         for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
             if hasattr(output, name):
@@ -219,19 +217,21 @@ class StepExecutor:
         means of the ranks' own, taken when they are told.
         """
         probed, self._probed = [p for p in self._probed if p.rows is not None], []
-        counted = {p.request_id: p for p in probed if p.signal.kind == "attention_hits"}
-        rows = self.ranks.mean({name: p.take_rows().ravel() for name, p in counted.items()})
+        hits = [p for p in probed if p.signal.kind == "attention_hits"]
+        rows = self.ranks.mean({(p.request_id, p.signal): p.take_rows().ravel() for p in hits})
         for request in probed:
-            if request.request_id not in counted:
+            if request.signal.kind != "attention_hits":
                 request.keep(request.take_rows())
-            elif request.request_id in rows:  # ranks that differ share nothing
-                request.keep(rows[request.request_id].reshape(-1, len(request.ids)))
+            elif (request.request_id, request.signal) in rows:  # ranks that differ share nothing
+                own = rows[request.request_id, request.signal]
+                request.keep(own.reshape(-1, len(request.ids)))
 
-    def _scores(self, request_id: str, plan: StepPlan) -> Floats | None:
+    def _scores(self, request_id: str, signal: Signal, plan: StepPlan) -> Floats | None:
         """What the report says of a request's signal; None while there is nothing to say."""
-        mirror, signal = self.mirrors.get(request_id), plan.signals.get(request_id)
-        if mirror is None or signal is None:
+        mirror = self.mirrors.get(request_id)
+        if mirror is None:
             return None
         if signal.source == "keys":
             return key_scores(signal, mirror, [self._keys(layer) for layer in plan.signal_layers])
-        return None if mirror.keeper is None else mirror.keeper.scores()
+        keeper = mirror.keepers.get(signal)
+        return None if keeper is None else keeper.scores()

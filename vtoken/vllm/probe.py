@@ -37,11 +37,13 @@ class ProbedRequest:
     rows: torch.Tensor | None = None
 
     @classmethod
-    def of(
-        cls, request_id: str, first: int, num_new: int, mirror: Mirror, signal: Signal
-    ) -> ProbedRequest:
-        ids, slots = mirror.live()
-        return cls(request_id, first, num_new, mirror, signal, ids, torch.from_numpy(slots))
+    def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
+        """One for each signal that `mirror` keeps, next to each other."""
+        ids, live = mirror.live()
+        slots = torch.from_numpy(live)
+        return [
+            cls(request_id, first, num_new, mirror, signal, ids, slots) for signal in mirror.keepers
+        ]
 
     def take_rows(self) -> Floats:
         """After the forward: the rows [k, n] of all probed layers, on the host."""
@@ -50,9 +52,10 @@ class ProbedRequest:
         return rows
 
     def keep(self, rows: Floats) -> None:
-        """Hand `rows` to the request's keeper."""
-        if self.mirror.keeper is not None:
-            self.mirror.keeper.add(self.ids, rows, self.num_new)
+        """Hand `rows` to the keeper of the signal."""
+        keeper = self.mirror.keepers.get(self.signal)
+        if keeper is not None:
+            keeper.add(self.ids, rows, self.num_new)
 
 
 def probe(
@@ -63,19 +66,36 @@ def probe(
     scale: float,
     soft_cap: float,
 ) -> None:
-    """Add one layer's attention of `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows."""
+    """Add one layer's attention of `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows.
+
+    Signals of one request stand next to each other: keys are gathered once for all of them, and the
+    row of a single query, which is the same for every signal, is computed once. Longer prompts are
+    computed for each signal as for it alone, so that none depends on the others by a rounding.
+    """
+    of: ProbedRequest | None = None
     for request in requests:
-        k = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
-        stop = request.first + request.num_new
-        num_rows = request.signal.num_rows(request.num_new)
-        summed = request.signal.kind == "attention_sum"
-        parts = []
-        for start in range(stop - num_rows, stop, MAX_QUERIES):
-            end = min(start + MAX_QUERIES, stop)
-            rows = _rows(query[start:end].float(), k, stop - end, scale, soft_cap)
-            parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
-        layer = torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
+        if of is None or of.request_id != request.request_id:
+            of = request
+            k = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
+            layer = _layer_rows(request, query, k, scale, soft_cap)
+        elif request.num_new > 1:
+            layer = _layer_rows(request, query, k, scale, soft_cap)
         request.rows = layer if request.rows is None else request.rows + layer
+
+
+def _layer_rows(
+    request: ProbedRequest, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
+) -> torch.Tensor:
+    """What one layer adds to the rows of `request`; `key` [Hkv, D, n]."""
+    stop = request.first + request.num_new
+    num_rows = request.signal.num_rows(request.num_new)
+    summed = request.signal.kind == "attention_sum"
+    parts = []
+    for start in range(stop - num_rows, stop, MAX_QUERIES):
+        end = min(start + MAX_QUERIES, stop)
+        rows = _rows(query[start:end].float(), key, stop - end, scale, soft_cap)
+        parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
+    return torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
 
 
 def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

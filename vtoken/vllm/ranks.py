@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ from vtoken.errors import MirrorMismatchError
 from vtoken.mirror import Mirror
 from vtoken.step import StepPlan, WorkerReport
 
-Signal = npt.NDArray[np.float32]
+Key = TypeVar("Key")
+Floats = npt.NDArray[np.float32]
 
 
 class Told(IntEnum):
@@ -64,8 +65,8 @@ class Ranks:
     def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Once a step, when the plan has been applied and before the forward."""
 
-    def mean(self, signals: dict[str, Signal]) -> dict[str, Signal]:
-        """The mean over the ranks of every request's signal [num_tokens]."""
+    def mean(self, signals: dict[Key, Floats]) -> dict[Key, Floats]:
+        """The mean over the ranks of every one of `signals` [n]."""
         return signals
 
 
@@ -127,7 +128,7 @@ class Peers(Ranks):
         if differ:
             report.disagreement = f"in step {plan.step}, {', '.join(differ)}"
 
-    def mean(self, signals: dict[str, Signal]) -> dict[str, Signal]:
+    def mean(self, signals: dict[Key, Floats]) -> dict[Key, Floats]:
         """One reduction for all requests; nothing is shipped from ranks that differ."""
         if not signals or not self._agreed:
             return {}

@@ -209,9 +209,9 @@ class VTokenSchedulerMixin:
 
 
 def _require(runtime: Runtime) -> None:
-    """Raises UnsupportedError when this engine cannot serve the policy it starts with."""
+    """Raises UnsupportedError when this engine cannot serve what it starts with."""
     try:
-        runtime.judge.require(runtime.config.policy)
+        runtime.judge.require_all(runtime.config)
     except RefusedError as error:
         raise UnsupportedError(f"initial configuration: {error.detail}") from None
 

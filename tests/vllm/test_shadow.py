@@ -1,0 +1,48 @@
+"""A shadow policy on a real engine: what it reads is kept beside, and changes no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import reference
+from observe import Observer
+
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+NUM_NEW = 40
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((300, 90))]
+CHUNKS = {"max_num_batched_tokens": 128, "enable_chunked_prefill": True}
+CONFIG = {
+    "policy": {"name": "h2o"},
+    "budget_tokens": 48,
+    "interval_tokens": 4,
+    "theta_f": 0.0,
+    "low_watermark_blocks": 500,
+}
+
+
+def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy: Any) -> None:
+    """Attention and key signals beside the one that acts, through chunks of prompts and decode."""
+    runs = {}
+    with engine(enable_prefix_caching=False, **CHUNKS, **engine_args(CONFIG)) as llm:
+        control = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        for name in ("none", "tova", "snapkv", "scissorhands", "keydiff"):
+            control.patch_config({"shadow": {"name": name}})
+            observer = Observer(llm)
+            pick, commit = observer._pick, observer._commit
+            tokens = greedy(llm, PROMPTS, NUM_NEW)
+            runs[name] = tokens, observer.logs()
+            observer.runtime.evictor.pick_victims = pick
+            observer.runtime.commit_step = commit
+            shadow = control.status().shadow
+            if name == "none":
+                assert shadow is None
+                continue
+            assert (shadow.policy.name, shadow.error) == (name, None)
+            assert (shadow.compared, shadow.waiting) == (len(PROMPTS) * 8, 0)
+            assert 0 < shadow.agreed < shadow.victims
+    for name, run in runs.items():
+        assert run == runs["none"], f"shadow {name}"
