@@ -28,7 +28,7 @@ from vtoken.policies import describe_broken, describe_policies
 from vtoken.reclaim import plan_round
 from vtoken.report import Reporter
 from vtoken.revisions import Revisions
-from vtoken.trials import Clock, Intervals, Terms
+from vtoken.trials import Clock, Terms
 from vtoken.whatif import what_if
 from vtoken.wire import (
     BlocksDocument,
@@ -53,14 +53,13 @@ class Controller:
         self,
         reporter: Reporter,
         telemetry_endpoint: str = "",
-        watch_intervals: Callable[[], Intervals] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.reporter = reporter
         self.runtime = reporter.runtime
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
-        self.revisions = Revisions(self.runtime, watch_intervals, clock)
+        self.revisions = Revisions(self.runtime, clock)
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "status": self.status,
@@ -213,7 +212,6 @@ class Controller:
         terms = Terms.read(
             confirm_within_s, guard_inter_token_p95_ms, guard_preemptions, guard_for_s
         )
-        self.revisions.require_measurable(terms)
         runtime = self.runtime
         merged = merge_patch(
             runtime.config,
@@ -233,7 +231,7 @@ class Controller:
             effective=before,
             changes=diff(before, after),
             what_if=what_if(runtime, merged),
-            notes=self.revisions.notes(merged),
+            notes=self.revisions.notes(merged, terms),
         )
 
     def undo(self, if_match: int | None = None, actor: str = "local") -> PatchResult:

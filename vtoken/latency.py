@@ -54,6 +54,10 @@ class Histogram:
         buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
         np.add.at(self._counts[self._row(span)], buckets, 1)
 
+    def window(self, now: float) -> Percentiles:
+        """Of the window that ends at `now`, in monotonic seconds."""
+        return self.percentiles(int(now / SPAN_S))
+
     def percentiles(self, span: int) -> Percentiles:
         """Of the window that ends with `span`."""
         newest = self._counts[self._spans > span - NUM_SPANS].sum(axis=0)
@@ -78,6 +82,7 @@ class LatencyMeter:
     def __init__(self) -> None:
         self._first = Histogram()
         self._between = Histogram()
+        self._watches: list[Histogram] = []
         self._arrived: dict[str, float] = {}  # before their first token
         self._last: dict[str, float] = {}  # newest token, of those outside the cohort
         self._cohort: list[str] = []
@@ -102,7 +107,8 @@ class LatencyMeter:
             span = int(now / SPAN_S)
             if request_ids == self._cohort:
                 ms = (now - self._cohort_time) * 1e3
-                self._between.add(span, ms, len(request_ids))
+                for histogram in (self._between, *self._watches):
+                    histogram.add(span, ms, len(request_ids))
             else:
                 self._look_up(request_ids, span, now)
             self._cohort_time = now
@@ -115,7 +121,8 @@ class LatencyMeter:
         since = np.array([last.pop(key, np.nan) for key in request_ids])
         known = ~np.isnan(since)
         if known.any():
-            self._between.add_all(span, (now - since[known]) * 1e3)
+            for histogram in (self._between, *self._watches):
+                histogram.add_all(span, (now - since[known]) * 1e3)
         if not known.all():
             for index in np.flatnonzero(~known).tolist():
                 started = arrived.pop(request_ids[index], None)
@@ -134,7 +141,15 @@ class LatencyMeter:
 
     def inter_token(self, now: float) -> Percentiles:
         """Gaps between two tokens of one request, in the window that ends now."""
-        return self._between.percentiles(int(now / SPAN_S))
+        return self._between.window(now)
+
+    def watch(self) -> Histogram:
+        """Gaps between two tokens of one request that end from now on, until `unwatch`."""
+        self._watches.append(Histogram())
+        return self._watches[-1]
+
+    def unwatch(self, histogram: Histogram) -> None:
+        self._watches.remove(histogram)
 
     def document(self, now: float) -> Latency:
         span = int(now / SPAN_S)

@@ -10,7 +10,6 @@ Knows the runtime and trials, not commands. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from vtoken.config import VTokenConfig, bounds, diff
 from vtoken.errors import RefusedError, StaleRevisionError
 from vtoken.runtime import Runtime
 from vtoken.scoring import swap_notes
-from vtoken.trials import Clock, Intervals, RunningTrial, Terms
+from vtoken.trials import Clock, RunningTrial, Terms, judged_p95
 from vtoken.wire import ConfigDocument, PatchResult
 
 MAX_HISTORY = 64
@@ -35,19 +34,10 @@ class _Story:
 
 
 class Revisions:
-    """Changes the configuration of one runtime.
+    """Changes the configuration of one runtime; `clock` is the one that tells it of tokens."""
 
-    `watch_intervals` starts measuring inter-token times; None where the engine measures none.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        watch_intervals: Callable[[], Intervals] | None = None,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, runtime: Runtime, clock: Clock = time.monotonic) -> None:
         self._runtime = runtime
-        self._watch_intervals = watch_intervals
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
@@ -85,26 +75,21 @@ class Revisions:
                 title="On trial",
             )
 
-    def require_measurable(self, terms: Terms | None) -> None:
-        """Raises RefusedError when a guard of `terms` cannot be judged here."""
-        guard = None if terms is None else terms.guard
-        if guard is None or guard.inter_token_p95_ms is None:
-            return
-        if self._watch_intervals is None:
-            raise RefusedError(
-                "this engine does not measure inter-token latency",
-                field="guard_inter_token_p95_ms",
-                value=guard.inter_token_p95_ms,
-                bound="only guard_preemptions",
-            )
+    def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
+        """What a change to `config` means, in words: for the scores held, for what it overtakes.
 
-    def notes(self, config: VTokenConfig) -> list[str]:
-        """What a change to `config` means, in words: for the scores held, for what it overtakes."""
+        And what speaks against `terms` already now.
+        """
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.geometry.num_layers // 2)
         overtaken = self._overtaken()
         if overtaken is not None:
             notes.append(f"revision {overtaken} is overtaken: no step has run with it")
+        guard = None if terms is None else terms.guard
+        limit = None if guard is None else guard.inter_token_p95_ms
+        p95 = judged_p95(runtime.latency.inter_token(self._clock()))
+        if limit is not None and p95 is not None and p95 > limit:
+            notes.append(f"p95 inter-token is {p95:g} ms before the change, the guard {limit:g} ms")
         return notes
 
     def _overtaken(self) -> int | None:
@@ -117,7 +102,7 @@ class Revisions:
     def change(self, config: VTokenConfig, actor: str, terms: Terms | None = None) -> PatchResult:
         """A new revision, on trial if there are `terms`; none when `config` changes nothing.
 
-        The caller asked `require_no_trial` and `require_measurable` first.
+        The caller asked `require_no_trial` first.
         """
         before = self._runtime.config
         story = _Story("{told}" if terms is None else f"{{told}}, on trial: {terms}")
@@ -141,7 +126,7 @@ class Revisions:
         story, undone = _Story(), self._runtime.revision
         if self._trial is not None:
             story.summary = f"{{told}}, which ends the trial of rev {undone}"
-            self._trial = None
+            self._leave_trial()
         return self._install(self._history.pop(), actor, story)
 
     def confirm(self, actor: str) -> PatchResult:
@@ -173,14 +158,14 @@ class Revisions:
             data = {"kept": revision, "reason": verdict.reason}
             self._end_trial(verdict.by, f"rev {revision} is kept: {verdict.reason}", data)
             return
-        self._trial = None
+        self._leave_trial()
         data = {"reverted": revision, "reason": verdict.reason}
         story = _Story(f"reverted: {verdict.reason}; {{told}}", data)
         self._install(self._history.pop(), verdict.by, story)
 
     def _end_trial(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         """The revision stays."""
-        self._trial = None
+        self._leave_trial()
         runtime = self._runtime
         about = {"revision": runtime.revision, "actor": actor, "changes": {}, "notes": []}
         runtime.events.add(runtime.step + 1, "config", summary, about | data)
@@ -192,7 +177,7 @@ class Revisions:
         result = self._result(config)
         if not result.changes:
             return result
-        result.notes = self.notes(config)
+        result.notes = self.notes(config, terms)
         overtaken = self._overtaken()
         runtime.config = config
         runtime.revision += 1
@@ -224,10 +209,15 @@ class Revisions:
             actor=actor,
             changes=result.changes,
             preemptions=self._runtime.counters.preemptions,
-            intervals=self._watch_intervals() if guarded and self._watch_intervals else None,
+            gaps=self._runtime.latency.watch() if guarded else None,
             clock=self._clock,
         )
         result.trial = self._trial.document
+
+    def _leave_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None and trial.gaps is not None:
+            self._runtime.latency.unwatch(trial.gaps)
 
     def _result(self, config: VTokenConfig) -> PatchResult:
         """`config` in place of what is desired now."""

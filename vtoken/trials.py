@@ -3,8 +3,9 @@
 Knows clocks and measurements, neither the configuration nor who asks. Time is monotonic, so a jump
 of the wall clock ends nothing early or never; documents carry Unix times for people.
 
-1. a guard is judged by what happened since the change: preemptions counted, intervals measured
-2. a p95 is judged once it rests on `MIN_INTERVALS` intervals, of which one may be an outlier
+1. a guard is judged by what happened since the change: preemptions counted, gaps between tokens
+   measured, of these the newest minute's (`vtoken.latency` says how exactly)
+2. a p95 is judged once it rests on `MIN_INTERVALS` gaps, of which one may be an outlier
 3. once over, a trial gives the same verdict for ever
 """
 
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from vtoken.arguments import integer, number
 from vtoken.errors import RefusedError
+from vtoken.latency import Histogram
 from vtoken.wire import (
     GUARD_SECONDS,
     MAX_GUARD_P95_MS,
@@ -30,7 +32,6 @@ from vtoken.wire import (
 MIN_INTERVALS = 20
 
 Clock = Callable[[], float]
-Intervals = Callable[[], Percentiles]  # inter-token times since it was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,11 @@ class Verdict:
 
 
 class RunningTrial:
-    """One revision on trial. `preemptions` is the counter's value now, whenever it is asked for."""
+    """One revision on trial.
+
+    `preemptions` is the counter's value now, whenever it is asked for. `gaps`: the times between
+    tokens since the change; None where no guard looks at them.
+    """
 
     def __init__(
         self,
@@ -102,12 +107,12 @@ class RunningTrial:
         actor: str,
         changes: dict[str, list[Any]],
         preemptions: int,
-        intervals: Intervals | None,
+        gaps: Histogram | None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._terms = terms
         self._clock = clock
-        self._intervals = intervals
+        self.gaps = gaps
         self._preemptions = preemptions
         now, started_ts = clock(), time.time()
         within, lasts = terms.confirm_within_s, None
@@ -158,7 +163,7 @@ class RunningTrial:
         assert guard is not None
         if guard.inter_token_p95_ms is not None:
             p95, limit = self._p95(), guard.inter_token_p95_ms
-            few = f"not judged, fewer than {MIN_INTERVALS} intervals"
+            few = f"not judged, fewer than {MIN_INTERVALS} gaps in the last minute"
             told = few if p95 is None else f"{p95:g} ms <= {limit:g} ms"
             parts.append(f"p95 inter-token {told}")
         if guard.preemptions is not None:
@@ -167,10 +172,11 @@ class RunningTrial:
         return f"its guard held for {lasted} s: {', '.join(parts)}"
 
     def _p95(self) -> float | None:
-        """In ms, to three digits; None while too few intervals were measured."""
-        if self._intervals is None:
-            return None
-        found = self._intervals()
-        if found.count < MIN_INTERVALS or found.p95_ms is None:
-            return None
-        return float(f"{found.p95_ms:.3g}")
+        return None if self.gaps is None else judged_p95(self.gaps.window(self._clock()))
+
+
+def judged_p95(gaps: Percentiles) -> float | None:
+    """The p95 that a guard is judged by, in ms to three digits; None if it rests on too little."""
+    if gaps.count < MIN_INTERVALS or gaps.p95_ms is None:
+        return None
+    return float(f"{gaps.p95_ms:.3g}")

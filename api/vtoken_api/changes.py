@@ -43,7 +43,7 @@ TRIAL = [
     query(
         "guard_inter_token_p95_ms",
         {"type": "number", "exclusiveMinimum": 0, "maximum": wire.MAX_GUARD_P95_MS},
-        "take the change back when p95 of the inter-token times since then is above this",
+        "take the change back when p95 of the times between tokens since then is above this",
     ),
     query(
         "guard_preemptions",

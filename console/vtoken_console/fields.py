@@ -70,7 +70,7 @@ def make_fields(
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
     names = [n for n in FIRST if n in config.bounds]
-    names += [n for n in config.bounds if n not in (*FIRST, "policy", "probe")]
+    names += [n for n in config.bounds if n not in (*FIRST, "policy", "probe", "shadow")]
     for name in names:
         b = config.bounds[name]
         fields.append(
@@ -85,6 +85,15 @@ def make_fields(
                 b.maximum,
                 tuple(b.choices or ()),
             )
+        )
+    if "shadow" in config.bounds:
+        b = config.bounds["shadow"]
+        asked, is_asked = (
+            (v.get("shadow") or {}).get("name", "none") for v in (desired, effective)
+        )
+        choices = tuple(b.choices or ())
+        fields.append(
+            Field(("shadow", "name"), "shadow", "enum", b.summary, asked, is_asked, choices=choices)
         )
     if "probe" in config.bounds:
         for name, kind, text in (

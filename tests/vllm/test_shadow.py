@@ -17,7 +17,7 @@ PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((
 CHUNKS = {"max_num_batched_tokens": 128, "enable_chunked_prefill": True}
 CONFIG = {
     "policy": {"name": "h2o"},
-    "budget_tokens": 48,
+    "budget_tokens": 72,
     "interval_tokens": 4,
     "theta_f": 0.0,
     "low_watermark_blocks": 500,
@@ -42,7 +42,8 @@ def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy
                 assert shadow is None
                 continue
             assert (shadow.policy.name, shadow.error) == (name, None)
-            assert (shadow.compared, shadow.waiting) == (len(PROMPTS) * 8, 0)
+            assert shadow.compared + shadow.waiting == sum(map(len, runs[name][1])) > 10
+            assert shadow.waiting == 0
             assert 0 < shadow.agreed < shadow.victims
     for name, run in runs.items():
         assert run == runs["none"], f"shadow {name}"
