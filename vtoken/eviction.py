@@ -47,7 +47,7 @@ class Evictor:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
         ledger = self._ledger
         names: set[str] = set()
-        num_requests = num_tokens = num_blocks = 0
+        num_requests = num_tokens = num_blocks = in_vain = 0
         own, config = ledger.own_rules, ledger.config
         shadow = ledger.shadow.asked
         shadow_profiles = shadow is not None and shadow.profiles
@@ -81,11 +81,14 @@ class Evictor:
             names.add(rules.policy.name)
             num_requests += 1
             num_tokens += len(victims)
+            if state.last_moves is not None:
+                in_vain += state.last_moves.num_recent(victims, ledger.step)
             num_blocks += self._drop_dead_blocks(table, table.dead_blocks(victims), freed)
         if num_tokens == 0:
             return False
         name = ", ".join(sorted(names))
         ledger.counters.evicted_tokens += num_tokens
+        ledger.counters.moved_then_evicted_tokens += in_vain
         ledger.counters.reclaimed_blocks += num_blocks
         ledger.events.add(
             ledger.step,

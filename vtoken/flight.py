@@ -30,6 +30,7 @@ class InFlight:
         counters.relocations += 1
         counters.moved_tokens += moved.moved_tokens
         counters.reclaimed_blocks += moved.freed_blocks
+        counters.relocation_freed_blocks += moved.freed_blocks
         counters.shared_copied_blocks += moved.shared_blocks
         counters.shared_copied_tokens += self.shared_tokens
         counters.shared_freed_blocks += self.shared_freed_blocks

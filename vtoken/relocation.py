@@ -21,6 +21,7 @@ from vtoken.gates import DEFERRALS, Pressure, first_closed
 from vtoken.integrity import order_dependence
 from vtoken.ledger import Ledger
 from vtoken.operations import Operations
+from vtoken.payback import LastMoves
 from vtoken.planner import Layout, RelocationPlan, num_excess_blocks
 from vtoken.reclaim import Round, plan_round
 from vtoken.step import Retained, StepPlan
@@ -306,6 +307,8 @@ class Relocator:
         freed.extend(dropped)
         state.in_flight_step = ledger.step
         state.moved_tokens += plan.num_moved_tokens
+        state.last_moves = state.last_moves or LastMoves()
+        state.last_moves.moved(bound.token_ids, ledger.step)
         relocation = Relocation(
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,

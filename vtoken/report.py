@@ -14,6 +14,7 @@ import numpy.typing as npt
 from vtoken.diagnosis import Diagnosis
 from vtoken.errors import RefusedError
 from vtoken.gates import DEFERRALS
+from vtoken.payback import PAYBACK_STEPS
 from vtoken.policies import params_dict
 from vtoken.runtime import Runtime
 from vtoken.table import TokenTable
@@ -268,6 +269,9 @@ class Reporter:
                 shared_copied_blocks=counters.shared_copied_blocks,
                 shared_copied_tokens=counters.shared_copied_tokens,
                 shared_freed_blocks=counters.shared_freed_blocks,
+                relocation_freed_blocks=counters.relocation_freed_blocks,
+                moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
+                payback_steps=PAYBACK_STEPS,
             ),
             policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
             budget_tokens=config.budget_tokens,

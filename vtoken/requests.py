@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.gates import DEFERRALS
+from vtoken.payback import LastMoves
 from vtoken.policies import Policy
 from vtoken.signals import Signal
 
@@ -50,6 +51,7 @@ class RequestState:
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
     moved_tokens: int = 0
     recycled_slots: int = 0
+    last_moves: LastMoves | None = None  # made by the first relocation
 
     def scores_of(self, signal: Signal | None) -> npt.NDArray[np.float32] | None:
         """The newest answer about `signal`, by token id; None while there is none."""
@@ -73,6 +75,8 @@ class Counters:
     relocations: int = 0
     moved_tokens: int = 0
     reclaimed_blocks: int = 0
+    relocation_freed_blocks: int = 0
+    moved_then_evicted_tokens: int = 0
     recycled_slots: int = 0
     deferred_rounds: int = 0
     deferrals: list[int] = field(default_factory=lambda: [0] * len(DEFERRALS))

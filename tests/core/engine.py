@@ -98,6 +98,7 @@ class CoreEngine:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
+        self.newest_plan = StepPlan(0)
         self._gone: list[str] = []
         self._queue: deque[StepMessage] = deque()
 
@@ -178,7 +179,7 @@ class CoreEngine:
         if preempted == self.num_preemptions:
             self._admit(grown, message)
         message.gone, self._gone = self._gone, []
-        message.plan = self.runtime.commit_step(grown)
+        message.plan = self.newest_plan = self.runtime.commit_step(grown)
         self._queue.append(message)
         while len(self._queue) > self.worker_lag_steps:
             self._execute()

@@ -1,0 +1,36 @@
+"""Whether copying a token was worth it: what died soon after it was moved was moved for nothing.
+
+Knows token ids and steps, neither tables nor policies. Kept by token, only for requests of which
+something was relocated, and only up to the highest id that was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+PAYBACK_STEPS = 64
+NEVER = -(1 << 30)
+
+Ids = npt.NDArray[np.int64]
+
+
+class LastMoves:
+    """The step of each token's newest move, for one request."""
+
+    def __init__(self) -> None:
+        self._steps: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)  # by id, `NEVER`: not yet
+
+    def moved(self, ids: Ids, step: int) -> None:
+        """The tokens `ids` [n], any order, are copied before the forward of `step`."""
+        known, needed = len(self._steps), int(ids.max(initial=-1)) + 1
+        if needed > known:
+            steps = np.full(max(needed, 2 * known), NEVER, dtype=np.int32)
+            steps[:known] = self._steps
+            self._steps = steps
+        self._steps[ids] = step
+
+    def num_recent(self, ids: Ids, step: int) -> int:
+        """How many of the tokens `ids` [n] were moved at most `PAYBACK_STEPS` before `step`."""
+        known = ids if int(ids.max(initial=-1)) < len(self._steps) else ids[ids < len(self._steps)]
+        return int(np.count_nonzero(self._steps[known] >= step - PAYBACK_STEPS))
