@@ -58,6 +58,7 @@ class Hub:
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
         self.on_events: Callable[[list[wire.Event]], None] = lambda _: None
+        self.num_dropped = 0  # events that one of the clients has missed, cumulative
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None

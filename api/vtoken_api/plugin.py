@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken.credentials import read_token_file, readable_by_others
-from vtoken_api import asyncapi, changes, downloads, openapi, routes
+from vtoken_api import asyncapi, changes, downloads, openapi, routes, scrape
 from vtoken_api.access import Access
 from vtoken_api.audit import AuditLog
 from vtoken_api.bus import EngineBus
@@ -47,9 +47,10 @@ class VTokenEndpointPlugin:
         self.app = build_app()
 
     def attach_router(self, app: FastAPI) -> None:
-        """Mount the routes on vLLM's app, and describe them in its OpenAPI document."""
+        """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
         app.mount(MOUNT_PATH, Guard(self.app, self._service))
         openapi.merge_into(app, self.app, MOUNT_PATH)
+        scrape.attach(app, self._service)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
@@ -64,6 +65,7 @@ class VTokenEndpointPlugin:
             hub=hub,
             access=access,
             state=state_dir,
+            model_name=_model_name(args),
             audit=audit,
             flight=FlightRecorder(hub, state_dir, audit=audit.recent),
         )
@@ -73,6 +75,11 @@ class VTokenEndpointPlugin:
 
     def _service(self) -> Service | None:
         return getattr(self.app.state, "service", None)
+
+
+def _model_name(args: Namespace) -> str:
+    served = args.served_model_name
+    return str(served[0] if isinstance(served, list) and served else served or args.model)
 
 
 def _access(args: Namespace, settings: ApiSettings) -> Access:

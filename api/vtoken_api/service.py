@@ -29,6 +29,7 @@ class Service:
     access: Access
     state: StateDir
     flight: FlightRecorder
+    model_name: str = ""  # as vLLM's metrics name it
     audit: AuditLog = field(default_factory=AuditLog)
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)

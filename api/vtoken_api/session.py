@@ -76,8 +76,12 @@ class Session:
         if not self._wants_events:
             return
         events = [event for event in events if event.seq > self._replayed]
+        self._hub.num_dropped += lost
         if len(self._queue) + len(events) > MAX_QUEUED:
-            lost += len(events) + sum(e if isinstance(e, int) else 1 for e in self._queue)
+            told = sum(e for e in self._queue if isinstance(e, int))
+            unread = len(events) + sum(not isinstance(e, int) for e in self._queue)
+            self._hub.num_dropped += unread
+            lost += told + unread
             self._queue.clear()
             events = []
         if lost:

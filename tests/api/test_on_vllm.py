@@ -11,6 +11,7 @@ import pytest
 
 from vtoken import wire
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
+from vtoken_api.plugin import build_app as own_app
 
 pytestmark = pytest.mark.vllm
 
@@ -31,6 +32,7 @@ def test_plugin_fulfils_the_contract_and_is_described_on_the_real_app(
     monkeypatch: pytest.MonkeyPatch, demo_model: Path
 ) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "vtoken")
+    from fastapi.routing import APIRoute
     from fastapi.testclient import TestClient
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -42,7 +44,7 @@ def test_plugin_fulfils_the_contract_and_is_described_on_the_real_app(
     app = build_app(args, supported_tasks=("generate",))
     document = app.openapi()
     ours = [path for path in document["paths"] if path.startswith(MOUNT_PATH)]
-    assert len(ours) == 14
+    assert len(ours) == len(own_app().openapi()["paths"])
     assert "/v1/chat/completions" in document["paths"]
     client = TestClient(app, base_url="http://127.0.0.1")
     assert client.get("/openapi.json").json()["paths"].keys() == document["paths"].keys()
@@ -50,6 +52,11 @@ def test_plugin_fulfils_the_contract_and_is_described_on_the_real_app(
     early = client.get(MOUNT_PATH + "/status")
     assert early.status_code == 503
     assert early.headers["Content-Type"] == "application/problem+json"
+    (metrics,) = [r for r in app.routes if isinstance(r, APIRoute) and r.path == "/metrics"]
+    assert metrics.endpoint.__module__ == "vtoken_api.scrape"
+    page = client.get("/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain")
+    assert "python_info" in page.text  # what vLLM shows is still there
     assert client.get("/nowhere").headers["Content-Type"] == "application/json"
 
 

@@ -1,0 +1,238 @@
+"""Prometheus metrics of vToken: names, types, help and where each value comes from.
+
+Knows the wire's status and what this server process counts, not HTTP. Names carry vLLM's prefix and
+labels (`model_name`, `engine`), so that the two join; no label is a block or a request, so their
+number is bounded. Counters count from the engine's start (`server` ones: this process's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from vtoken import wire
+
+PREFIX = "vllm:vtoken_"
+ENGINE = "0"  # commands reach one engine, and data parallelism is refused
+
+Values = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, then the value
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one scrape shows; `status` and `config` are None when the engine does not answer."""
+
+    status: wire.Status | None
+    config: wire.ConfigDocument | None
+    clients: int = 0
+    dropped_events: int = 0
+    refused: Mapping[int, int] | None = None
+    audit_failing: bool = False
+    recorder_faults: int = 0
+    recording: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family; `name` without prefix and, of a counter, without `_total`."""
+
+    name: str
+    kind: str  # "gauge", "counter"
+    help: str
+    read: Callable[[Snapshot], Values]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """As it is scraped."""
+        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
+
+
+def _of_status(read: Callable[[wire.Status], float | Values | None]) -> Callable[..., Values]:
+    def values(shown: Snapshot) -> Values:
+        if shown.status is None:
+            return ()
+        found = read(shown.status)
+        if found is None:
+            return ()
+        return [((), float(found))] if isinstance(found, int | float) else found
+
+    return values
+
+
+def _of_server(read: Callable[[Snapshot], float | Values]) -> Callable[..., Values]:
+    def values(shown: Snapshot) -> Values:
+        found = read(shown)
+        return [((), float(found))] if isinstance(found, int | float) else found
+
+    return values
+
+
+def _gauge(
+    name: str, help_: str, read: Callable[[wire.Status], float | Values | None], *labels: str
+) -> Metric:
+    return Metric(name, "gauge", help_, _of_status(read), labels)
+
+
+def _counter(
+    name: str, help_: str, read: Callable[[wire.Status], float | Values | None], *labels: str
+) -> Metric:
+    return Metric(name, "counter", help_, _of_status(read), labels)
+
+
+def _one_of(choices: Iterable[str], current: str) -> Values:
+    return [((choice,), float(choice == current)) for choice in choices]
+
+
+def _states(status: wire.Status) -> Values:
+    blocks = status.blocks
+    full = blocks.used - blocks.partially_live
+    return [
+        (("free",), blocks.free),
+        (("partially_live",), blocks.partially_live),
+        (("other_used",), full),
+    ]
+
+
+def _latency(status: wire.Status) -> Values:
+    if status.latency is None:
+        return
+    for kind in ("ttft", "inter_token"):
+        found: wire.Percentiles = getattr(status.latency, kind)
+        for quantile in ("50", "95", "99"):
+            value_ms = getattr(found, f"p{quantile}_ms")
+            if value_ms is not None:
+                yield (kind, f"0.{quantile}"), value_ms / 1000
+
+
+def _trial(shown: Snapshot) -> Values:
+    return () if shown.config is None else [((), float(shown.config.trial is not None))]
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("up", "gauge", "1 while the engine answers, else 0 and nothing else of it is shown",
+           _of_server(lambda s: s.status is not None)),
+    # Is memory the limit?
+    _gauge("pool_blocks", "Blocks of the pool", lambda s: s.blocks.total),
+    _gauge("blocks", "Blocks by state; they add up to the pool: free, partially_live (holds live "
+           "tokens and holes or room), other_used", _states, "state"),
+    _gauge("low_utilization_blocks", "Used blocks that are at most half live",
+           lambda s: s.blocks.low_utilization),
+    _gauge("shared_blocks", "Blocks that two requests or more hold", lambda s: s.blocks.shared),
+    _gauge("headroom_blocks", "Fresh blocks that one planning round may take",
+           lambda s: s.blocks.headroom),
+    _gauge("low_watermark_blocks", "Automatic rounds run at so many free blocks or fewer",
+           lambda s: s.fragmentation.low_watermark_blocks),
+    _gauge("cause", "1 for what limits admission now: ok, fragmented or full",
+           lambda s: _one_of(("ok", "fragmented", "full"), s.fragmentation.cause), "cause"),
+    _gauge("requests", "Requests by state: running, waiting",
+           lambda s: [(("running",), s.requests.running), (("waiting",), s.requests.waiting)],
+           "state"),
+    _counter("preemptions", "Preempted requests", lambda s: s.requests.preempted),
+    _counter("finished_requests", "Finished requests", lambda s: s.requests.finished),
+    _counter("generated_tokens", "Sampled tokens", lambda s: s.tokens.generated),
+    # Why?
+    _gauge("tokens", "Slots by state: live (a shared one counts once), dead (evicted, still in a "
+           "used block)",
+           lambda s: [(("live",), s.tokens.live), (("dead",), s.tokens.dead)], "state"),
+    _gauge("f", "Share of held slots without a live token, 0..1", lambda s: s.fragmentation.f),
+    _gauge("theta_f", "F above which automatic rounds run, 0..1",
+           lambda s: s.fragmentation.theta_f),
+    _gauge("reclaimable_blocks", "Blocks that one compaction would free now",
+           lambda s: s.fragmentation.reclaimable_blocks),
+    _gauge("held_blocks", "Blocks held, a shared one once a holder",
+           lambda s: s.reclamation.held_blocks),
+    _gauge("naive_blocks", "Blocks that the same requests would hold without reclamation",
+           lambda s: s.reclamation.blocks_without_reclaim),
+    _gauge("packed_bound_blocks", "Blocks that the live tokens would fill, packed",
+           lambda s: s.reclamation.packed_bound_blocks),
+    _gauge("gate_open", "1 where a condition of an automatic round is met, by gate",
+           lambda s: [((gate.name,), float(gate.open)) for gate in s.fragmentation.gates], "gate"),
+    _gauge("budget_tokens", "Live tokens that a request may keep", lambda s: s.budget_tokens),
+    # What does reclamation do?
+    _gauge("reclamation", "1 for the mode in force: auto, paused or off",
+           lambda s: _one_of(("auto", "paused", "off"), s.reclamation.state), "mode"),
+    _counter("evicted_tokens", "Tokens that policies evicted", lambda s: s.tokens.evicted),
+    _counter("relocations", "Relocations", lambda s: s.reclamation.relocations),
+    _counter("moved_tokens", "Tokens copied by relocations", lambda s: s.reclamation.moved_tokens),
+    _counter("moved_bytes", "Bytes of K and V copied by relocations, all layers and ranks",
+             lambda s: s.reclamation.moved_bytes),
+    _counter("reclaimed_blocks", "Blocks given back while their request ran",
+             lambda s: s.reclamation.reclaimed_blocks),
+    _counter("relocation_freed_blocks", "Of these, freed by relocating",
+             lambda s: s.reclamation.relocation_freed_blocks),
+    _counter("recycled_slots", "Dead slots that new tokens were written to",
+             lambda s: s.reclamation.recycled_slots),
+    _counter("moved_then_evicted_tokens", "Tokens evicted soon after they were moved",
+             lambda s: s.reclamation.moved_then_evicted_tokens),
+    _counter("deferred_rounds", "Rounds that found work but no headroom",
+             lambda s: s.reclamation.deferred),
+    _counter("deferrals", "Steps that a closed gate held a round back, by gate",
+             lambda s: [((gate,), n) for gate, n in s.reclamation.deferrals.items()], "gate"),
+    _counter("shared_skipped_blocks", "Shared blocks with holes that a round passed over",
+             lambda s: s.reclamation.shared_skipped_blocks),
+    _counter("shared_released_blocks", "Shared blocks let go of, all dead for their holder",
+             lambda s: s.reclamation.shared_released_blocks),
+    _counter("shared_copied_blocks", "Shared blocks emptied by copying",
+             lambda s: s.reclamation.shared_copied_blocks),
+    # Latency beside
+    _gauge("latency_seconds", "Of the engine's last seconds, as guards see it: ttft, inter_token",
+           _latency, "kind", "quantile"),
+    _gauge("step_seconds", "Mean time between two steps while busy", lambda s: s.step_ms / 1000),
+    # Cost, and trust
+    _counter("plan_seconds", "Time in planning", lambda s: s.reclamation.plan_us / 1e6),
+    _counter("copy_seconds", "Time in copies", lambda s: s.reclamation.copy_us / 1e6),
+    _counter("verify_seconds", "Time in hashing contents before and after copies",
+             lambda s: s.invariants.verify_us / 1e6),
+    _counter("verified_relocations", "Relocations whose contents were hashed before and after",
+             lambda s: s.invariants.verified_relocations),
+    _counter("violations", "Invariants that broke", lambda s: s.invariants.violations),
+    _gauge("config_revision", "Revision of the configuration", lambda s: s.config_revision),
+    Metric("trial_active", "gauge", "1 while a change is on trial", _trial),
+    _counter("shadow_victims_tokens", "Tokens that died while a shadow policy was asked too; it "
+             "starts again with another shadow",
+             lambda s: None if s.shadow is None else s.shadow.victims),
+    _counter("shadow_agreed_tokens", "Of these, the shadow policy would have evicted too",
+             lambda s: None if s.shadow is None else s.shadow.agreed),
+    # This server process
+    Metric("server_stream_clients", "gauge", "Clients of the stream, the flight recorder is one",
+           _of_server(lambda s: s.clients)),
+    Metric("server_dropped_events", "counter", "Events that a client of the stream has missed",
+           _of_server(lambda s: s.dropped_events)),
+    Metric("server_refused_calls", "counter", "Calls turned away, by HTTP status: 401, 403, 429",
+           _of_server(lambda s: [((str(k),), v) for k, v in (s.refused or {}).items()]),
+           ("status",)),
+    Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
+           _of_server(lambda s: s.audit_failing)),
+    Metric("server_recording", "gauge", "1 while this process keeps the flight recorder",
+           _of_server(lambda s: s.recording)),
+    Metric("server_recorder_faults", "counter", "Times that the flight recorder's disk refused",
+           _of_server(lambda s: s.recorder_faults)),
+)  # fmt: skip
+
+
+def exposition(shown: Snapshot, model_name: str) -> bytes:
+    """The metrics in Prometheus' text format."""
+    return generate_latest(_Collector(shown, model_name))
+
+
+class _Collector(Collector):
+    """The families of one snapshot, for prometheus_client's writer."""
+
+    def __init__(self, shown: Snapshot, model_name: str) -> None:
+        self._shown = shown
+        self._common = (model_name, ENGINE)
+
+    def collect(self) -> Iterable[Family]:
+        for metric in METRICS:
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            labels = ("model_name", "engine", *metric.labels)
+            family = kind(PREFIX + metric.name, metric.help, labels=labels)
+            for own, value in metric.read(self._shown):
+                family.add_metric((*self._common, *own), float(value))
+            yield family

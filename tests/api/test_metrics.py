@@ -1,0 +1,180 @@
+"""Prometheus: what `/metrics` shows; docs and dashboard name nothing else; no stale value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from scripted import ScriptedEngine
+from serving import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vtoken_api import hub, scrape
+from vtoken_api.metrics import METRICS, PREFIX
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())
+NAME = re.compile(r"vllm:\w+")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine()
+    yield engine
+    engine.close()
+
+
+def families(text: str) -> dict[str, Any]:
+    """The families by name, as Prometheus reads them; a family may appear once only."""
+    parsed = list(text_string_to_metric_families(text))
+    assert len({family.name for family in parsed}) == len(parsed)
+    return {family.name: family for family in parsed}
+
+
+async def scraped(http: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await http.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    return families(answer.text)
+
+
+async def test_every_metric_is_scraped_with_its_type_help_and_vllms_labels(
+    engine: ScriptedEngine,
+) -> None:
+    async with (
+        serve(engine.handle) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        await http.post("/vtoken/v1/undo", headers={"Host": "evil.example"})
+        found = await scraped(http)
+        assert set(found) == {PREFIX + metric.name for metric in METRICS}
+        for metric in METRICS:
+            family = found[PREFIX + metric.name]
+            assert family.type == metric.kind
+            assert family.documentation == metric.help
+            for sample in family.samples:
+                assert sample.name == metric.full_name
+                assert set(sample.labels) == {"model_name", "engine", *metric.labels}
+                assert (sample.labels["model_name"], sample.labels["engine"]) == ("scripted", "0")
+        status = engine.status()
+        blocks = {s.labels["state"]: s.value for s in found[PREFIX + "blocks"].samples}
+        assert sum(blocks.values()) == status.blocks.total
+        assert blocks["free"] == status.blocks.free
+        (refused,) = found[PREFIX + "server_refused_calls"].samples
+        assert (refused.labels["status"], refused.value) == ("403", 1.0)
+
+
+async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no_stale_value(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape, "SCRAPE_S", 0.1)
+    async with (
+        serve(engine.handle) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        assert (await scraped(http))[PREFIX + "up"].samples[0].value == 1
+        for gone in ("hangs", "errored"):
+            monkeypatch.setattr(hub, "FRESH_S", 0.0)  # what is known is too old
+            setattr(served.client, gone, True)
+            found = await scraped(http)
+            assert found[PREFIX + "up"].samples[0].value == 0
+            shown = {name for name, family in found.items() if family.samples}
+            assert all(name == PREFIX + "up" or "_server_" in name for name in shown)
+            setattr(served.client, gone, False)
+
+
+async def test_what_the_host_server_shows_is_shown_as_it_was() -> None:
+    app = FastAPI()
+
+    @app.get("/metrics")
+    def before(request: Request) -> Response:
+        page = b"# HELP vllm:x X\n# TYPE vllm:x gauge\nvllm:x 1.0\n"
+        return Response(page, media_type="text/plain")
+
+    alone = app.routes[-1]
+    scrape.attach(app, lambda: None)
+    app.routes.remove(alone)  # as vLLM does
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
+    ) as http:
+        assert set(await scraped(http)) == {"vllm:x"}
+
+
+def test_names_follow_prometheus_rules() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+        assert not metric.name.endswith("_total")
+        assert metric.kind in ("gauge", "counter")
+        assert not {"block", "request", "request_id", "id"} & set(metric.labels)
+        assert metric.help
+
+
+def test_documentation_lists_exactly_what_is_scraped() -> None:
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in (ROOT / "docs/metrics.md").read_text().splitlines()
+        if line.startswith("| `vllm:vtoken_")
+    ]
+    assert rows == [
+        (f"`{m.full_name}`", m.kind, ", ".join(f"`{name}`" for name in m.labels), m.help)
+        for m in METRICS
+    ]
+
+
+def expressions() -> list[str]:
+    """Every PromQL expression of the dashboard."""
+    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    found += [note["expr"] for note in DASHBOARD["annotations"]["list"]]
+    found += [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    return found
+
+
+def test_dashboard_shows_only_metrics_that_exist_and_most_of_them() -> None:
+    named = {name for expr in expressions() for name in NAME.findall(expr)}
+    ours = {name for name in named if name.startswith(PREFIX)}
+    emitted = {metric.full_name for metric in METRICS}
+    assert ours <= emitted
+    assert len(ours) > 0.6 * len(emitted)
+    counters = {metric.full_name for metric in METRICS if metric.kind == "counter"}
+    for expr in expressions():
+        for name in NAME.findall(expr):
+            if name in counters and "violations" not in name:
+                assert f"rate({name}" in expr, expr
+
+
+def test_dashboard_is_sane() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    assert rows[:3] == ["Is memory the limit?", "Why?", "What does reclamation do?"]
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert variables == {"datasource", "model_name", "engine"}
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+            assert '{model_name=~"$model_name",engine=~"$engine"' in target["expr"]
+            assert target["legendFormat"]
