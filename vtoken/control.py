@@ -39,6 +39,7 @@ from vtoken.wire import (
     PatchResult,
     Problem,
     Reply,
+    RequestRow,
     Status,
     pack_array,
 )
@@ -62,7 +63,7 @@ class Controller:
         self.revisions = Revisions(self.runtime, clock)
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
-            "status": self.status,
+            "status": lambda: self.status(),
             "frame": self.frame,
             "config": self.revisions.document,
             "policies": lambda: [*describe_policies(), *describe_broken()],
@@ -145,19 +146,20 @@ class Controller:
             started_ts=self.started_ts,
         )
 
-    def status(self) -> Status:
-        status = self.reporter.status()
+    def status(self, rows: list[RequestRow] | None = None) -> Status:
+        status = self.reporter.status(rows)
         status.config_revision = self.runtime.revision
         status.shadow = self.runtime.shadow.document()
         return status
 
     def frame(self) -> Frame:
         """Everything a stream client draws, at this step."""
+        rows = self.reporter.rows()
         return Frame(
-            status=self.status(),
+            status=self.status(rows),
             live=self.reporter.live().tobytes(),
             flags=self.reporter.flags().tobytes(),
-            requests=self.reporter.rows(),
+            requests=rows,
             config=self.revisions.document(),
             owner=self.reporter.owner().tobytes(),
         )

@@ -88,16 +88,13 @@ class Diagnosis:
         self._asked_after = 0
         self._asked_for: VTokenConfig | None = None
 
-    def fragmentation(self) -> Fragmentation:
+    def fragmentation(self, free: int, num_low: int) -> Fragmentation:
+        """`free`: free blocks; `num_low`: used blocks that are at most half live."""
         runtime, config = self._runtime, self._runtime.config
         pool = runtime.tables.pool
-        free = runtime.store.num_free_blocks()
         offer = self._current_offer()
         freed, moved = offer.now(runtime)
-        num_low = pool.num_low_utilization()
-        pressure = replace(
-            runtime.relocator.pressure(ahead=1), count_low_utilization=lambda: num_low
-        )
+        pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=freed > 0))
         lacking = runtime.lacking_blocks if self._count_waiting() else 0

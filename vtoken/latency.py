@@ -30,29 +30,41 @@ Durations = npt.NDArray[np.float64]
 
 
 class Histogram:
-    """Counts of durations over the newest spans; spans are numbered by time."""
+    """Counts of durations over the newest spans; spans are numbered by time.
+
+    `_window` = sum of `_counts` over the spans that are not over, kept incrementally.
+    """
 
     def __init__(self) -> None:
         self._counts = np.zeros((NUM_SPANS, NUM_BUCKETS), dtype=np.int64)
         self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # which one stands in a row
+        self._window = np.zeros(NUM_BUCKETS, dtype=np.int64)
+        self._newest = -NUM_SPANS
 
-    def _row(self, span: int) -> int:
+    def _advance(self, span: int) -> npt.NDArray[np.int64]:
+        """Let go of the spans that are over when `span` runs; its counts [NUM_BUCKETS]."""
         row = span % NUM_SPANS
-        if self._spans[row] != span:
-            self._spans[row] = span
-            self._counts[row] = 0
-        return row
+        if span > self._newest:
+            over = self._spans <= span - NUM_SPANS
+            self._window -= self._counts[over].sum(axis=0)
+            self._counts[over] = 0
+            self._spans[row] = self._newest = span
+        counts: npt.NDArray[np.int64] = self._counts[row]
+        return counts
 
     def add(self, span: int, ms: float, count: int = 1) -> None:
         """`count` durations of `ms`."""
         bucket = int(log2(ms / LEAST_MS) * BUCKETS_A_DOUBLING) if ms > LEAST_MS else 0
-        self._counts[self._row(span), min(bucket, NUM_BUCKETS - 1)] += count
+        bucket = min(bucket, NUM_BUCKETS - 1)
+        self._advance(span)[bucket] += count
+        self._window[bucket] += count
 
     def add_all(self, span: int, ms: Durations) -> None:
         """One duration for each of `ms` [n]."""
         doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))
         buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
-        np.add.at(self._counts[self._row(span)], buckets, 1)
+        np.add.at(self._advance(span), buckets, 1)
+        np.add.at(self._window, buckets, 1)
 
     def window(self, now: float) -> Percentiles:
         """Of the window that ends at `now`, in monotonic seconds."""
@@ -60,14 +72,16 @@ class Histogram:
 
     def percentiles(self, span: int) -> Percentiles:
         """Of the window that ends with `span`."""
-        newest = self._counts[self._spans > span - NUM_SPANS].sum(axis=0)
-        below = np.cumsum(newest)
+        self._advance(span)
+        below = np.cumsum(self._window)
         count = int(below[-1])
         if count == 0:
             return Percentiles(count=0)
         ranks = [-(-percent * count // 100) for percent in (50, 95, 99)]
-        middles = np.searchsorted(below, ranks) + 0.5
-        p50, p95, p99 = (LEAST_MS * 2 ** (middles / BUCKETS_A_DOUBLING)).tolist()
+        p50, p95, p99 = (
+            LEAST_MS * 2 ** ((bucket + 0.5) / BUCKETS_A_DOUBLING)
+            for bucket in np.searchsorted(below, ranks).tolist()
+        )
         return Percentiles(count=count, p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
 

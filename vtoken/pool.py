@@ -32,7 +32,7 @@ class PoolLiveness:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.readers = np.zeros(num_blocks * block_size, dtype=np.uint16)
-        self.live = np.zeros(num_blocks, dtype=np.int32)
+        self.live = np.zeros(num_blocks, dtype=np.uint16)
         self.holders = np.zeros(num_blocks, dtype=np.uint16)
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
         self.bereaved = np.zeros(num_blocks, dtype=np.bool_)

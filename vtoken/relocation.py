@@ -9,7 +9,7 @@ Knows the ledger and the pure planner; knows nothing of policies or of the engin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -138,8 +138,13 @@ class Relocator:
     def num_in_flight_tokens(self) -> int:
         return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
 
-    def pressure(self, *, ahead: int = 0) -> Pressure:
-        """What the gates see in this step, or, as it stands now, `ahead` steps later."""
+    def pressure(
+        self, *, ahead: int = 0, count_low_utilization: Callable[[], int] | None = None
+    ) -> Pressure:
+        """What the gates see in this step, or, as it stands now, `ahead` steps later.
+
+        `count_low_utilization`: where it has been counted already.
+        """
         ledger = self._ledger
         pool = ledger.tables.pool
         return Pressure(
@@ -147,7 +152,7 @@ class Relocator:
             free_blocks=ledger.store.num_free_blocks(),
             steps_since_round=ledger.step + ahead - self._last_round_step,
             last_round_empty=self._last_round_empty,
-            count_low_utilization=pool.num_low_utilization,
+            count_low_utilization=count_low_utilization or pool.num_low_utilization,
             wanted_blocks=ledger.wanted_blocks,
         )
 

@@ -68,27 +68,24 @@ class Reporter:
     # ------------------------------------------------------------ blocks
 
     def live(self) -> npt.NDArray[np.uint16]:
-        """n_b of every block [N], 0 for free ones."""
-        return self.runtime.tables.pool.live.astype("<u2")
+        """n_b of every block [N], 0 for free ones; not to be written."""
+        return self.runtime.tables.pool.live.astype("<u2", copy=False)
 
     def flags(self) -> npt.NDArray[np.uint8]:
         """Flags of every block [N], see `vtoken.wire`."""
-        pool = self.runtime.tables.pool
+        pool, tables = self.runtime.tables.pool, self.runtime.tables
         used = pool.holders > 0
-        flags = used * np.uint8(FLAG_USED)
-        flags |= (pool.holders > 1) * np.uint8(FLAG_SHARED)
-        flags |= (used & self.hashed) * np.uint8(FLAG_HASHED)
-        for block in self.runtime.relocator.in_flight_blocks:
-            flags[block] |= FLAG_IN_FLIGHT
-        for table in self.runtime.tables:
-            if table.blocks:
-                flags[table.blocks[-1]] |= FLAG_TAIL
-        out: npt.NDArray[np.uint8] = flags
-        return out
+        flags = used.view(np.uint8) * np.uint8(FLAG_USED)
+        flags |= (pool.holders > 1).view(np.uint8) * np.uint8(FLAG_SHARED)
+        flags |= (used & self.hashed).view(np.uint8) * np.uint8(FLAG_HASHED)
+        flags[list(self.runtime.relocator.in_flight_blocks)] |= FLAG_IN_FLIGHT
+        flags[[table.blocks[-1] for table in tables if table.blocks]] |= FLAG_TAIL
+        return flags
 
     def owner(self) -> npt.NDArray[np.uint16]:
-        """`RequestRow.number` of the newest holder of every block [N], 0 for free ones."""
-        return self.runtime.tables.owners().astype("<u2")
+        """`RequestRow.number` of the newest holder of every block [N], 0 for free ones; not to be
+        written."""
+        return self.runtime.tables.owners().astype("<u2", copy=False)
 
     def block(self, block_id: int) -> BlockDetail:
         runtime = self.runtime
@@ -146,26 +143,29 @@ class Reporter:
     # ------------------------------------------------------------ requests
 
     def row(self, table: TokenTable) -> RequestRow:
-        state = self.runtime.states[table.request_id]
-        rules = self.runtime.rules(table.request_id)
-        return RequestRow(
-            id=table.request_id,
+        runtime, request_id = self.runtime, table.request_id
+        state = runtime.states[request_id]
+        rules = runtime.rules(request_id)
+        num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
+        row = RequestRow(  # with more than 15 keywords CPython makes a dict of them for the call
+            id=request_id,
             state="running",
-            live=table.num_live,
-            dead=table.num_dead,
-            prompt_tokens=state.num_prompt_tokens,
-            output_tokens=max(0, table.num_tokens - state.num_prompt_tokens),
+            live=num_live,
+            dead=num_tokens - num_live,
+            prompt_tokens=num_prompt,
+            output_tokens=num_tokens - num_prompt if num_tokens > num_prompt else 0,
             blocks=len(table.blocks),
-            bound_blocks=-(-table.num_live // table.block_size),
+            bound_blocks=-(-num_live // table.block_size),
             naive_blocks=table.num_naive_blocks(),
             policy=rules.policy.name,
             budget_tokens=rules.budget_tokens,
-            dense=table.dense,
+            dense=table.extent == num_live,
             moved_tokens=state.moved_tokens,
             recycled_slots=state.recycled_slots,
-            preemptions=self.runtime.counters.preempted_per_request.get(table.request_id, 0),
-            number=table.number,
+            preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
         )
+        row.number = table.number
+        return row
 
     def rows(self) -> list[RequestRow]:
         return [self.row(table) for table in self.runtime.tables]
@@ -213,16 +213,17 @@ class Reporter:
 
     # ------------------------------------------------------------ status
 
-    def status(self) -> Status:
+    def status(self, rows: list[RequestRow] | None = None) -> Status:
+        """The figures of this moment; `rows`, where they have been made of it already."""
+        rows = self.rows() if rows is None else rows
         runtime = self.runtime
         pool = runtime.tables.pool
         config = runtime.config
         counters = runtime.counters
         facts = self.facts
         free = runtime.store.num_free_blocks()
-        tables = list(runtime.tables)
         size = runtime.geometry.block_size
-        bound = sum(-(-t.num_live // size) for t in tables)
+        num_low = pool.num_low_utilization()
         return Status(
             schema=SCHEMA_VERSION,
             vtoken_version=facts.vtoken_version,
@@ -238,17 +239,17 @@ class Reporter:
                 free=free,
                 used=pool.num_used,
                 partially_live=pool.num_partially_live(),
-                low_utilization=pool.num_low_utilization(),
+                low_utilization=num_low,
                 shared=pool.num_shared(),
                 headroom=config.headroom_blocks,
             ),
             tokens=TokenCounts(
                 live=pool.num_live,
-                dead=sum(t.num_dead_slots() for t in tables),
+                dead=sum(table.num_dead_slots() for table in runtime.tables),
                 evicted=counters.evicted_tokens,
                 generated=counters.generated_tokens,
             ),
-            fragmentation=self._diagnosis.fragmentation(),
+            fragmentation=self._diagnosis.fragmentation(free, num_low),
             reclamation=Reclamation(
                 state=config.reclamation,  # type: ignore[arg-type]
                 in_flight=runtime.relocator.num_in_flight_tokens,
@@ -261,9 +262,9 @@ class Reporter:
                 deferrals=dict(zip(DEFERRALS, counters.deferrals, strict=True)),
                 copy_us=counters.copy_us,
                 plan_us=counters.plan_us,
-                held_blocks=sum(len(t.blocks) for t in tables),
-                blocks_without_reclaim=sum(t.num_naive_blocks() for t in tables),
-                packed_bound_blocks=bound,
+                held_blocks=sum(row.blocks for row in rows),
+                blocks_without_reclaim=sum(row.naive_blocks for row in rows),
+                packed_bound_blocks=sum(row.bound_blocks for row in rows),
                 shared_skipped_blocks=counters.shared_skipped_blocks,
                 shared_released_blocks=counters.shared_released_blocks,
                 shared_copied_blocks=counters.shared_copied_blocks,

@@ -43,6 +43,7 @@ class Publisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
         self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray()  # of the newest frame; a new one a frame would cost page faults
 
     def publish(self, make_frame: Callable[[], Frame], *, force: bool = False) -> None:
         """Send pending events, and a frame when one is due and wanted; `force` ignores the rate."""
@@ -58,7 +59,8 @@ class Publisher:
             return
         if force or now >= self._next_frame:
             started = time.monotonic()
-            self._send(TOPIC_STATE, self._encoder.encode(make_frame()))
+            self._encoder.encode_into(make_frame(), self._buffer)
+            self._send(TOPIC_STATE, self._buffer)
             cost = time.monotonic() - started
             self._next_frame = now + max(self._period, cost / self._max_share)
 
@@ -73,5 +75,5 @@ class Publisher:
                 self._subscribers[message[1:]] = message[:1] == b"\x01"
                 self._next_frame = 0.0
 
-    def _send(self, topic: bytes, payload: bytes) -> None:
+    def _send(self, topic: bytes, payload: bytes | bytearray) -> None:
         self._socket.send_multipart([topic, payload], zmq.NOBLOCK)
