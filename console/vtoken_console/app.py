@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import SystemCommand
@@ -20,6 +21,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken_console.actions_control import ControlActions
+from vtoken_console.actions_replay import ReplayActions
 from vtoken_console.keys import DASHBOARD_KEYS
 from vtoken_console.ramp import RAMPS
 from vtoken_console.screens.dashboard import VIEWS
@@ -36,8 +38,11 @@ HEAVY = (
 )
 
 
-class ConsoleApp(ControlActions):
-    """`fps` frames a second at most; `read_only` refuses controls without asking the server."""
+class ConsoleApp(ControlActions, ReplayActions):
+    """`fps` frames a second at most; `read_only` refuses controls without asking the server.
+
+    `recording`: a file to be played, from `moment` on, instead of a server to be watched.
+    """
 
     TITLE = "vToken"
     CSS_PATH = "console.tcss"
@@ -55,6 +60,8 @@ class ConsoleApp(ControlActions):
         read_only: bool = False,
         fps: float = 10.0,
         ascii_only: bool = False,
+        recording: Path | None = None,
+        moment: str | None = None,
     ) -> None:
         colourless = bool(os.environ.get("NO_COLOR"))
         super().__init__(
@@ -65,6 +72,8 @@ class ConsoleApp(ControlActions):
             ramp=RAMPS["ascii" if ascii_only else "shade" if colourless else "amber-blue"],
         )
         self.max_fps = fps
+        self.recording = recording
+        self.moment = moment
         self._behind_since = 0.0
 
     def get_default_screen(self) -> Screen[Any]:
@@ -84,9 +93,14 @@ class ConsoleApp(ControlActions):
     async def _network(self) -> None:
         for name in HEAVY:
             await asyncio.to_thread(importlib.import_module, name)
-        from vtoken_console.client import Client
+        if self.recording is not None:
+            from vtoken_console.replay import Replay
 
-        self.client = Client(self.url, self._token, self.max_fps)
+            self.client = Replay(self.recording, fps=self.max_fps, moment=self.moment)
+        else:
+            from vtoken_console.client import Client
+
+            self.client = Client(self.url, self._token, self.max_fps)
         await self.client.run()
 
     # ------------------------------------------------------------ frames
@@ -220,8 +234,23 @@ class ConsoleApp(ControlActions):
 
 
 def run(
-    url: str, *, token: str | None, read_only: bool, fps: float, ascii_only: bool = False
+    url: str,
+    *,
+    token: str | None,
+    read_only: bool,
+    fps: float,
+    ascii_only: bool = False,
+    recording: Path | None = None,
+    moment: str | None = None,
 ) -> int:
     """Runs the console until it is left; returns the exit code."""
-    app = ConsoleApp(url, token=token, read_only=read_only, fps=fps, ascii_only=ascii_only)
+    app = ConsoleApp(
+        url,
+        token=token,
+        read_only=read_only,
+        fps=fps,
+        ascii_only=ascii_only,
+        recording=recording,
+        moment=moment,
+    )
     return app.run() or (app.return_code or 0)

@@ -60,12 +60,13 @@ class Base(App[int]):
         client, now = self.client, time.monotonic()
         spread = now - self._ticks[0] if self._ticks else 0.0
         synced = client is not None and client.connection.ever_live
+        replay = client.replay if client is not None else None
         return View(
             url=self.url,
             connection=client.connection if client else Connection(State.IDLE),
-            now=time.time(),
+            now=time.time() if replay is None else replay.ts,
             monotonic=now,
-            age_s=now - client.received if client else 0.0,
+            age_s=now - client.received if client and replay is None else 0.0,
             fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
             ramp=self.ramp,
             ascii_only=self.ascii_only,
@@ -74,6 +75,7 @@ class Base(App[int]):
             series=client.series if client and synced else None,
             cost=self.cost.sample(now),
             keys=self.keys,
+            replay=replay,
         )
 
     def say(self, text: str, *, is_error: bool = False, grave: bool = False) -> None:

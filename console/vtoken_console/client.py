@@ -17,8 +17,9 @@ from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError, Server, StreamGap
 from vtoken.client.reader import backoff_s
 from vtoken_console.connection import Connection, State
-from vtoken_console.model import Model, ResyncNeeded, apply, with_events
-from vtoken_console.samples import NAMES, Sampler, marker_of
+from vtoken_console.feed import Feed
+from vtoken_console.model import Model, ResyncNeeded
+from vtoken_console.playhead import Bar
 from vtoken_console.series import Series
 
 YIELD_EVERY = 64  # messages between two turns of the event loop
@@ -30,19 +31,36 @@ class Client:
     """One server. `run` never returns by itself; cancel it to stop."""
 
     def __init__(
-        self, url: str, token: str | None, fps: float, *, clock: Callable[[], float] = time.time
+        self,
+        url: str,
+        token: str | None,
+        fps: float,
+        *,
+        clock: Callable[[], float] = time.time,
+        rest: AsyncClient | None = None,
     ) -> None:
         self.url = url
-        self.model = Model()
         self.connection = Connection()
-        self.series = Series(NAMES)
-        self.rest = AsyncClient(Server(url, token))
+        self.rest = rest or AsyncClient(Server(url, token))
         self.received = 0.0  # monotonic time of the newest message [s]
         self.received_bytes = 0  # of the stream, since the start
         self._fps = fps
         self._clock = clock
         self._retry = asyncio.Event()
-        self._sampler = Sampler()
+        self._feed = Feed()
+
+    @property
+    def model(self) -> Model:
+        return self._feed.model
+
+    @property
+    def series(self) -> Series:
+        return self._feed.series
+
+    @property
+    def replay(self) -> Bar | None:
+        """Where a recording stands; None on a live server."""
+        return None
 
     def retry_now(self) -> None:
         """Ends the wait for the next try."""
@@ -105,33 +123,17 @@ class Client:
                     history.cancel()
 
     def _take(self, message: wire.StreamMessage) -> None:
-        old = self.model
-        try:
-            self.model = apply(old, message)
-        except (ValueError, IndexError) as fault:  # arrays that do not fit each other
-            raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
+        self._feed.take(message)
         self.received = time.monotonic()
         if self.model.synced and self.connection.state is State.SYNCING:
             self._move(State.LIVE)
-        if isinstance(message, wire.EventMessage):
-            self._mark(message.event)
-        status = self.model.status
-        if status is not None and status is not old.status:
-            self.series.add(status.ts, self._sampler.sample(status))
-
-    def _mark(self, event: wire.Event) -> None:
-        marker = marker_of(event)
-        if marker is not None:
-            self.series.mark(marker)
 
     async def _load_history(self) -> None:
         """Events from before this connection; the log is simply shorter when they are refused."""
         with contextlib.suppress(ProblemError):
             last_seq = (await self.rest.events(0, 1)).last_seq
             page = await self.rest.events(max(0, last_seq - HISTORY_EVENTS), HISTORY_EVENTS)
-            self.model = with_events(self.model, page.events)
-            for event in page.events:
-                self._mark(event)
+            self._feed.remember(page.events)
 
 
 def _words(problem: wire.Problem) -> str:

@@ -15,6 +15,7 @@ from vtoken_console.ramp import Ramp
 
 if TYPE_CHECKING:
     from vtoken_console.model import Model
+    from vtoken_console.playhead import Bar
     from vtoken_console.series import Series
 
 
@@ -35,6 +36,7 @@ class View:
     series: Series | None = None
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
+    replay: Bar | None = None  # None: a live server
 
     @property
     def server_now(self) -> float:
@@ -48,6 +50,8 @@ class View:
     @property
     def read_only_reason(self) -> str:
         """Why the controls are off; empty when they are on."""
+        if self.replay is not None:
+            return "this is a recording"
         if self.asked_read_only:
             return "this console was started with --read-only"
         hello = self.model.hello if self.model else None

@@ -208,6 +208,10 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
 def _add_console(console: argparse.ArgumentParser) -> None:
     console.add_argument("--read-only", action="store_true", help="look, change nothing")
     console.add_argument("--fps", type=fps, default=10.0, help="states a second, 0.1..30 (10)")
+    console.add_argument("--replay", metavar="FILE", help="look at a recording, without a server")
+    console.add_argument(
+        "--at", metavar="TIME", help="of a recording: HH:MM:SS, or seconds from its start"
+    )
     console.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     console.set_defaults(json=False)
 
@@ -215,4 +219,8 @@ def _add_console(console: argparse.ArgumentParser) -> None:
 def _add_record(record: argparse.ArgumentParser) -> None:
     record.add_argument("file", metavar="FILE", help="a new file; gzip where it ends in .gz")
     record.add_argument("--fps", type=fps, default=5.0, help="states a second, 0.1..30 (5)")
-    record.add_argument("--duration", type=duration_s, metavar="T", help="stop after T: 90s, 5m")
+    span = record.add_mutually_exclusive_group()
+    span.add_argument("--duration", type=duration_s, metavar="T", help="stop after T: 90s, 5m")
+    span.add_argument(
+        "--last", type=duration_s, metavar="T", help="what the flight recorder has of the last T"
+    )

@@ -5,6 +5,8 @@ Knows the client and the recorder. Ends with the stream (1), or when interrupted
 
 from __future__ import annotations
 
+import gzip
+import math
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -19,10 +21,13 @@ AUDIT_LIMIT = 1000
 
 
 def record(arguments: Namespace, client: Client) -> int:
-    """Everything the stream says from now on, and who changed what."""
+    """Everything the stream says from now on, or what happened just now, and who changed what."""
     path = Path(arguments.file)
     try:
-        num_messages = _record_stream(arguments, client, path)
+        if arguments.last is not None:
+            num_messages = _download(client, path, math.ceil(arguments.last))
+        else:
+            num_messages = _record_stream(arguments, client, path)
     except RecordingExistsError as error:
         raise UsageError(str(error)) from error
     except RecordingError as error:
@@ -32,6 +37,24 @@ def record(arguments: Namespace, client: Client) -> int:
     else:
         say(f"{num_messages:,} messages in {path}; look at them: vtoken console --replay {path}")
     return 0
+
+
+def _download(client: Client, path: Path, seconds: int) -> int:
+    """The flight recorder's last `seconds`, into a new file."""
+    if path.exists():
+        raise RecordingExistsError(path)
+    packed = client.recording(seconds)
+    lines = gzip.decompress(packed)
+    try:
+        with path.open("xb") as file:
+            file.write(packed if path.suffix == ".gz" else lines)
+    except FileExistsError as error:
+        raise RecordingExistsError(path) from error
+    except OSError as error:
+        raise RecordingError(path, f"cannot be written: {error.strerror or error}") from error
+    return (
+        lines.count(b"\n") - lines.count(b'{"type":"recording"') - lines.count(b'{"type":"audit"')
+    )
 
 
 def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:

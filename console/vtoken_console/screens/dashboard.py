@@ -19,6 +19,7 @@ from vtoken_console.widgets.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.notice import Note, Notice
+from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.sentence import Sentence
 from vtoken_console.widgets.trial_bar import TrialBar
@@ -63,6 +64,7 @@ class Dashboard(Screen[None]):
         yield Figures(id="figures")
         yield Notice(id="notice")
         yield Input(id="filter", placeholder="part of a request's id or policy", compact=True)
+        yield ReplayBar(id="replay")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
@@ -74,6 +76,9 @@ class Dashboard(Screen[None]):
     def show(self, view: View) -> None:
         """Hands the newest view to every widget in sight."""
         synced = view.model is not None
+        if view.replay is not None and not self.has_class("-replay"):
+            self.add_class("-replay")
+            self.query_one("#replay").focus()
         if synced != self.synced:
             self.synced = synced
             self.set_class(synced, "-synced")

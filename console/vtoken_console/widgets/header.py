@@ -56,10 +56,12 @@ class Header(LinesWidget):
             word = "reconnecting"
         right: list[Span] = []
         if view.read_only_reason:
-            right.append((" read-only ", palette.style("#000000", palette.WARN)))
+            badge = " read-only " if view.replay is None else " recording "
+            right.append((badge, palette.style("#000000", palette.WARN)))
             right.append((" ", text))
-        right.append((f"{glyph} {word}", look))
-        if view.model is not None:
+        if view.replay is None:
+            right.append((f"{glyph} {word}", look))
+        if view.model is not None and view.replay is None:
             stale = view.age_s > STALE_S
             right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
             right.append((f" {view.fps:4.1f} fps ", muted))

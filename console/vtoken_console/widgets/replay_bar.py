@@ -1,0 +1,164 @@
+"""The bar of a replay: where it stands, how fast it goes, and what happened when.
+
+Knows the bar's figures, not the recording. Digits typed here are a moment to go to.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from vtoken_console import palette, units
+from vtoken_console.playhead import Bar
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
+
+KEYS = (
+    ("space", "pause"),
+    ("left right", "5 s"),
+    ("home end", ""),
+    ("< >", "speed"),
+    (".", "step"),
+    ("12:03", "go there"),
+)
+LOOKS = {"config": ("▲", palette.THETA_STYLE), "violation": ("×", palette.BAD_STYLE)}
+
+
+def speed_text(speed: float) -> str:
+    """Always five columns: 0.25x, 1x, 16x."""
+    return f"{speed:g}x".rjust(5)
+
+
+def span_text(seconds: float) -> str:
+    """A place in the recording: 01:23, or 1:02:03."""
+    whole = max(0, int(seconds))
+    text = f"{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return f"{whole // 3600}:{text}" if whole >= 3600 else text
+
+
+class ReplayBar(LinesWidget, can_focus=True):
+    """Hidden unless a recording is played."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "app.replay('back')", show=False),
+        Binding("right", "app.replay('on')", show=False),
+        Binding("home", "app.replay('start')", show=False),
+        Binding("end", "app.replay('end')", show=False),
+    ]
+
+    class Typed(Message):
+        """A moment was typed and entered."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class Sought(Message):
+        """A place between 0 (start) and 1 (end) was clicked."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.typed = ""
+        self._track = (0, 1)  # first column and width of the time axis
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        bar = view.replay
+        if bar is None:
+            return []
+        muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
+        glyph, word = (
+            ("■", "end   ") if bar.at_end else ("‖", "paused") if bar.paused else ("►", "play  ")
+        )
+        left: list[Span] = [
+            (f" {glyph} {word} ", palette.WARN_STYLE if bar.paused else palette.GOOD_STYLE),
+            (units.clock(bar.ts) + " ", bold),
+        ]
+        total = span_text(bar.last_ts - bar.first_ts)
+        place = span_text(bar.ts - bar.first_ts).rjust(len(total))
+        more = " " if bar.indexed else "+"
+        right: list[Span] = [
+            (f" {place}/{total}{more}", muted),
+            (f"{speed_text(bar.speed)} ", bold),
+        ]
+        room = max(1, width - width_of(left) - width_of(right))
+        self._track = (width_of(left), room)
+        lines = [merge([*left, *self._axis(bar, room), *right])]
+        if height > 1:
+            lines.append(self._foot(bar, width))
+        return lines
+
+    def _axis(self, bar: Bar, room: int) -> list[Span]:
+        length = max(bar.last_ts - bar.first_ts, 1e-9)
+
+        def column(ts: float) -> int:
+            return max(0, min(room - 1, int((ts - bar.first_ts) / length * room)))
+
+        here = column(bar.ts)
+        done = palette.style(palette.BAR)
+        spans: list[Span] = [
+            ("━" if x < here else "─", done if x < here else palette.FAINT_STYLE)
+            for x in range(room)
+        ]
+        for ts, kind, _ in bar.marks:
+            if kind in LOOKS and spans[column(ts)] != LOOKS["violation"]:
+                spans[column(ts)] = LOOKS[kind]
+        spans[here] = ("●", palette.BOLD_STYLE)
+        return spans
+
+    def _foot(self, bar: Bar, width: int) -> Line:
+        if self.typed:
+            text = f" go to {self.typed}_"
+            hint = "enter go   esc cancel   HH:MM:SS, or seconds from the start "
+            return spread(
+                [(text, palette.BOLD_STYLE)],
+                [(hint, palette.MUTED_STYLE)],
+                width,
+                palette.TEXT_STYLE,
+            )
+        right: list[Span] = [(f" {bar.name} ", palette.MUTED_STYLE)]
+        if bar.note:
+            note = f" {bar.note}"
+            return spread([(note, palette.WARN_STYLE)], right, width, palette.TEXT_STYLE)
+        spans: list[Span] = []
+        for key, label in KEYS:
+            spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+        near = self._near(bar)
+        if near:
+            spans = [(f" {near}", palette.THETA_STYLE)]
+        return spread(cut(spans, width), right, width, palette.TEXT_STYLE)
+
+    def _near(self, bar: Bar) -> str:
+        """What happened just before, in the words of its event, for as long as a glance takes."""
+        return next((text for ts, _, text in reversed(bar.marks) if 0 <= bar.ts - ts < 3), "")
+
+    # ------------------------------------------------------------ typing and pointing
+
+    def on_key(self, event: events.Key) -> None:
+        if event.character and (
+            event.character.isdigit() or (self.typed and event.character in ":.")
+        ):
+            self.typed = (self.typed + event.character)[:12]
+        elif self.typed and event.key == "backspace":
+            self.typed = self.typed[:-1]
+        elif self.typed and event.key == "escape":
+            self.typed = ""
+        elif self.typed and event.key == "enter":
+            text, self.typed = self.typed, ""
+            self.post_message(self.Typed(text))
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+        self.redraw()
+
+    def on_click(self, event: events.Click) -> None:
+        first, room = self._track
+        if event.y == 0 and first <= event.x < first + room:
+            self.post_message(self.Sought((event.x - first) / max(1, room - 1)))

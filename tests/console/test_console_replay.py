@@ -1,0 +1,308 @@
+"""A recording in the console: the same views, from any moment, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from console_harness import screen_text, until
+from recorded import START_TS, record
+
+from vtoken import wire
+from vtoken.client import ProblemError
+from vtoken.recording import RecordingReader, RecordingWriter
+from vtoken_console.app import ConsoleApp
+from vtoken_console.feed import Feed
+from vtoken_console.replay import Replay
+from vtoken_console.widgets.notice import Notice
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recordings") / "incident.jsonl.gz"
+    record(path, SECONDS)
+    return path
+
+
+def told_until(path: Path, ts: float) -> Feed:
+    """The state that every message up to `ts` adds up to, read from the start."""
+    feed = Feed()
+    with RecordingReader(path) as reader:
+        for entry in iter(reader.next, None):
+            if isinstance(entry.line, wire.Message) and entry.line.ts <= ts:
+                feed.take(entry.line)
+    return feed
+
+
+@contextlib.asynccontextmanager
+async def playing(path: Path, **options: Any) -> AsyncIterator[Replay]:
+    replay = Replay(path, fps=10.0, **options)
+    task = asyncio.create_task(replay.run())
+    await until(lambda: replay.connection.is_live and replay.index.complete, "does not play")
+    try:
+        yield replay
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def shown(
+    path: Path, size: tuple[int, int] = (120, 36), moment: str | None = "30"
+) -> AsyncIterator[Any]:
+    """The real app on a recording, paused at `moment`; yields (app, pilot)."""
+    app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: app.client is not None and app.dashboard.synced, "no picture")
+        await until(lambda: app.client.replay.indexed, "not indexed")
+        await pilot.pause(0.2)
+        yield app, pilot
+
+
+async def test_a_jump_shows_what_every_message_up_to_there_adds_up_to(recording: Path) -> None:
+    async with playing(recording, moment="0") as replay:
+        for after_s in (31.0, 7.3, 59.9, 0.0, 44.44):
+            replay.seek(START_TS + after_s)
+            await until(lambda: replay._goal is None, "does not arrive")
+            expected = told_until(recording, START_TS + after_s)
+            assert np.array_equal(replay.model.live, expected.model.live)
+            assert np.array_equal(replay.model.flags, expected.model.flags)
+            assert dict(replay.model.requests) == dict(expected.model.requests)
+            assert replay.model.status == expected.model.status
+            assert replay.model.config == expected.model.config
+            assert replay.model.events == expected.model.events
+            assert replay.series.markers == expected.series.markers
+            assert replay.series.last_ts == expected.series.last_ts
+            ours, theirs = (f.series.window(60, 60).row("f") for f in (replay, expected))
+            assert np.array_equal(ours, theirs, equal_nan=True)
+
+
+async def test_playing_leads_to_the_same_state_as_jumping(recording: Path) -> None:
+    async with playing(recording) as replay:
+        replay.faster(99)
+        await until(lambda: replay.model.status.ts >= START_TS + 12, "does not move")
+        replay.toggle_pause()
+        at = replay.model.status.ts
+        assert np.array_equal(replay.model.live, told_until(recording, at).model.live)
+        before = replay.replay.ts
+        await asyncio.sleep(0.3)
+        assert replay.replay.ts == before
+
+
+async def test_a_step_is_one_message(recording: Path) -> None:
+    async with playing(recording, moment="10") as replay:
+        with RecordingReader(recording) as reader:
+            lines = [entry.line for entry in iter(reader.next, None)]
+        seqs = [line.seq for line in lines if isinstance(line, wire.Delta | wire.EventMessage)]
+        seen = []
+        for _ in range(12):
+            before = replay._next
+            replay.step()
+            await until(lambda now=before: replay._next is not now or not replay._steps, "no step")
+            await until(lambda: not replay._steps, "no step")
+            seen.append(replay.model.seq)
+        held = [seq for seq in dict.fromkeys(seen) if seq in seqs]
+        first = seqs.index(held[0])
+        assert held == seqs[first : first + len(held)]
+        assert len(held) >= 10
+
+
+async def test_the_end_is_the_end_and_playing_again_starts_anew(recording: Path) -> None:
+    async with playing(recording) as replay:
+        replay.seek(START_TS + SECONDS - 0.1)
+        await until(lambda: replay.replay.at_end, "does not end")
+        assert replay.replay.ts == START_TS + SECONDS
+        replay.toggle_pause()
+        await until(lambda: replay.replay.ts < START_TS + 5, "does not start anew")
+
+
+async def test_file_that_is_still_written_is_followed(tmp_path: Path, recording: Path) -> None:
+    with RecordingReader(recording) as reader:
+        lines = [line for _, line in iter(reader.raw, None)]
+    growing = tmp_path / "growing.jsonl"
+    growing.write_bytes(b"".join(line + b"\n" for line in lines[:100]))
+    async with playing(growing) as replay:
+        replay.seek(replay.index.last_ts)
+        await until(lambda: replay.replay.at_end, "does not reach the present end")
+        end = replay.replay.last_ts
+        with growing.open("ab") as file:
+            file.writelines(line + b"\n" for line in lines[100:140])
+        await until(lambda: replay.replay.last_ts > end, "does not follow")
+
+
+async def test_torn_recording_plays_and_says_what_is_missing(
+    tmp_path: Path, recording: Path
+) -> None:
+    torn = tmp_path / "torn.jsonl.gz"
+    torn.write_bytes(recording.read_bytes()[:-500])
+    async with playing(torn) as replay:
+        assert "cut off" in replay.replay.note or "not finished" in replay.replay.note
+        assert replay.replay.last_ts > START_TS + SECONDS / 2
+
+
+async def test_gap_is_said_and_passed_at_the_next_key_frame(
+    tmp_path: Path, recording: Path
+) -> None:
+    with RecordingReader(recording) as reader:
+        lines = [line for _, line in iter(reader.raw, None)]
+    deltas = [n for n, line in enumerate(lines) if line.startswith(b'{"type":"delta"')]
+    del lines[deltas[20]]
+    holed = tmp_path / "holed.jsonl"
+    holed.write_bytes(b"".join(line + b"\n" for line in lines))
+    async with playing(holed, moment="6") as replay:
+        await until(lambda: replay._goal is None, "does not arrive")
+        assert "a gap before" in replay.replay.note
+        replay.seek(START_TS + 30)
+        await until(lambda: replay._goal is None, "does not arrive")
+        assert replay.replay.note == ""
+        expected = told_until(recording, START_TS + 30)
+        assert np.array_equal(replay.model.live, expected.model.live)
+
+
+async def test_recording_without_a_snapshot_is_refused_in_words(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    RecordingWriter(empty, source="test").close()
+    replay = Replay(empty, fps=10.0)
+    task = asyncio.create_task(replay.run())
+    await until(lambda: "no snapshot" in replay.connection.error, "nothing said")
+    task.cancel()
+
+
+# ---------------------------------------------------------------- on the screen
+
+
+def at(seconds: float) -> Callable[[Any], bool]:
+    return lambda app: abs(app.client.replay.ts - START_TS - seconds) < 1e-6
+
+
+async def test_keys_seek_step_and_change_the_speed(recording: Path) -> None:
+    async with shown(recording) as (app, pilot):
+        for key, seconds in (
+            ("left", 25),
+            ("right", 30),
+            ("right_square_bracket", 35),
+            ("left_square_bracket", 30),
+            ("home", 0),
+            ("end", 60),
+            ("left", 55),
+        ):
+            await pilot.press(key)
+            await until(lambda to=seconds: at(to)(app), f"{key} leads elsewhere")
+        await pilot.press("greater_than_sign", "greater_than_sign")
+        assert app.client.replay.speed == 4.0
+        await pilot.press("less_than_sign")
+        assert app.client.replay.speed == 2.0
+        assert app.client.replay.paused
+        await pilot.press("space")
+        assert not app.client.replay.paused
+
+
+async def test_digits_are_a_moment_to_go_to(recording: Path) -> None:
+    async with shown(recording) as (app, pilot):
+        await pilot.press("4", "2")
+        assert "go to 42_" in screen_text(app)
+        await pilot.press("enter")
+        await until(lambda: at(42)(app), "does not go there")
+        await pilot.press("9", "9", "9", "enter")
+        await pilot.pause(0.2)
+        note = app.dashboard.query_one(Notice).note
+        assert "'999' is not a moment of this recording" in note.text
+        assert at(42)(app)
+
+
+async def test_screen_shows_the_state_of_then_and_says_that_it_is_a_recording(
+    recording: Path,
+) -> None:
+    async with shown(recording) as (app, pilot):
+        await pilot.pause(0.2)
+        text = screen_text(app)
+        expected = told_until(recording, START_TS + 30).model
+        assert expected.status.fragmentation.sentence in text
+        assert " recording " in text.splitlines()[0]
+        assert "live" not in text.splitlines()[0]
+        assert "00:30/01:00" in text
+        assert "theta_f 0.25 → 0.4" in text  # the mark that the playhead stands on
+        for row in expected.requests.values():
+            assert row.id in text
+
+
+@pytest.mark.parametrize("key", ["p", "c", "u", "t"])
+async def test_controls_are_refused_because_it_is_a_recording(recording: Path, key: str) -> None:
+    async with shown(recording) as (app, pilot):
+        await pilot.press(key)
+        await pilot.pause(0.1)
+        note = app.dashboard.query_one(Notice).note
+        assert "this is a recording" in note.text
+        assert app.screen is app.dashboard
+
+
+async def test_pages_that_ask_a_server_say_what_a_recording_holds(recording: Path) -> None:
+    async with shown(recording) as (app, pilot):
+        model = app.client.model
+        used = int(np.flatnonzero(model.flags)[3])
+        await app.open_block(used)
+        await pilot.pause(0.3)
+        text = screen_text(app)
+        assert "This is a recording" in text
+        with pytest.raises(ProblemError, match=f"Block {used}: {int(model.live[used])} of 16 live"):
+            await app.client.rest.block(used)
+        await pilot.press("escape")
+        await app.open_request(next(iter(model.requests)))
+        await pilot.pause(0.3)
+        assert "This is a recording" in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+async def test_bar_fits_the_terminal(recording: Path, size: tuple[int, int]) -> None:
+    async with shown(recording, size=size) as (app, pilot):
+        await pilot.pause(0.2)
+        lines = screen_text(app).splitlines()
+        assert len(lines) == size[1]
+        assert any("paused" in line and "00:30/01:00" in line and "1x" in line for line in lines)
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("vllm", "torch", "fastapi", "zmq", "transformers"):
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import asyncio, pathlib
+from vtoken_console.app import ConsoleApp
+
+async def main():
+    path = pathlib.Path(sys.argv[1])
+    app = ConsoleApp(path.name, recording=path, moment="30", read_only=True)
+    async with app.run_test(size=(120, 36)) as pilot:
+        while not (app.client and app.client.replay.indexed and app.client.model.status):
+            await pilot.pause(0.05)
+        await pilot.pause(0.3)
+        print(*(strip.text for strip in app.screen._compositor.render_strips()), sep="\\n")
+
+asyncio.run(main())
+"""
+
+
+def test_an_incident_file_opens_on_a_machine_without_the_engine(recording: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(recording)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "00:30/01:00" in done.stdout
+    assert "test-llama" in done.stdout
