@@ -14,6 +14,7 @@ from core_engine import CoreEngine
 from serving import Served
 
 from vtoken import wire
+from vtoken.recording import RecordingReader
 
 
 @pytest.mark.usefixtures("stepping")
@@ -85,6 +86,33 @@ async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path
     assert isinstance(messages[1], wire.Snapshot)
     again = await run("record", str(file), "--url", served.url)
     assert (again.code, "exists already" in again.err) == (2, True)
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_record_last_writes_what_happened_just_now(served: Served, tmp_path: Path) -> None:
+    async with asyncio.timeout(20):
+        while not served.service.flight.recording:
+            await asyncio.sleep(0.05)
+    packed, plain = tmp_path / "now.jsonl.gz", tmp_path / "now.jsonl"
+    for file in (packed, plain):
+        ran = await run("record", str(file), "--last", "5m", "--url", served.url)
+        assert (ran.code, ran.err) == (0, "")
+        with RecordingReader(file) as reader:
+            lines = [entry.line for entry in iter(reader.next, None)]
+        assert isinstance(lines[2], wire.Snapshot)
+        assert f"{len(lines) - 1:,} messages in {file}" in ran.out
+    assert plain.read_bytes().startswith(b'{"type":"recording"')
+    again = await run("record", str(file), "--last", "5m", "--url", served.url)
+    assert (again.code, "exists already" in again.err) == (2, True)
+
+
+async def test_console_refuses_what_is_no_recording(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no recording\n")
+    ran = await run("console", "--replay", str(file))
+    assert ran.code == 1
+    assert f"{file}, line 1: not a recording" in ran.err
+    assert (await run("console", "--at", "12:00")).code == 2
 
 
 async def test_reader_that_leaves_early_is_no_error(served: Served) -> None:

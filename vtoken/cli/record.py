@@ -18,6 +18,7 @@ from vtoken.recording import Recorder, RecordingError, RecordingExistsError, Rec
 from vtoken.recording.recorder import is_audited
 
 AUDIT_LIMIT = 1000
+NOT_MESSAGES = (b'{"type":"recording"', b'{"type":"audit"')
 
 
 def record(arguments: Namespace, client: Client) -> int:
@@ -52,9 +53,7 @@ def _download(client: Client, path: Path, seconds: int) -> int:
         raise RecordingExistsError(path) from error
     except OSError as error:
         raise RecordingError(path, f"cannot be written: {error.strerror or error}") from error
-    return (
-        lines.count(b"\n") - lines.count(b'{"type":"recording"') - lines.count(b'{"type":"audit"')
-    )
+    return sum(not line.startswith(NOT_MESSAGES) for line in lines.splitlines())
 
 
 def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:
