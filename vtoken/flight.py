@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.planner import RelocationPlan
 from vtoken.requests import Counters
 from vtoken.wire import Relocation
 
@@ -24,6 +28,38 @@ class InFlight:
     shared_tokens: int = 0
     shared_freed_blocks: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        plan: RelocationPlan,
+        destinations: list[int],
+        *,
+        bytes_per_token: int,
+        block_size: int,
+        holders: npt.NDArray[np.uint16],
+        plan_us: int,
+        operation_id: str | None,
+    ) -> InFlight:
+        """The tables have followed `plan` into the blocks `destinations`; `holders` [N] since."""
+        relocation = Relocation(
+            request_id=plan.request_id,
+            moved_tokens=plan.num_moved_tokens,
+            moved_bytes=plan.num_moved_tokens * bytes_per_token,
+            source_blocks=list(plan.source_blocks),
+            destination_blocks=destinations,
+            freed_blocks=plan.num_freed_blocks,
+            reason="manual" if operation_id else "auto",
+            planner=plan.planner,
+            plan_us=plan_us,
+            shared_blocks=len(plan.shared_blocks),
+        )
+        flight = cls(relocation, operation_id)
+        if plan.shared_blocks:
+            left = np.isin(plan.source_slots // block_size, plan.shared_blocks)
+            flight.shared_tokens = int(np.count_nonzero(left))
+            flight.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
+        return flight
+
     def count(self, counters: Counters) -> None:
         """The worker has executed it."""
         moved = self.relocation
@@ -34,6 +70,11 @@ class InFlight:
         counters.shared_copied_blocks += moved.shared_blocks
         counters.shared_copied_tokens += self.shared_tokens
         counters.shared_freed_blocks += self.shared_freed_blocks
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those that are read or written."""
+        return [*self.relocation.source_blocks, *self.relocation.destination_blocks]
 
     @property
     def summary(self) -> str:

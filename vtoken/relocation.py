@@ -9,42 +9,38 @@ Knows the ledger and the pure planner; knows nothing of policies or of the engin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from itertools import chain
 
 import msgspec
 import numpy as np
 
-from vtoken.config import VTokenConfig
+from vtoken.deferrals import Deferrals
 from vtoken.errors import InvariantViolation
 from vtoken.flight import InFlight
-from vtoken.gates import DEFERRALS, Pressure, first_closed
+from vtoken.gates import Pressure, first_closed
 from vtoken.integrity import order_dependence
 from vtoken.ledger import Ledger
 from vtoken.operations import Operations
 from vtoken.payback import LastMoves
-from vtoken.planner import Layout, RelocationPlan, num_excess_blocks
+from vtoken.planner import RelocationPlan
 from vtoken.reclaim import Round, plan_round
+from vtoken.snapshots import Snapshots
 from vtoken.step import Retained, StepPlan
-from vtoken.table import Ids, TokenTable
-from vtoken.wire import Relocation
-
-DEFERRAL_EVENT_SECONDS = 5.0
-HEADROOM, IN_FLIGHT = map(DEFERRALS.index, ("headroom", "in_flight"))
 
 
-class Relocator:
+class Relocator(Snapshots):
     """Plans, applies and follows the relocations of one ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
+        self.deferrals = Deferrals(ledger)
         self.operations = Operations()
         self.in_flight_blocks: frozenset[int] = frozenset()
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
-        self._last_deferral = 0.0
-        self._closed_gate: int | None = None  # what holds the automatic round of this step back
         self.num_rounds = 0  # that planned something
         self._in_flight: dict[int, list[InFlight]] = {}
 
@@ -58,7 +54,7 @@ class Relocator:
         ledger = self._ledger
         self.planned.clear()
         self.in_flight_blocks = frozenset()
-        self._closed_gate = None
+        self.deferrals.closed_gate = None
         if new_holes:
             self._last_round_empty = False
         if self.operations.pending:
@@ -66,9 +62,9 @@ class Relocator:
         elif missing_blocks > 0 and ledger.config.reclamation == "auto":
             self._reclaim(freed, batch_size=ledger.geometry.num_blocks)
         else:
-            self._closed_gate = first_closed(ledger.config, self.pressure())
-            if self._closed_gate is None:
-                self._note_what_lacked(self._reclaim(freed))
+            closed = self.deferrals.closed_gate = first_closed(ledger.config, self.pressure())
+            if closed is None:
+                self._run_round(freed)
 
     def hand_over(self, plan: StepPlan) -> None:
         """Put the step's copies into the worker's plan."""
@@ -80,11 +76,7 @@ class Relocator:
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
         self._in_flight[self._ledger.step] = flights
-        self.in_flight_blocks = frozenset(
-            block
-            for flight in flights
-            for block in (*flight.relocation.source_blocks, *flight.relocation.destination_blocks)
-        )
+        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in flights))
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
@@ -156,66 +148,14 @@ class Relocator:
             wanted_blocks=ledger.wanted_blocks,
         )
 
-    def _has_excess(self, table: TokenTable) -> bool:
-        """Whether the request has evicted, and holds more blocks than it needs."""
-        return table.virtual and (
-            num_excess_blocks(len(table.blocks), table.num_live, table.block_size) > 0
-        )
-
-    def note_held_back(self) -> None:
-        """A round could have gained something in this step: count the gate that was closed."""
-        if self._closed_gate is not None:
-            self._ledger.counters.deferrals[self._closed_gate] += 1
-
-    def _note_what_lacked(self, found: Round) -> None:
-        """An automatic round ran: count what kept it from more."""
-        ledger = self._ledger
+    def _run_round(self, freed: list[int]) -> None:
+        """An automatic round; what it waits for is no reason to pause after it."""
+        found = self._reclaim(freed)
         if found.missing_blocks:
-            ledger.counters.deferrals[HEADROOM] += 1
-        elif not found.plans and any(
-            ledger.states[table.request_id].in_flight_step and self._has_excess(table)
-            for table in ledger.tables
-        ):
-            ledger.counters.deferrals[IN_FLIGHT] += 1
-
-    def layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
-        """Snapshots, made when taken, of the virtual requests that hold more blocks than they need.
-
-        The most empty slots first; requests with a relocation in flight are left out (I4).
-        """
-        size = self._ledger.geometry.block_size
-        known = self._ledger.tables
-        asked = known if request_ids is None else map(known.__getitem__, request_ids)
-        tables = [
-            table
-            for table in asked
-            if self._has_excess(table) and not self._ledger.states[table.request_id].in_flight_step
-        ]
-        tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
-        return map(self.layout_of, tables)
-
-    def layout_of(self, table: TokenTable, dead: Ids | None = None) -> Layout:
-        """The planner's snapshot of one table; `dead`: ids to be counted as dead already."""
-        grid = table.grid()
-        if dead is not None and len(dead):
-            grid[np.isin(grid, dead)] = -1
-        store = self._ledger.store
-        # Blocks outside `readonly` are private and unhashed, see RequestState.
-        readonly = self._ledger.states[table.request_id].readonly
-        asked = [
-            (i, block)
-            for i, block in enumerate(table.blocks if readonly or not table.virtual else ())
-            if not table.virtual or block in readonly
-        ]
-        movable = np.ones(len(table.blocks), dtype=np.bool_)
-        writable = movable.copy()
-        for i, block in asked:
-            movable[i] = not store.is_shared(block)
-            writable[i] = store.is_writable(block)
-        return Layout(table.request_id, tuple(table.blocks), grid, movable, writable)
-
-    def headroom(self, config: VTokenConfig) -> int:
-        return min(config.headroom_blocks, self._ledger.store.num_free_blocks())
+            self.deferrals.note_headroom()
+        elif not found.plans and self.waits_for_reports():
+            self.deferrals.note_in_flight()
+            self._last_round_empty = False
 
     def _reclaim(
         self,
@@ -240,7 +180,7 @@ class Relocator:
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
-            self._note_deferral(found.missing_blocks, available)
+            self.deferrals.tell(found.missing_blocks, available)
         self._ledger.counters.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._ledger.tables.pool.num_used
         for plan in found.plans:
@@ -254,20 +194,6 @@ class Relocator:
                 )
             )
         return found
-
-    def _note_deferral(self, missing: int, available: int) -> None:
-        self._ledger.counters.deferred_rounds += 1
-        now = time.monotonic()
-        if now - self._last_deferral < DEFERRAL_EVENT_SECONDS:
-            return
-        self._last_deferral = now
-        needed = missing + available
-        self._ledger.events.add(
-            self._ledger.step,
-            "deferred",
-            f"deferred: {missing} more headroom blocks needed than the {available} available",
-            {"reason": "headroom", "needed_blocks": needed, "available_blocks": available},
-        )
 
     def _apply(
         self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
@@ -314,24 +240,15 @@ class Relocator:
         state.moved_tokens += plan.num_moved_tokens
         state.last_moves = state.last_moves or LastMoves()
         state.last_moves.moved(bound.token_ids, ledger.step)
-        relocation = Relocation(
-            request_id=plan.request_id,
-            moved_tokens=plan.num_moved_tokens,
-            moved_bytes=plan.num_moved_tokens * ledger.geometry.bytes_per_token,
-            source_blocks=list(plan.source_blocks),
-            destination_blocks=destinations,
-            freed_blocks=plan.num_freed_blocks,
-            reason="manual" if operation_id else "auto",
-            planner=plan.planner,
+        flight = InFlight.of(
+            plan,
+            destinations,
+            bytes_per_token=ledger.geometry.bytes_per_token,
+            block_size=size,
+            holders=ledger.tables.pool.holders,
             plan_us=plan_us,
-            shared_blocks=len(plan.shared_blocks),
+            operation_id=operation_id,
         )
-        flight = InFlight(relocation, operation_id)
-        if plan.shared_blocks:
-            left = np.isin(plan.source_slots // size, plan.shared_blocks)
-            flight.shared_tokens = int(np.count_nonzero(left))
-            holders = ledger.tables.pool.holders
-            flight.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
         self.planned[plan.request_id] = (bound, flight)
 
     def _samples(self) -> bool:

@@ -99,7 +99,7 @@ class Runtime(Ledger):
         self.step += 1
         self.take_config()
         if self.idle and not self.operations.pending:
-            self.wanted_blocks = 0
+            self.wanted_blocks = self.lacking_blocks = 0
             return  # nothing has ever died: no holes, nothing to move, nothing to give back
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
@@ -112,7 +112,7 @@ class Runtime(Ledger):
             freed.reverse()  # the first to be returned is the first to leave the prefix cache
             self.store.give_back(freed)
         if self.grower.pick_holes():
-            self.relocator.note_held_back()
+            self.relocator.deferrals.note_held_back()
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""

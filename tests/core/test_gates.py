@@ -21,6 +21,7 @@ from vtoken.gates import (
     first_closed,
     headroom_gate,
 )
+from vtoken.policies import make_policy
 
 OPEN = Pressure(
     f=0.5,
@@ -357,6 +358,22 @@ def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None
     assert late.runtime.counters.relocations > 0
     assert deferrals(late)["in_flight"] > 0
     assert "headroom" not in deferrals(late)
+
+
+def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
+    """No back-off: as soon as the relocation has been reported, the next one follows."""
+    engine = run(holed(num_requests=1, reclamation="off"), 12)
+    engine.worker_lag_steps = 2
+    runtime = engine.runtime
+    runtime.config = replace(
+        runtime.config, reclamation="auto", batch_size=1, policy=make_policy("none", {})
+    )
+    moved = []
+    for _ in range(12):
+        rounds = runtime.relocator.num_rounds
+        engine.step()
+        moved.append(runtime.relocator.num_rounds > rounds)
+    assert moved[:9] == [True, False, False] * 3
 
 
 @pytest.mark.parametrize(
