@@ -32,6 +32,7 @@ class Subscriber(Protocol):
     """What the hub sees of a client."""
 
     wants_state: bool
+    is_client: bool  # not of this process
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
         """Take new events, after `lost` ones that nobody holds any more. Must not wait."""
@@ -80,8 +81,8 @@ class Hub:
                 await self._task
 
     @property
-    def num_subscribers(self) -> int:
-        return len(self._subscribers)
+    def num_clients(self) -> int:
+        return sum(subscriber.is_client for subscriber in self._subscribers)
 
     @property
     def alive(self) -> bool:
@@ -157,9 +158,12 @@ class Hub:
         self._last_event = newest.last_seq
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
         self._follow_wishes()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._reader.run())
-            group.create_task(self._keep_fresh())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._reader.run())
+                group.create_task(self._keep_fresh())
+        finally:
+            self._reader = None  # its sockets are closed
 
     async def _keep_fresh(self) -> None:
         """An idle engine takes no steps and publishes nothing: ask it, while anybody looks."""

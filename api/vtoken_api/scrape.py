@@ -64,7 +64,7 @@ async def snapshot(service: Service) -> Snapshot:
     return Snapshot(
         status=status,
         config=config,
-        clients=service.hub.num_subscribers,
+        clients=service.hub.num_clients,
         dropped_events=service.hub.num_dropped,
         refused=service.refusals.counts,
         audit_failing=bool(service.audit.error),

@@ -53,6 +53,7 @@ class Session:
     ) -> None:
         self._takes_state = bool(query.topics & STATE_TOPICS)
         self.wants_state = self._takes_state and not passive
+        self.is_client = not passive
         self._hub = hub
         self._query = query
         self._send_bytes = send
@@ -103,6 +104,8 @@ class Session:
 
     async def prepare(self) -> None:
         """Fetch the first frame and missed events, before anything is sent; raises ProblemError."""
+        if not self._hub.alive:
+            raise refuse(503, "the engine has stopped")
         self._last_event = self._hub.last_event
         self._describe = await self._hub.describe()
         self._view = await self._hub.current()

@@ -44,7 +44,7 @@ async def stream(websocket: WebSocket) -> None:
     service: Service = websocket.app.state.service
     try:
         query = parse_query(websocket)
-        if service.hub.num_subscribers >= MAX_CLIENTS:
+        if service.hub.num_clients >= MAX_CLIENTS:
             raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
         grant: Grant | None = websocket.scope[GRANT]
         if grant is None:

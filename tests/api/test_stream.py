@@ -268,9 +268,9 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
         quick = Client(other)
         await quick.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
-        assert served.service.hub.num_subscribers == 2
+        assert served.service.hub.num_clients == 2
         async with asyncio.timeout(PATIENCE_S):
-            while served.service.hub.num_subscribers == 2:
+            while served.service.hub.num_clients == 2:
                 events = engine.add_events(10)
                 for event in events:
                     event.data = {"padding": "x" * 50_000}
@@ -288,10 +288,10 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
 async def test_killed_client_is_forgotten(served: Served, engine: ScriptedEngine) -> None:
     connection = await websockets.connect(served.stream_url)
     await Client(connection).until(wire.Snapshot)
-    assert served.service.hub.num_subscribers == 1
+    assert served.service.hub.num_clients == 1
     connection.transport.abort()
     async with asyncio.timeout(PATIENCE_S):
-        while served.service.hub.num_subscribers:
+        while served.service.hub.num_clients:
             await asyncio.sleep(0.01)
     await settled(engine, wire.TOPIC_STATE, wanted=False)
 
@@ -395,4 +395,4 @@ async def test_server_stops_with_clients_connected(engine: ScriptedEngine) -> No
         with pytest.raises(websockets.ConnectionClosed):
             await client.until(wire.Hello)
         assert connection.close_code == 1012
-    assert served.service.hub.num_subscribers == 0
+    assert served.service.hub.num_clients == 0
