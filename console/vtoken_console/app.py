@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -21,13 +20,13 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken_console.actions_control import ControlActions
+from vtoken_console.actions_look import LookActions
 from vtoken_console.actions_replay import ReplayActions
+from vtoken_console.appearance import Appearance, choose
+from vtoken_console.colouring import MODES
 from vtoken_console.keys import DASHBOARD_KEYS
-from vtoken_console.ramp import RAMPS
 from vtoken_console.screens.dashboard import VIEWS
-from vtoken_console.widgets.events import Events
-from vtoken_console.widgets.heatmap import Heatmap
-from vtoken_console.widgets.requests import Requests
+from vtoken_console.themes import DEPTHS, NAMES
 
 MAX_PENDING = 2  # writes that wait for the terminal
 HEAVY = (
@@ -38,7 +37,7 @@ HEAVY = (
 )
 
 
-class ConsoleApp(ControlActions, ReplayActions):
+class ConsoleApp(ControlActions, LookActions, ReplayActions):
     """`fps` frames a second at most; `read_only` refuses controls without asking the server.
 
     `recording`: a file to be played, from `moment` on, instead of a server to be watched.
@@ -59,18 +58,18 @@ class ConsoleApp(ControlActions, ReplayActions):
         token: str | None = None,
         read_only: bool = False,
         fps: float = 10.0,
+        look: Appearance | None = None,
         ascii_only: bool = False,
         recording: Path | None = None,
         moment: str | None = None,
     ) -> None:
-        colourless = bool(os.environ.get("NO_COLOR"))
         super().__init__(
             url,
             token=token,
             read_only=read_only,
-            ascii_only=ascii_only,
-            ramp=RAMPS["ascii" if ascii_only else "shade" if colourless else "amber-blue"],
+            look=look or choose(depth="truecolor", ascii_only=ascii_only),
         )
+        self.wear(self.look)
         self.max_fps = fps
         self.recording = recording
         self.moment = moment
@@ -80,8 +79,8 @@ class ConsoleApp(ControlActions, ReplayActions):
         return self.dashboard
 
     def on_mount(self) -> None:
-        self.set_class(self.ascii_only, "-ascii")
-        self.dashboard.set_class(self.ascii_only, "-ascii")
+        self.set_class(self.look.ascii_only, "-ascii")
+        self.dashboard.set_class(self.look.ascii_only, "-ascii")
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
 
@@ -133,65 +132,6 @@ class ConsoleApp(ControlActions, ReplayActions):
 
     # ------------------------------------------------------------ actions
 
-    async def action_zoom_in(self) -> None:
-        heatmap = self.dashboard.query_one(Heatmap)
-        if heatmap.zoomed:
-            await self.open_block(heatmap.cursor)
-        else:
-            heatmap.set_zoom(True)
-            heatmap.focus()
-
-    def action_zoom_out(self) -> None:
-        self.dashboard.query_one(Heatmap).set_zoom(False)
-
-    async def action_open(self) -> None:
-        focused = self.dashboard.focused
-        if isinstance(focused, Heatmap):
-            await self.action_zoom_in()
-        elif isinstance(focused, Requests) and focused.chosen is not None:
-            await self.open_request(focused.chosen.id)
-        elif isinstance(focused, Events) and focused.chosen is not None:
-            request_id = focused.chosen.data.get("request_id")
-            if request_id:
-                await self.open_request(str(request_id))
-
-    async def open_request(self, request_id: str) -> None:
-        from vtoken_console.screens.request import RequestScreen
-
-        if self.client is not None:
-            await self.push_screen(RequestScreen(self.client, request_id))
-
-    async def open_block(self, block_id: int) -> None:
-        from vtoken_console.screens.block import BlockScreen
-
-        if self.client is not None and self.client.model.synced:
-            await self.push_screen(BlockScreen(self.client, block_id))
-
-    async def on_heatmap_chosen(self) -> None:
-        await self.action_zoom_in()
-
-    def action_filter(self) -> None:
-        self.dashboard.open_filter()
-
-    def action_sort(self) -> None:
-        self.say(f"Requests sorted by {self.dashboard.query_one(Requests).next_sort()}.")
-
-    def action_event_kinds(self) -> None:
-        every = self.dashboard.query_one(Events).toggle_kinds()
-        self.say("The log shows every event." if every else "The log shows moves and changes.")
-
-    def action_view(self) -> None:
-        at = VIEWS.index(self.dashboard.shown)
-        self.dashboard.set_view(VIEWS[(at + 1) % len(VIEWS)])
-
-    def action_ramp(self) -> None:
-        names = [n for n in RAMPS if not self.ascii_only or n == "ascii"]
-        self.set_ramp(names[(names.index(self.ramp.name) + 1) % len(names)])
-
-    def set_ramp(self, name: str) -> None:
-        self.ramp = RAMPS[name]
-        self.say(f"Colours: {name}: {self.ramp.summary}.")
-
     def action_retry(self) -> None:
         if self.client is not None:
             self.client.retry_now()
@@ -227,10 +167,17 @@ class ConsoleApp(ControlActions, ReplayActions):
             yield SystemCommand(
                 f"view {name}", "panels on the screen", partial(self.dashboard.set_view, name)
             )
-        for ramp in RAMPS.values():
+        for name in self.look.ramp_names:
+            summary = self.look.theme.ramps[name].summary
+            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
+        for mode in MODES:
             yield SystemCommand(
-                f"colours {ramp.name}", ramp.summary, partial(self.set_ramp, ramp.name)
+                f"colour by {mode.value}", mode.summary, partial(self.set_mode, mode)
             )
+        for name in NAMES:
+            for depth in DEPTHS:
+                call = partial(self.set_theme, name, depth)
+                yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
 
 
 def run(
@@ -242,14 +189,21 @@ def run(
     ascii_only: bool = False,
     recording: Path | None = None,
     moment: str | None = None,
+    theme: str = "auto",
+    colors: str = "auto",
+    motion: bool = True,
 ) -> int:
-    """Runs the console until it is left; returns the exit code."""
+    """Runs the console until it is left; returns the exit code.
+
+    `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
+    """
+    look = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
         url,
         token=token,
         read_only=read_only,
         fps=fps,
-        ascii_only=ascii_only,
+        look=look,
         recording=recording,
         moment=moment,
     )

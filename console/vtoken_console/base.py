@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from textual.app import App
 from textual.driver import Driver
 
+from vtoken_console.appearance import Appearance
 from vtoken_console.connection import Connection, State
 from vtoken_console.cost import Cost, metered
 from vtoken_console.keys import KEYS, Key
-from vtoken_console.ramp import Ramp
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.view import View
 from vtoken_console.watch import Watch
 from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 
 if TYPE_CHECKING:
+    from vtoken_console.activity import Activity
     from vtoken_console.client import Client
+    from vtoken_console.model import Model
 
 
 class Base(App[int]):
@@ -35,16 +37,15 @@ class Base(App[int]):
         *,
         token: str | None,
         read_only: bool,
-        ascii_only: bool,
-        ramp: Ramp,
+        look: Appearance,
         keys: tuple[Key, ...] = KEYS,
     ) -> None:
         self.cost = Cost()
         super().__init__()
         self.url = url
         self.read_only = read_only
-        self.ascii_only = ascii_only
-        self.ramp = ramp
+        self.look = look
+        self.activity: Activity | None = None
         self.client: Client | None = None
         self.dashboard = Dashboard()
         self.keys = keys
@@ -68,15 +69,35 @@ class Base(App[int]):
             monotonic=now,
             age_s=now - client.received if client and replay is None else 0.0,
             fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
-            ramp=self.ramp,
-            ascii_only=self.ascii_only,
+            ramp=self.look.ramp,
+            theme=self.look.theme,
+            ascii_only=self.look.ascii_only,
+            motion=self.look.motion,
             asked_read_only=self.read_only,
+            filter=self.dashboard.filter,
             model=client.model if client and synced else None,
+            activity=self._observe(client.model, now) if client and synced else None,
             series=client.series if client and synced else None,
             cost=self.cost.sample(now),
             keys=self.keys,
             replay=replay,
         )
+
+    def _observe(self, model: Model, now: float) -> Activity:
+        if self.activity is None:
+            from vtoken_console.activity import Activity
+
+            self.activity = Activity()
+        self.activity.observe(model, now)
+        return self.activity
+
+    def tick(self) -> None:
+        """Draws one frame."""
+        raise NotImplementedError
+
+    def tick_soon(self) -> None:
+        """Draws a frame without waiting for the next turn."""
+        self.call_later(self.tick)
 
     def say(self, text: str, *, is_error: bool = False, grave: bool = False) -> None:
         """One message above the keys; an error stays until escape or the next action.

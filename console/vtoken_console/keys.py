@@ -42,7 +42,7 @@ KEYS: tuple[Key, ...] = (
     Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", True, 3),
     Key("b", "b", "control('batch_size')", "batch", "set B, blocks of one round", "Set", True, 4),
     Key("m", "m", "control('budget_tokens')", "more", "all settings, with what-if", "Set", True, 5),
-    Key("z", "z", "zoom_in", "zoom", "pool, then blocks, then slots of a block", "Look", rank=4),
+    Key("z", "z", "zoom_in", "zoom", "pool, region, blocks, slots of a block", "Look", rank=4),
     Key("Z,backspace", "Z", "zoom_out", "zoom out", "back out", "Look"),
     Key(
         "enter",
@@ -58,14 +58,24 @@ KEYS: tuple[Key, ...] = (
         "/",
         "filter",
         "filter",
-        "show only requests whose id or policy matches",
+        "requests and blocks: req:a91f policy:h2o state:shared, or text",
         "Look",
         rank=6,
     ),
     Key("s", "s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
     Key("e", "e", "event_kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
     Key("v", "v", "view", "view", "all panels, or one of them alone", "Look", rank=6),
-    Key("k", "k", "ramp", "colours", "next colour ramp of the heatmap", "Look"),
+    Key(
+        "k",
+        "k",
+        "mode",
+        "colour",
+        "heatmap by utilisation, age, owner, churn, state",
+        "Look",
+        rank=5,
+    ),
+    Key("K", "K", "ramp", "ramp", "next colour ramp of utilisation", "Look"),
+    Key("T", "T", "theme", "theme", "dark or light", "Look"),
     Key(
         "enter",
         "enter",
@@ -117,6 +127,7 @@ def shown_key(keys: str) -> str:
 MOVES: tuple[tuple[str, str], ...] = (
     ("tab", "next panel"),
     ("arrows, mouse", "move the cursor of the panel"),
+    ("wheel, double click", "zoom the heatmap (shift+wheel scrolls)"),
     ("page up/down, home, end", "move it far"),
     ("escape", "close the page on top, dismiss a message"),
 )

@@ -1,4 +1,4 @@
-"""The one place that reaches into Textual's compositor: only changed columns go to the terminal.
+"""The one place that reaches into Textual's insides: only changed columns go to the terminal.
 
 Knows no vToken data. Stock Textual sends a changed line from the widget's left edge on, and every
 run of one style with its whole look; over a slow link both cost more than the change itself.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate, Compositor
+from textual.app import App
 
 RESET = "\x1b[0m"
 
@@ -97,3 +99,8 @@ class LeanCompositor(Compositor):
         if update is None:
             return None
         return LeanUpdate(update.chops, update.spans, update.chop_ends)
+
+
+def set_color_system(app: App[Any], system: ColorSystem) -> None:
+    """How many colours `app` sends to its terminal from now on."""
+    app.console._color_system = system

@@ -1,6 +1,8 @@
 """The shared table of styles: every look on the screen, made once.
 
-Knows no data. One meaning a colour; each is repeated by a glyph or a word where it is used.
+Knows no data. One meaning a colour; each is repeated by a glyph or a word where it is used. The
+colours here are those of the dark theme, and the names of the roles: `themes` says, when a line is
+drawn, which colour a role has in the theme in force.
 """
 
 from __future__ import annotations
@@ -9,14 +11,22 @@ from functools import lru_cache
 
 from rich.style import Style
 
+BACKGROUND = "#0d1117"
+BAR_BACKGROUND = "#161b22"  # header, key bar
+NOTICE_BACKGROUND = "#1c2128"
+SELECTED_BACKGROUND = "#1c2a3f"
+CURSOR_BACKGROUND = "#1f6feb"
 BORDER = "#30363d"
+FOCUS = "#58a6ff"  # the border of the panel that has the keys
+STRONG = "#f0f6fc"
 TEXT = "#d0d7de"
-MUTED = "#8b949e"
-FAINT = "#586069"
+MUTED = "#9ea7b3"
+FAINT = "#818a95"
 KEY = "#79c0ff"  # keys to press
 GOOD = "#56d4b0"
 WARN = "#ffb454"
 BAD = "#ff7b54"
+DEAD = "#c9975a"  # a dead token, as text
 BAR = "#5b8fc9"  # an amount, in charts and bars
 THETA = "#e3b3ff"  # the threshold, wherever it is drawn
 
@@ -27,24 +37,28 @@ def style(color: str | None = None, background: str | None = None, *, bold: bool
     return Style(color=color, bgcolor=background, bold=bold or None)
 
 
+NO_STYLE = style()
 TEXT_STYLE = style(TEXT)
 MUTED_STYLE = style(MUTED)
 FAINT_STYLE = style(FAINT)
-BOLD_STYLE = style("#ffffff", bold=True)
+BOLD_STYLE = style(STRONG, bold=True)
 KEY_STYLE = style(KEY, bold=True)
 GOOD_STYLE = style(GOOD)
 WARN_STYLE = style(WARN)
 BAD_STYLE = style(BAD, bold=True)
+KEY_INK = style(KEY)
 THETA_STYLE = style(THETA)
-CURSOR_STYLE = style("#ffffff", "#1f6feb", bold=True)
-SELECTED_STYLE = style(TEXT, "#1c2a3f")
+CURSOR_STYLE = style("#ffffff", CURSOR_BACKGROUND, bold=True)
+CURSOR_CELL_STYLE = style("#000000", STRONG, bold=True)  # a cell of a map
+BLURRED_CELL_STYLE = style("#000000", MUTED, bold=True)
+SELECTED_STYLE = style(TEXT, SELECTED_BACKGROUND)
 
 EVENT_LOOK: dict[str, tuple[str, Style]] = {
-    "relocation": ("»", style("#79c0ff")),
+    "relocation": ("»", KEY_INK),
     "config": ("▲", style(THETA)),
     "deferred": ("!", WARN_STYLE),
     "preemption": ("!", WARN_STYLE),
-    "operation": ("o", style("#79c0ff")),
+    "operation": ("o", KEY_INK),
     "violation": ("X", BAD_STYLE),
     "server": ("·", MUTED_STYLE),
     "eviction": ("-", MUTED_STYLE),

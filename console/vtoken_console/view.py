@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from vtoken_console.connection import Connection
 from vtoken_console.cost import NO_COST, CostSample
+from vtoken_console.filters import NO_FILTER, Filter
 from vtoken_console.keys import KEYS, Key
 from vtoken_console.ramp import Ramp
+from vtoken_console.themes import Theme
 
 if TYPE_CHECKING:
+    from vtoken_console.activity import Activity
     from vtoken_console.model import Model
     from vtoken_console.playhead import Bar
     from vtoken_console.series import Series
@@ -30,8 +33,12 @@ class View:
     age_s: float
     fps: float
     ramp: Ramp
+    theme: Theme
     ascii_only: bool
     asked_read_only: bool
+    motion: bool = True  # whether movements are drawn
+    filter: Filter = NO_FILTER
+    activity: Activity | None = None  # with the model
     model: Model | None = None  # None until there is a first snapshot
     series: Series | None = None
     cost: CostSample = NO_COST

@@ -9,13 +9,12 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 
 from vtoken_console.app import ConsoleApp
+from vtoken_console.appearance import choose
 from vtoken_console.connection import State
-from vtoken_console.screens.block import BlockScreen
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 from vtoken_console.screens.request import RequestScreen
-from vtoken_console.widgets.heatmap import Heatmap
 from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.requests import Requests
 
@@ -203,21 +202,6 @@ async def test_finished_request_is_said_and_its_picture_kept(server: FakeServer)
         assert len(app.screen.query_one("#rows").table) > 0
 
 
-async def test_zoom_goes_from_pool_to_blocks_to_slots_and_back(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
-        heatmap = app.dashboard.query_one(Heatmap)
-        heatmap.cursor = next(iter(server.pool.requests.values())).table[0]
-        await pilot.press("z")
-        assert heatmap.zoomed
-        await pilot.press("z")
-        await until(lambda: isinstance(app.screen, BlockScreen), "no slot view")
-        await until(lambda: "slot by slot" in screen_text(app), "no slots")
-        assert next(iter(server.pool.requests)) in screen_text(app)
-        await pilot.press("escape", "Z")
-        assert not heatmap.zoomed
-
-
 async def test_slot_view_names_the_reason_of_a_pin(server: FakeServer) -> None:
     server.frozen = True
     block = next(iter(server.pool.requests.values())).table[0]
@@ -242,7 +226,7 @@ async def test_keys_typed_into_the_filter_are_text_not_commands(server: FakeServ
     async with running(server.url) as (app, pilot):
         await pilot.press("slash", "p", "c", "u", "q")
         await pilot.pause(0.2)
-        assert app.dashboard.query_one(Requests).filter == "pcuq"
+        assert app.dashboard.filter.text == "pcuq"
     assert (server.patches, server.compactions, server.undos) == ([], [], 0)
 
 
@@ -340,22 +324,39 @@ async def test_palette_runs_a_command_by_name(server: FakeServer) -> None:
 async def test_relocation_is_drawn_on_its_blocks_then_fades(server: FakeServer) -> None:
     server.frozen = True
     async with running(server.url, size=(120, 36)) as (app, pilot):
-        heatmap = app.dashboard.query_one(Heatmap)
         await pilot.pause(0.3)
+        before = map_text(app)
+        request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
+        server.step += 1
+        moved, _ = server.relocate(request, "manual")
+        sources = server.events[-1].data["source_blocks"]
+        into = server.events[-1].data["destination_blocks"]
+        assert sources
+        await until(lambda: "○" in map_text(app), "sources not drawn")
+        line = f"{moved:,} tok {request.id.partition('-')[2]} {len(sources)} blk → {len(into)} blk"
+        await until(lambda: line in screen_text(app), "not said")
+        await until(lambda: map_text(app) == before, "moves never fade")
+        await until(lambda: line not in screen_text(app), "the line stays")
+
+
+async def test_no_motion_says_what_moved_and_draws_nothing(server: FakeServer) -> None:
+    server.frozen = True
+    look = choose(depth="truecolor", motion=False)
+    async with running(server.url, size=(120, 36), look=look) as (app, pilot):
+        await pilot.pause(0.3)
+        before = map_text(app)
         request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
         server.step += 1
         server.relocate(request, "manual")
-        sources = server.events[-1].data["source_blocks"]
-        assert sources
-        await until(lambda: set(sources) <= set(heatmap._moves), "moves not noted")
-        app.tick()
-        assert "○" in screen_text(app)
-        await until(lambda: "○" not in _map_text(app), "moves never fade")
+        await until(lambda: " blk → " in screen_text(app), "not said")
+        assert map_text(app) == before
 
 
-def _map_text(app: ConsoleApp) -> str:
-    legend = "○ moved from"
-    return "\n".join(x for x in screen_text(app).splitlines() if legend not in x)
+def map_text(app: ConsoleApp) -> str:
+    """The cells of the heatmap, without its words."""
+    heatmap = app.heatmap
+    lines = heatmap._lines[: len(heatmap._lines) - heatmap.foot]
+    return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
 async def test_ten_frames_of_seventy_thousand_blocks_leave_the_loop_responsive() -> None:

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtoken_console import cells
+from vtoken_console import grid as grid_of
+from vtoken_console.appearance import choose
+from vtoken_console.colouring import MODES, Mode
 from vtoken_console.ramp import LEVELS, RAMPS, level_of, luminance
-from vtoken_console.widgets.cell_paint import SOURCE, Row, paint
+from vtoken_console.widgets import cell_codes
+from vtoken_console.widgets.cell_paint import PHASES, Looks
+from vtoken_console.words import BLOCK_STATES
 
 SIZE = 16
 BLOCKS = st.lists(st.tuples(st.integers(0, SIZE), st.booleans()), min_size=1, max_size=80)
@@ -46,15 +51,15 @@ def test_one_bad_block_among_full_ones_shows_in_worst_not_in_mean() -> None:
 
 
 def test_flags_of_a_cell_are_the_union() -> None:
-    found = cells.summarize(np.zeros(3, np.uint16), np.array([1, 2, 8], np.uint8), SIZE, 2)
-    assert found.flags.tolist() == [3, 8]
+    found = cells.summarize(np.zeros(3, np.uint16), np.array([1, 3, 9], np.uint8), SIZE, 2)
+    assert found.flags.tolist() == [3, 9]
 
 
 @given(st.integers(1, 80_000), st.integers(1, 200), st.integers(1, 80))
 def test_pool_grid_fits_the_widget_and_shows_every_block_once(
     num_blocks: int, width: int, height: int
 ) -> None:
-    grid = cells.fit_pool(num_blocks, width, height)
+    grid = grid_of.fit_pool(num_blocks, width, height)
     assert grid.lines <= height
     assert grid.columns * grid.cell_width <= width
     assert grid.num_cells * grid.per_cell >= num_blocks
@@ -66,7 +71,7 @@ def test_pool_grid_fits_the_widget_and_shows_every_block_once(
 def test_every_drawn_cell_is_found_under_its_own_place(
     num_blocks: int, width: int, height: int
 ) -> None:
-    grid = cells.fit_pool(num_blocks, width, height)
+    grid = grid_of.fit_pool(num_blocks, width, height)
     for cell in range(grid.num_cells):
         row, column = divmod(cell, grid.columns)
         assert grid.cell_at(column * grid.cell_width, row * grid.cell_height) == cell
@@ -126,24 +131,125 @@ def test_glyph_ramps_are_ascii_when_they_say_so() -> None:
     assert all(len(r.glyphs) == LEVELS for r in RAMPS.values())
 
 
-@given(st.integers(1, 1200), st.integers(4, 120), st.integers(4, 40), st.sampled_from([8, 16, 128]))
+@given(
+    st.integers(1, 1200),
+    st.integers(4, 120),
+    st.integers(4, 40),
+    st.sampled_from([8, 16, 128]),
+    st.sampled_from(MODES),
+    st.booleans(),
+)
 def test_painted_rows_are_as_wide_as_their_cells(
+    num_blocks: int, width: int, height: int, block_size: int, mode: Mode, is_free: bool
+) -> None:
+    grid = grid_of.fit_pool(num_blocks, width, height)
+    roomy = grid.per_cell == 1 and grid.cell_width >= grid_of.text_width(block_size)
+    count = min(grid.columns, grid.num_cells)
+    fields = {"kind": 3, "kinds": 1} if mode.is_kind and not is_free else {}
+    codes = cell_codes.pack(
+        count,
+        mean=cells.FREE_LEVEL if is_free else 4,
+        worst=3,
+        mark=2,
+        live=block_size,
+        move=np.arange(count) % 4,
+        phase=np.arange(count) % PHASES,
+        cursor=np.arange(count) == count - 1,
+        **fields,
+    )
+    for look in (choose(depth="truecolor", environ={}), choose(ascii_only=True, environ={})):
+        looks = Looks(
+            look.theme,
+            look.ramp,
+            mode,
+            grid.cell_width,
+            grid.cell_height,
+            roomy,
+            True,
+            look.ascii_only,
+        )
+        for line in range(grid.cell_height):
+            spans = looks.row(codes.tolist(), line)
+            text = "".join(text for text, _ in spans)
+            assert len(text) == count * grid.cell_width
+            assert text.isascii() or not look.ascii_only
+
+
+@given(
+    st.integers(0, 18), st.integers(0, 4), st.integers(0, 3), st.integers(0, 65535), st.booleans()
+)
+def test_every_field_of_a_code_survives_packing(
+    level: int, mark: int, move: int, number: int, cursor: bool
+) -> None:
+    codes = cell_codes.pack(
+        2, mean=level, worst=18 - level, mark=mark, move=move, kind=number, live=[0, number]
+    ) | cell_codes.pack(2, cursor=cursor)
+    first, second = (cell_codes.unpack(code) for code in codes.tolist())
+    assert (first.mean, first.worst, first.mark) == (level, 18 - level, mark)
+    assert (second.move, second.kind, second.live) == (move, number, number)
+    assert (first.live, first.cursor) == (0, int(cursor))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=60),
+    st.integers(1, 7),
+)
+def test_a_cell_has_a_kind_only_when_all_its_counted_blocks_share_it(
+    blocks: list[tuple[int, bool]], per_cell: int
+) -> None:
+    kind = np.array([k for k, _ in blocks], np.uint16)
+    counted = np.array([c for _, c in blocks], bool)
+    found, number = cells.kinds(kind, counted, per_cell)
+    for cell, first in enumerate(range(0, len(blocks), per_cell)):
+        kinds = {k for k, c in blocks[first : first + per_cell] if c}
+        assert number[cell] == len(kinds)
+        if len(kinds) == 1:
+            assert found[cell] == kinds.pop()
+        else:
+            assert found[cell] == cells.MIXED
+
+
+def test_highest_is_worst_where_high_is_bad() -> None:
+    share = np.array([0.1, 0.9, 0.5], np.float32)
+    found = cells.reduce_cells(
+        share, np.ones(3, np.uint8), np.array([True, True, True]), 2, worst_is_high=True
+    )
+    assert found.worst.tolist() == pytest.approx([0.9, 0.5])
+
+
+@given(st.integers(1, 80_000), st.integers(10, 180), st.integers(4, 45), st.sampled_from([16, 128]))
+def test_zooming_in_never_shows_more_blocks_and_always_ends(
     num_blocks: int, width: int, height: int, block_size: int
 ) -> None:
-    grid = cells.fit_pool(num_blocks, width, height)
-    roomy = grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
-    count = min(grid.columns, grid.num_cells)
-    row = Row(
-        mean=bytes(count),
-        worst=bytes([3] * count),
-        flags=bytes([2] * count),
-        live=(block_size,) * count if roomy else None,
-        cell_width=grid.cell_width,
-        cursor=0,
-        moves=((count - 1, SOURCE),),
-        fresh=True,
-    )
-    for line in range(grid.cell_height):
-        for ramp in (RAMPS["amber-blue"], RAMPS["ascii"]):
-            spans = paint(row, ramp, line, grid.cell_height, focused=True)
-            assert sum(len(text) for text, _ in spans) == count * grid.cell_width
+    pool = grid_of.fit_pool(num_blocks, width, height)
+    zoom: grid_of.Zoom | None = grid_of.Zoom.POOL
+    per_cell = pool.per_cell
+    steps = 0
+    while zoom is not None:
+        grid = grid_of.fit(zoom, num_blocks, width, height, block_size)
+        assert grid.per_cell <= per_cell
+        assert grid.columns * grid.cell_width <= max(width, grid.cell_width)
+        per_cell, steps = grid.per_cell, steps + 1
+        zoom = grid_of.next_zoom(zoom, pool, block_size)
+    assert per_cell == 1
+    assert steps <= 3
+
+
+def is_in(state: str, live: int, flags: int) -> bool:
+    """What `words.BLOCK_STATES` says, block by block."""
+    bits = {"shared": 2, "hashed": 4, "flight": 8, "tail": 16}
+    if state in bits:
+        return bool(flags & bits[state])
+    if state == "free":
+        return flags == 0
+    holds = {"live": live > 0, "dead": live < SIZE and not flags & 16, "low": live <= SIZE // 2}
+    return flags != 0 and holds[state]
+
+
+@pytest.mark.parametrize("state", BLOCK_STATES)
+def test_states_are_what_their_words_say(state: str) -> None:
+    pairs = [(0, 0)] + [(n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)]
+    live = np.array([n for n, _ in pairs], np.uint16)
+    flags = np.array([f for _, f in pairs], np.uint8)
+    found = cells.in_state(live, flags, SIZE, state)
+    assert found.tolist() == [is_in(state, n, f) for n, f in pairs]

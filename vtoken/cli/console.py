@@ -26,6 +26,9 @@ def console(arguments: Namespace, client: Client) -> int:
         read_only=arguments.read_only,
         fps=arguments.fps,
         ascii_only=arguments.ascii,
+        theme=arguments.theme,
+        colors=arguments.colors,
+        motion=not arguments.no_motion,
     )
 
 

@@ -213,6 +213,16 @@ def _add_console(console: argparse.ArgumentParser) -> None:
         "--at", metavar="TIME", help="of a recording: HH:MM:SS, or seconds from its start"
     )
     console.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    console.add_argument(
+        "--theme", choices=("auto", "dark", "light"), default="auto", help="colours (auto)"
+    )
+    console.add_argument(
+        "--colors",
+        choices=("auto", "16", "256", "truecolor"),
+        default="auto",
+        help="how many the terminal shows (auto: by COLORTERM and TERM)",
+    )
+    console.add_argument("--no-motion", action="store_true", help="do not draw moving tokens")
     console.set_defaults(json=False)
 
 

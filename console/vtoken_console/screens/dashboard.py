@@ -6,8 +6,10 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input
 
+from vtoken_console.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.lean import LeanCompositor
 from vtoken_console.view import View
 from vtoken_console.widgets.charts import Charts
@@ -44,6 +46,8 @@ class Dashboard(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._compositor = LeanCompositor()
+        self.filter = NO_FILTER
+        self._focus_before: Widget | None = None
         self.shown = "all"
         self.synced = False
         self._trial_bar = TrialBar(id="trial-bar")
@@ -63,7 +67,7 @@ class Dashboard(Screen[None]):
                 yield Events(id="events")
         yield Figures(id="figures")
         yield Notice(id="notice")
-        yield Input(id="filter", placeholder="part of a request's id or policy", compact=True)
+        yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
         yield KeyBar(id="keys")
 
@@ -104,17 +108,19 @@ class Dashboard(Screen[None]):
 
     def open_filter(self) -> None:
         box = self.query_one("#filter", Input)
+        if self.focused is not box:
+            self._focus_before = self.focused
         box.display = True
         box.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        requests = self.query_one(Requests)
-        requests.filter = event.value.strip()
-        requests.redraw()
+        self.filter = parse(event.value)
+        self.query_one("#filter").set_class(bool(self.filter.problem), "-wrong")
+        self.app.call_later(getattr(self.app, "tick", self.refresh))
 
     def on_input_submitted(self) -> None:
         self.query_one("#filter").display = False
-        self.query_one(Requests).focus()
+        self.set_focus(self._focus_before)
 
     def on_key(self, event: events.Key) -> None:
         if event.key != "escape":
@@ -124,6 +130,6 @@ class Dashboard(Screen[None]):
             event.stop()
             box.value = ""
             box.display = False
-            self.query_one(Requests).focus()
+            self.set_focus(self._focus_before)
         else:
             self.say(None)

@@ -9,9 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken_console import palette
+from vtoken_console.colouring import MODES, Mode
 from vtoken_console.keys import MOVES
 from vtoken_console.view import View
-from vtoken_console.widgets.heatmap import legend
+from vtoken_console.widgets.heatmap_text import legend
 from vtoken_console.widgets.lines import EMPTY, Line
 from vtoken_console.widgets.scroller import Scroller
 
@@ -70,8 +71,8 @@ def page(view: View, width: int) -> list[Line]:
     lines += [((f"   {keys:<26}", key), (what, muted)) for keys, what in MOVES]
     lines += [EMPTY, ((" Heatmap", head),)]
     lines += [
-        (("  ", text), *legend(view.ramp, width - 4, zoomed=False)),
-        (("  ", text), *legend(view.ramp, width - 4, zoomed=True)),
+        (("  ", text), *legend(view, mode, width - 4, single=single))
+        for mode, single in ((Mode.UTILISATION, False), *((mode, True) for mode in MODES))
     ]
     lines += [EMPTY, ((" Words", head),)]
     lines += [((f"   {word:<12}", text), (what, muted)) for word, what in WORDS]

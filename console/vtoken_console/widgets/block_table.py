@@ -137,7 +137,7 @@ def _slot(view: View, least: int, most: int, *, cursor: bool) -> Span:
     ramp = view.ramp
     glyph = "·x#"[state] if view.ascii_only else "·░█"[state]
     if cursor:
-        return glyph if view.ascii_only else " ", palette.style("#000000", "#ffffff")
+        return glyph if view.ascii_only else " ", palette.CURSOR_CELL_STYLE
     if not ramp.colors:
         return glyph, palette.TEXT_STYLE
     if state == 0:

@@ -1,130 +1,171 @@
-"""How a row of heatmap cells looks: colour for the mean, a stripe for the worst, marks for flags.
+"""How one heatmap cell looks: colour for the mean, a stripe for the worst, a glyph for the rest.
 
-Knows no widget and no server. A cell of one block shows its live count as text as well.
+Knows neither numpy nor widgets. Every code is painted once and remembered (`Looks.spans`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from rich.style import Style
 
-from vtoken.wire import FLAG_HASHED, FLAG_IN_FLIGHT, FLAG_SHARED, FLAG_TAIL
 from vtoken_console import palette
-from vtoken_console.ramp import LEVELS, Ramp, ink_on
+from vtoken_console.colouring import STATE_KINDS, Mode
+from vtoken_console.ramp import LEVELS, Ramp, ink_on, mix
+from vtoken_console.themes import Theme, nearest_number
+from vtoken_console.widgets.cell_codes import MANY, MARKS, Cell, unpack
 from vtoken_console.widgets.lines import Line, Span, merge
 
 FREE_LEVEL = LEVELS
+DIM_LEVEL = LEVELS + 1
 STRIPE = "▂"  # the lower quarter of a cell: its worst block
-MARKS = ((FLAG_IN_FLIGHT, "*"), (FLAG_SHARED, "s"), (FLAG_HASHED, "h"), (FLAG_TAIL, "t"))
-SOURCE, DESTINATION = "○", "●"
-ASCII_MOVES = {SOURCE: "o", DESTINATION: "@"}
+FREE, HIDDEN = "·", "-"
+SOURCE, DESTINATION, BOTH = 1, 2, 3
+# (glyph, plain glyph) of a move by phase: a source fades out, a destination brightens.
+MOVES = {
+    SOURCE: (("○", "o"), ("○", "o"), ("◌", ".")),
+    DESTINATION: (("•", "+"), ("●", "@"), ("●", "@")),
+    BOTH: (("◐", "%"), ("◐", "%"), ("◐", "%")),
+}
+PHASES = 3
+LETTERS = string.ascii_lowercase
 
 
-def mark_of(flags: int) -> str:
-    """One letter for the flag that matters most; blank when there is none."""
-    return next((letter for bit, letter in MARKS if flags & bit), " ")
+def letter_of(number: int) -> str:
+    """The letter of the owner with this number."""
+    return LETTERS[(number - 1) % len(LETTERS)] if number > 0 else "?"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of cells. `live`: set when a cell is one block and wide enough for its count.
-
-    `moves`: column -> glyph.
-    """
-
-    mean: bytes  # ramp level, FREE_LEVEL when free
-    worst: bytes
-    flags: bytes
-    live: tuple[int, ...] | None
-    cell_width: int
-    cursor: int  # column, -1 when elsewhere
-    moves: tuple[tuple[int, str], ...]
-    fresh: bool  # moves just happened
+def hue_of(theme: Theme, number: int) -> str:
+    """The colour of the owner with this number."""
+    return theme.hues[(number - 1) % len(theme.hues)]
 
 
-def background(ramp: Ramp, level: int) -> str:
-    return ramp.free_color if level == FREE_LEVEL else ramp.colors[level]
+@dataclass(slots=True, eq=False)
+class Looks:
+    """The looks of all cells of one drawing; `text`: a cell is a block and tells its live count."""
 
+    theme: Theme
+    ramp: Ramp
+    mode: Mode
+    width: int
+    height: int
+    text: bool
+    focused: bool
+    plain: bool  # ASCII only
+    _spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict)
 
-@lru_cache(maxsize=8192)
-def _small(ramp: Ramp, mean: int, worst: int, mark: str, width: int) -> Span:
-    if not ramp.colors:
-        glyphs = ramp.glyphs + " "
-        return glyphs[mean] + glyphs[worst] * (width - 1), palette.TEXT_STYLE
-    back = background(ramp, mean)
-    if mean == FREE_LEVEL:
-        return "·" * width, palette.style(palette.BORDER, back)
-    if width > 1 and mark != " ":
-        return " " * (width - 1) + mark, palette.style(ink_on(back), back)
-    if worst != mean:
-        return STRIPE * width, palette.style(background(ramp, worst), back)
-    return " " * width, palette.style(None, back)
+    def row(self, codes: Iterable[int], line: int) -> Line:
+        """Line `line` of the `height` lines of a row of cells."""
+        known = self._spans
+        spans: list[Span] = []
+        for code in codes:
+            look = known.get((code, line))
+            if look is None:
+                look = known[code, line] = self._paint(unpack(code), line)
+            spans.extend(look)
+        return merge(spans)
 
+    # ------------------------------------------------------------ one cell
 
-def paint(row: Row, ramp: Ramp, line: int, height: int, *, focused: bool) -> Line:
-    """Line `line` of the `height` lines of a row of cells."""
-    moves = dict(row.moves)
-    if row.live is not None:
-        return _paint_text(row, ramp, line, height, moves, focused=focused)
-    spans: list[Span] = []
-    for x, (mean, worst) in enumerate(zip(row.mean, row.worst, strict=True)):
-        text, look = _small(ramp, mean, worst, mark_of(row.flags[x]), row.cell_width)
-        if x in moves:
-            text = _move_text(moves[x], ramp, row.cell_width)
-            look = _move_style(ramp, mean, fresh=row.fresh)
-        if x == row.cursor:
-            text = (text[0] if not ramp.colors else "+") + text[1:]
-            look = _cursor_style(focused=focused)
-        spans.append((text, look))
-    return merge(spans)
+    def _paint(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        if self.text:
+            return self._figures(cell, line)
+        text, style = self._body(cell)
+        if cell.move and line == 0:
+            text, style = self._moved(cell, text, style)
+        if cell.cursor:
+            first = text[0] if text[0] not in " " + STRIPE else "+"
+            return ((first + text[1:].replace(STRIPE, " "), self._cursor()),)
+        return ((text, style),)
 
+    def _body(self, cell: Cell) -> Span:
+        width, coloured = self.width, bool(self.ramp.colors)
+        if cell.mean == DIM_LEVEL:
+            return HIDDEN.ljust(width), palette.style(palette.BORDER, palette.BACKGROUND)
+        if cell.mean == FREE_LEVEL:
+            if not coloured:
+                return " " * width, palette.TEXT_STYLE
+            return FREE * width, palette.style(palette.BORDER, self.ramp.free_color)
+        if cell.kinds:
+            letter, style = self._kind(cell)
+            return letter.rjust(width) if width > 1 else letter, style
+        if not coloured:
+            glyphs = self.ramp.glyphs
+            if width > 1 and cell.mark:
+                return (glyphs[cell.mean] * (width - 1) + MARKS[cell.mark]), palette.TEXT_STYLE
+            return glyphs[cell.mean] + glyphs[cell.worst] * (width - 1), palette.TEXT_STYLE
+        back = self.ramp.colors[cell.mean]
+        if width > 1 and cell.mark:
+            return MARKS[cell.mark].rjust(width), palette.style(ink_on(back), back)
+        if cell.worst != cell.mean:
+            return STRIPE * width, palette.style(self.ramp.colors[cell.worst], back)
+        return " " * width, palette.style(None, back)
 
-def _paint_text(
-    row: Row, ramp: Ramp, line: int, height: int, moves: Mapping[int, str], *, focused: bool
-) -> Line:
-    assert row.live is not None
-    room = row.cell_width - 1
-    gap = (" ", palette.style(None, None))
-    spans: list[Span] = []
-    for x, mean in enumerate(row.mean):
-        free = mean == FREE_LEVEL
-        mark = _move_text(moves[x], ramp, 1) if x in moves else mark_of(row.flags[x])
-        text = "" if free else str(row.live[x])
-        if ramp.colors:
-            back = background(ramp, mean)
-            look = palette.style(palette.FAINT if free else ink_on(back), back, bold=x in moves)
-            tail = palette.style(back)
+    def _kind(self, cell: Cell) -> Span:
+        """The letter of the kind, or how many kinds there are."""
+        if cell.kinds > 1:
+            text = "+" if cell.kinds >= MANY else str(cell.kinds)
+            return text, palette.MUTED_STYLE
+        owner = self.mode is Mode.OWNER
+        text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1][0]
+        if not self.ramp.colors:
+            return text, palette.TEXT_STYLE
+        back = hue_of(self.theme, cell.kind)
+        return text, palette.style(ink_on(back), back)
+
+    def _moved(self, cell: Cell, text: str, style: Style) -> Span:
+        glyph = MOVES[cell.move][cell.phase][self.plain]
+        if not self.ramp.colors:
+            return glyph + text[1:], palette.BOLD_STYLE
+        back = self._back(style)
+        ink = ink_on(back)
+        if cell.move == SOURCE and cell.phase:
+            ink = mix(ink, back, 0.35 * cell.phase)
+        elif cell.move == DESTINATION and cell.phase == 0:
+            ink = mix(ink, back, 0.35)
+        if self.theme.depth == "256":
+            ink = nearest_number(ink)
+        return glyph + " " * (len(text) - 1), palette.style(ink, back, bold=True)
+
+    def _back(self, style: Style) -> str:
+        color = style.bgcolor
+        if color is None or color.triplet is None:
+            return self.theme.color(palette.BACKGROUND)
+        return self.theme.color(color.triplet.hex)
+
+    def _cursor(self) -> Style:
+        return palette.CURSOR_CELL_STYLE if self.focused else palette.BLURRED_CELL_STYLE
+
+    # ------------------------------------------------------------ a cell of figures
+
+    def _figures(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        room = self.width - 1
+        gap = (" ", palette.NO_STYLE)
+        hidden, free = cell.mean == DIM_LEVEL, cell.mean == FREE_LEVEL
+        mark = MARKS[cell.mark]
+        if cell.move:
+            mark = MOVES[cell.move][cell.phase][self.plain]
+        elif cell.kinds:
+            mark = self._kind(cell)[0]
+        coloured = bool(self.ramp.colors)
+        if hidden:
+            body, style = HIDDEN.rjust(room - 1), palette.style(palette.BORDER)
+            mark = mark if cell.move else " "
+        elif free:
+            body = (FREE if coloured else "").rjust(room - 1)
+            style = palette.style(palette.FAINT, self.ramp.free_color if coloured else None)
+        elif not coloured:
+            fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
+            body, style = str(cell.live).rjust(room - 1, fill), palette.TEXT_STYLE
         else:
-            back, look, tail = "", palette.TEXT_STYLE, palette.TEXT_STYLE
-        if x == row.cursor:
-            look = _cursor_style(focused=focused)
-        fill = " " if ramp.colors else (ramp.glyphs + " ")[mean]
+            back = hue_of(self.theme, cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
+            body = str(cell.live).rjust(room - 1)
+            style = palette.style(ink_on(back), back, bold=bool(cell.move))
+        if cell.cursor:
+            style = self._cursor()
         if line == 0:
-            body = "·".rjust(room - 1) if free and ramp.colors else text.rjust(room - 1, fill)
-            spans.append((body + mark, look))
-        elif line == height - 1 and ramp.colors:
-            spans.append(("▆" * room, tail if x != row.cursor else palette.style("#ffffff")))
-        else:
-            spans.append((fill * room, look))
-        spans.append(gap)
-    return merge(spans)
-
-
-def _move_text(glyph: str, ramp: Ramp, width: int) -> str:
-    plain = ramp.name == "ascii"
-    return (ASCII_MOVES[glyph] if plain else glyph) + " " * (width - 1)
-
-
-def _move_style(ramp: Ramp, level: int, *, fresh: bool) -> Style:
-    if not ramp.colors:
-        return palette.BOLD_STYLE
-    back = background(ramp, level)
-    ink = ink_on(back) if fresh else ("#3d3d3d" if ink_on(back) == "#000000" else "#b8c0c8")
-    return palette.style(ink, back, bold=fresh)
-
-
-def _cursor_style(*, focused: bool) -> Style:
-    return palette.style("#000000", "#ffffff" if focused else "#9aa4af", bold=True)
+            return (body + mark, style), gap
+        return (" " * room, style), gap

@@ -7,6 +7,7 @@ ones on the screen are drawn again, and equal lines keep their Strip.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,6 +16,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vtoken_console.asciify import asciify
+from vtoken_console.themes import Theme
 from vtoken_console.view import View
 
 Span = tuple[str, Style]
@@ -64,35 +66,34 @@ def cut(spans: Iterable[Span], width: int) -> list[Span]:
     return out
 
 
-def common_prefix(a: str, b: str) -> int:
-    """How many leading characters two texts share."""
-    shorter = min(len(a), len(b))
-    return next((n for n in range(shorter) if a[n] != b[n]), shorter)
+GAP = 6  # unchanged columns that cost less to send again than to jump over
 
 
-def changed_columns(old: Line, new: Line, width: int) -> tuple[int, int] | None:
-    """The columns [first, last) in which two lines of a panel differ; None where they do not."""
+def _columns(line: Line, width: int) -> tuple[str, list[Style | None]]:
+    text = "".join(part for part, _ in line)
+    styles: list[Style | None] = []
+    for part, style in line:
+        styles += [style] * len(part)
+    return text.ljust(width), styles + [None] * (width - len(styles))
+
+
+def changed_columns(old: Line, new: Line, width: int) -> list[tuple[int, int]]:
+    """The ranges [first, last) of columns in which two lines of a panel differ."""
     if old == new:
-        return None
-    first = 0
-    for (a, style), (b, other) in zip(old, new, strict=False):
-        if style != other:
-            break
-        same = common_prefix(a, b)
-        first += same
-        if same < len(a) or same < len(b):
-            break
-    if width_of(old) != width_of(new):
-        return first, width
-    last = width_of(new)
-    for (a, style), (b, other) in zip(reversed(old), reversed(new), strict=False):
-        if style != other:
-            break
-        same = common_prefix(a[::-1], b[::-1])
-        last -= same
-        if same < len(a) or same < len(b):
-            break
-    return first, max(last, first + 1)
+        return []
+    (text, styles), (other, others) = _columns(old, width), _columns(new, width)
+    ranges: list[tuple[int, int]] = []
+    pairs = zip(text, styles, other, others, strict=False)
+    for column, (a, style, b, its) in enumerate(pairs):
+        if a == b and style is its:
+            continue
+        if a == b and style == its:
+            continue
+        if ranges and column - ranges[-1][1] <= GAP:
+            ranges[-1] = (ranges[-1][0], column + 1)
+        else:
+            ranges.append((column, column + 1))
+    return ranges
 
 
 class LinesWidget(Widget):
@@ -101,10 +102,12 @@ class LinesWidget(Widget):
     ALLOW_SELECT = False
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        self._entitling = False
         super().__init__(id=id, classes=classes)
         self.view: View | None = None
         self._lines: list[Line] = []
         self._titles = ("", "")
+        self._theme: Theme | None = None
         self._strips: dict[int, Strip] = {}
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
@@ -126,22 +129,41 @@ class LinesWidget(Widget):
             lines = [tuple((asciify(text), style) for text, style in line) for line in lines]
         old = self._lines
         self._lines = lines
+        if self._theme is not self.view.theme:
+            self._theme = self.view.theme
+            self._strips.clear()
+            self.refresh()
+            return
         for y in range(max(len(lines), len(old))):
             before, after = (x[y] if y < len(x) else EMPTY for x in (old, lines))
-            columns = changed_columns(before, after, width)
-            if columns is not None:
+            for first, last in changed_columns(before, after, width):
                 self._strips.pop(y, None)
-                self.refresh(Region(columns[0], y, columns[1] - columns[0], 1))
+                self.refresh(Region(first, y, last - first, 1))
 
     def entitle(self, title: str, subtitle: str = "") -> None:
-        """Sets the titles in the border; a new one costs a drawing of the whole panel."""
+        """Sets the titles in the border."""
         if self.view is not None and self.view.ascii_only:
             title, subtitle = asciify(title), asciify(subtitle)
         was, self._titles = self._titles, (title, subtitle)
+        self._entitling = True
         if was[0] != title:
-            self.border_title = title
+            self.border_title = title.replace("[", "\\[")
         if was[1] != subtitle:
-            self.border_subtitle = subtitle
+            self.border_subtitle = subtitle.replace("[", "\\[")
+        self._entitling = False
+
+    def refresh(
+        self,
+        *regions: Region,
+        repaint: bool = True,
+        layout: bool = False,
+        recompose: bool = False,
+    ) -> Self:
+        # A new title asks for the whole widget; only the lines of the border differ.
+        if self._entitling and not regions and self.content_size:
+            width, height = self.outer_size
+            regions = (Region(-1, -1, width, 1), Region(-1, height - 2, width, 1))
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def on_resize(self) -> None:
         self._strips.clear()
@@ -153,7 +175,8 @@ class LinesWidget(Widget):
         strip = self._strips.get(y)
         if strip is None:
             line = self._lines[y] if y < len(self._lines) else EMPTY
-            segments = [Segment(text, style) for text, style in line]
+            resolve = (lambda style: style) if self._theme is None else self._theme.resolve
+            segments = [Segment(text, resolve(style)) for text, style in line]
             strip = Strip(segments).adjust_cell_length(self.content_size.width)
             strip = strip.apply_style(self.rich_style)
             self._strips[y] = strip

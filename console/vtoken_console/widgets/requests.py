@@ -75,7 +75,6 @@ class Requests(Scroller):
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.filter = ""
         self.sort = "arrival"
         self._rows: list[RequestRow] = []
         self._columns: list[Column] = []
@@ -107,23 +106,22 @@ class Requests(Scroller):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        everything = list(view.model.requests.values())
-        needle = self.filter.lower()
-        self._rows = [r for r in everything if needle in r.id.lower() or needle in r.policy.lower()]
+        everything = view.model.requests
+        self._rows = view.filter.rows(view.model)
         self._rows.sort(key=SORTS[self.sort])
         found = next((i for i, r in enumerate(self._rows) if r.id == self._chosen), None)
         if found is not None:
             self.cursor = found
         self._fit(width)
         title = f"requests · {len(self._rows)}"
-        if self.filter:
-            title += f" of {len(everything)} match “{self.filter}”"
+        if view.filter:
+            title += f" of {len(everything)} match “{view.filter.text}”"
         if self.sort != "arrival":
             title += f" · by {self.sort}"
         self.entitle(title, self.place)
         if not self._rows:
             self.entitle(title)
-            return _nothing(view, self.filter)
+            return _nothing(view, view.filter.text)
         return super().build_lines(view, width, height)
 
     def _fit(self, width: int) -> None:

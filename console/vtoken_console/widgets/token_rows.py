@@ -55,5 +55,5 @@ class TokenRows(Scroller):
         if selected:
             look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
             return ((line.ljust(width), look),)
-        look = palette.TEXT_STYLE if live else palette.style("#b98a4a")
+        look = palette.TEXT_STYLE if live else palette.style(palette.DEAD)
         return merge([(line, look)])

@@ -9,12 +9,12 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from vtoken_console import palette
+from vtoken_console.grid import Grid, fit_pool
 from vtoken_console.ramp import ink_on
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
-    from vtoken_console.cells import Grid
     from vtoken_console.tokens import TokenTable
 
 SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
@@ -54,11 +54,11 @@ class TokenStrip(LinesWidget, can_focus=True):
         from vtoken_console import cells, tokens
 
         narrowest = 1 if view.ramp.colors else 2
-        grid = cells.fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
+        grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
         # Cells of one line each keep the strip a text to be read from left to right.
         wide = min(grid.cell_width, 3)
         if grid.per_cell == 1:
-            grid = cells.Grid(len(table), 1, width // wide, wide, 1)
+            grid = Grid(len(table), 1, width // wide, wide, 1)
         self._grid = grid
         levels = cells.levels(tokens.live_share(table, grid.per_cell)).tolist()
         rank = tokens.score_rank(table, grid.per_cell)
@@ -88,8 +88,8 @@ class TokenStrip(LinesWidget, can_focus=True):
     ) -> Span:
         ramp = view.ramp
         if cursor:
-            back = "#ffffff" if self.has_focus else "#9aa4af"
-            return (mark or "+").ljust(width), palette.style("#000000", back, bold=True)
+            look = palette.CURSOR_CELL_STYLE if self.has_focus else palette.BLURRED_CELL_STYLE
+            return (mark or "+").ljust(width), look
         if not ramp.colors:
             return (mark or ramp.glyphs[level]).ljust(width, ramp.glyphs[level]), palette.TEXT_STYLE
         color = ramp.colors[level]

@@ -1,0 +1,88 @@
+"""Filters: the same words hide requests and blocks, and what cannot be read hides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from test_console_model import hello, row, snapshot
+
+from vtoken import wire
+from vtoken_console.filters import block_mask, parse, shortfall
+from vtoken_console.model import Model, apply
+
+
+def model() -> Model:
+    """Six blocks: 0 free, 1-2 of cmpl-a (h2o), 3-4 of cmpl-b (none), 5 of nobody known."""
+    rows = [
+        msgspec.structs.replace(row("cmpl-a"), policy="h2o", number=1),
+        msgspec.structs.replace(row("cmpl-b"), number=2, state="waiting"),
+    ]
+    shot = msgspec.structs.replace(
+        snapshot(num_blocks=6),
+        requests=rows,
+        live=np.array([0, 16, 3, 16, 0, 16], "<u2").tobytes(),
+        flags=bytes([0, 3, 1, 5, 1, 1]),
+        owner=np.array([0, 1, 1, 2, 2, 9], "<u2").tobytes(),
+    )
+    return apply(apply(Model(), hello(num_blocks=6)), shot)
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks", "requests"),
+    [
+        ("", [0, 1, 2, 3, 4, 5], ["cmpl-a", "cmpl-b"]),
+        ("req:l-a", [1, 2], ["cmpl-a"]),
+        ("req:l-a,l-b", [1, 2, 3, 4], ["cmpl-a", "cmpl-b"]),
+        ("policy:H2O", [1, 2], ["cmpl-a"]),
+        ("h2o", [1, 2], ["cmpl-a"]),
+        ("cmpl-b", [3, 4], ["cmpl-b"]),
+        ("state:free", [0], []),
+        ("state:shared", [1], ["cmpl-a"]),
+        ("state:sha", [1], ["cmpl-a"]),
+        ("state:shared,hashed", [1, 3], ["cmpl-a", "cmpl-b"]),
+        ("req:l-a state:dead", [2], ["cmpl-a"]),
+        ("state:waiting", [3, 4], ["cmpl-b"]),
+        ("req:zzz", [], []),
+    ],
+)
+def test_filter_takes_these_blocks_and_requests(
+    text: str, blocks: list[int], requests: list[str]
+) -> None:
+    wanted, now = parse(text), model()
+    assert wanted.problem == ""
+    assert np.flatnonzero(block_mask(wanted, now)).tolist() == blocks
+    assert [r.id for r in wanted.rows(now)] == requests
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("colour:red", "colour: is no key"), ("state:purple", "state:purple is unknown")],
+)
+def test_what_cannot_be_read_is_named_and_hides_nothing(text: str, problem: str) -> None:
+    wanted = parse(text)
+    assert problem in wanted.problem
+    assert not wanted
+    assert [r.id for r in wanted.rows(model())] == ["cmpl-a", "cmpl-b"]
+
+
+@pytest.mark.parametrize("text", ["req:", "state:", "state:shared,"])
+def test_half_typed_terms_hide_no_more_than_they_say(text: str) -> None:
+    wanted = parse(text)
+    assert wanted.problem == ""
+    assert bool(wanted) == (text == "state:shared,")
+
+
+def test_without_owners_blocks_are_not_filtered_by_request_and_this_is_said() -> None:
+    unknown = replace(model(), owner=np.zeros(0, np.uint16))
+    assert block_mask(parse("req:l-a"), unknown).all()
+    assert "does not tell their owners" in shortfall(parse("req:l-a"), unknown)
+    assert shortfall(parse("state:free"), unknown) == ""
+    assert np.flatnonzero(block_mask(parse("state:free"), unknown)).tolist() == [0]
+
+
+def test_every_state_of_the_wire_can_be_asked_for() -> None:
+    for state in wire.RequestState.__args__:
+        assert parse(f"state:{state}").problem == ""
