@@ -29,7 +29,7 @@ class LookActions(Base):
     def action_zoom_out(self) -> None:
         self.heatmap.zoom_out()
 
-    async def on_heatmap_nearer(self, event: Heatmap.Nearer) -> None:
+    async def on_pointer_nearer(self, event: Heatmap.Nearer) -> None:
         if not self.heatmap.zoom_in() and event.slots:
             await self.open_block(self.heatmap.cursor)
 

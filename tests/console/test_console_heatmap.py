@@ -66,6 +66,7 @@ async def test_cursor_stays_on_its_line_when_the_zoom_changes(large: FakeServer)
 async def test_wheel_and_double_click_zoom_where_they_point(large: FakeServer) -> None:
     async with running(large.url) as (app, pilot):
         heatmap = app.heatmap
+        await until(lambda: heatmap.grid is not None, "not drawn")
         place = (20, 6)  # of the widget, border included
         under = heatmap.grid.blocks_of(heatmap.grid.cell_at(19, 5))[0]
         screen = (heatmap.region.x + place[0], heatmap.region.y + place[1])
