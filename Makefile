@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-overhead bench-memory bench-capacity soak constraints clean
+.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-overhead bench-memory bench-capacity bench-console soak constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -55,7 +55,10 @@ bench-memory: $(SETUP) ## blocks held by native, naive-evict and vToken; shared 
 bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput under an SLA
 	$(BIN)/vtoken bench capacity $(ARGS)
 
-bench: bench-planner bench-telemetry bench-overhead bench-memory bench-capacity ## all benchmarks, into docs/results.md
+bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
+	$(BIN)/vtoken bench console $(ARGS)
+
+bench: bench-planner bench-telemetry bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]

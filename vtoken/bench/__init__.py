@@ -14,6 +14,7 @@ BENCHES = {
     "telemetry": "what the stream of state costs the engine at 70,000 blocks",
     "capacity": "largest concurrency in a fixed pool, throughput under an SLA",
     "memory": "blocks held by native, naive-evict and vToken; shared prefixes",
+    "console": "first paint, key to reaction, memory, bytes and CPU of the console",
     "overhead": "plugin against stock vLLM, paired",
 }
 
