@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import tempfile
+import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from vtoken import wire
+from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
 
@@ -117,3 +121,42 @@ async def _serve(
         await service.close()
         server.should_exit = True
         await task
+
+
+@contextlib.contextmanager
+def serve_in_thread(make_engine: Callable[[], Any], **settings: Any) -> Iterator[Served]:
+    """`serve` in an event loop of its own, for clients that block; the engine is made there too.
+
+    `make_engine()` has `handle` and `close`. Calls are not limited, so that a test may make many.
+    """
+    started: queue.Queue[Served | BaseException] = queue.Queue()
+    ended = threading.Event()
+
+    async def main() -> None:
+        engine = make_engine()
+        try:
+            async with serve(engine.handle, **settings) as served:
+                served.service.limits = RateLimits({})
+                started.put(served)
+                while not ended.is_set():
+                    await asyncio.sleep(0.01)
+        finally:
+            engine.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            started.put(error)
+            raise
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    first = started.get(timeout=30)
+    if isinstance(first, BaseException):
+        raise first
+    try:
+        yield first
+    finally:
+        ended.set()
+        thread.join()

@@ -8,6 +8,7 @@ behind the guard: their errors are problem documents, and the rest of the server
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Mount
 
 from vtoken.credentials import read_token_file, readable_by_others
 from vtoken_api import asyncapi, changes, downloads, openapi, routes, scrape
@@ -48,7 +50,10 @@ class VTokenEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        app.mount(MOUNT_PATH, Guard(self.app, self._service))
+        mount = Mount(MOUNT_PATH, Guard(self.app, self._service))
+        # By itself, a path with a line break in it would pass by the guard, to the host's routes.
+        mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
+        app.router.routes.append(mount)
         openapi.merge_into(app, self.app, MOUNT_PATH)
         scrape.attach(app, self._service)
 

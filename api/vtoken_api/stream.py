@@ -64,10 +64,15 @@ async def stream(websocket: WebSocket) -> None:
 
 async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, grant: Grant) -> None:
     async def send(data: bytes) -> None:
-        if query.packed:
-            await websocket.send_bytes(data)
-        else:
-            await websocket.send_text(data.decode())
+        try:
+            if query.packed:
+                await websocket.send_bytes(data)
+            else:
+                await websocket.send_text(data.decode())
+        except (
+            RuntimeError
+        ) as error:  # the server has closed it already: the client broke the rules
+            raise WebSocketDisconnect(1006) from error
 
     session = Session(service.hub, query, send)
     service.hub.join(session)

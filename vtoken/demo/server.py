@@ -108,12 +108,15 @@ class Server:
         log: Path,
         environment: Mapping[str, str],
         startup_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`headers`: for the one call to vToken's routes that says whether it is ready."""
         self.url = f"http://{HOST}:{port}"
         self.log = log
         self._command = [*VTOKEN, "serve", model, "--host", HOST, "--port", str(port), *arguments]
         self._environment = environment
         self._startup_timeout_s = startup_timeout_s
+        self._headers = headers
         self._group: ProcessGroup | None = None
 
     def __enter__(self) -> Self:
@@ -133,6 +136,12 @@ class Server:
     ) -> None:
         if self._group is not None:
             self._group.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the first process, and of the session that all of them share."""
+        assert self._group is not None
+        return self._group.process.pid
 
     def first_error(self) -> str | None:
         """The log's first line that names an exception: vLLM's last ones only repeat it."""
@@ -154,7 +163,9 @@ class Server:
     def _wait_until_ready(self) -> None:
         progress = Progress(f"starting the server, log in {self.log}")
         deadline = time.monotonic() + self._startup_timeout_s
-        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
+        with httpx.Client(
+            base_url=self.url, headers=self._headers, timeout=5.0, trust_env=False
+        ) as client:
             while not _answers(client, "/health"):
                 self.check_alive()
                 if time.monotonic() > deadline:

@@ -1,0 +1,215 @@
+"""Random input: REST calls drawn from the server's own description, websocket frames from chaos.
+
+Whatever comes, the server answers what it documents, goes on serving, and logs no fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+import schemathesis
+from core_engine import CoreEngine
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from serving import Served, serve_in_thread
+
+from vtoken_api.log import logger
+from vtoken_api.plugin import MOUNT_PATH
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+DETERMINISTIC = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def make_engine() -> CoreEngine:
+    """Two requests with holes, as the API's other tests have them."""
+    core = CoreEngine()
+    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
+    core.admit("a", 100)
+    core.admit("b", 80)
+    core.step(3)
+    return core
+
+
+class Faults(logging.Handler):
+    """What the server logged as an error: a fault of our own, whatever was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    faults = Faults()
+    logger.addHandler(faults)
+    with serve_in_thread(make_engine) as served:
+        yield served
+    logger.removeHandler(faults)
+    assert faults.lines == []
+
+
+@pytest.fixture(scope="module")
+def operations(served: Served) -> dict[str, Any]:
+    """The operations of vToken that the server describes, by id."""
+    document = httpx.get(served.url + "/openapi.json").json()
+    document["paths"] = {p: o for p, o in document["paths"].items() if p.startswith(MOUNT_PATH)}
+    schema = schemathesis.openapi.from_dict(document)
+    found = [result.ok() for result in schema.get_all_operations()]
+    return {operation.definition.raw["operationId"]: operation for operation in found}
+
+
+OPERATIONS = [
+    "vtoken_status",
+    "vtoken_config",
+    "vtoken_patch_config",
+    "vtoken_confirm",
+    "vtoken_undo",
+    "vtoken_compact",
+    "vtoken_operation",
+    "vtoken_policies",
+    "vtoken_blocks",
+    "vtoken_block",
+    "vtoken_requests",
+    "vtoken_request",
+    "vtoken_tokens",
+    "vtoken_events",
+    "vtoken_audit",
+    "vtoken_asyncapi",
+    "vtoken_recording",
+]
+
+
+def test_every_operation_is_drawn_from(operations: dict[str, Any]) -> None:
+    assert set(operations) == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_random_calls_are_answered_as_the_description_says(
+    name: str, served: Served, operations: dict[str, Any]
+) -> None:
+    operation = operations[name]
+    modes = schemathesis.GenerationMode
+    drawn = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in modes])
+
+    @settings(DETERMINISTIC, max_examples=20)
+    @given(case=drawn)
+    def call(case: Any) -> None:
+        response = case.call(base_url=served.url, timeout=20)
+        case.validate_response(response, checks=CHECKS)
+
+    call()
+
+
+def frame(opcode: int, payload: bytes, *, fin: bool, masked: bool, reserved: int) -> bytes:
+    """A websocket frame (RFC 6455, 5.2), also one that is not allowed."""
+    head = bytes([(fin << 7) | (reserved << 4) | opcode])
+    mask = masked << 7
+    if len(payload) < 126:
+        head += bytes([mask | len(payload)])
+    else:
+        head += bytes([mask | 126]) + struct.pack(">H", len(payload))
+    if not masked:
+        return head + payload
+    key = b"\x5a\x0f\xf0\xa5"
+    return head + key + bytes(b ^ key[i % 4] for i, b in enumerate(payload))
+
+
+FRAMES = st.builds(
+    frame,
+    st.integers(0, 15),
+    st.binary(max_size=300) | st.just(b'{"type": "auth", "token": "x"}') | st.just(b"{" * 60_000),
+    fin=st.booleans(),
+    masked=st.booleans(),
+    reserved=st.sampled_from([0, 0, 0, 1, 4, 7]),
+)
+TAILS = st.sampled_from([b"", b"\x81", b"\x81\xff" + b"\xff" * 8, b"\x82\xfe\xff\xff"])
+QUERIES = st.sampled_from(["", "?fps=30", "?format=msgpack", "?topics=events"])
+
+
+def handshake(path: str, key: str = "dGhlIHNhbXBsZSBub25jZQ==") -> bytes:
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: localhost",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {key}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def say(served: Served, *pieces: bytes) -> bytes:
+    """Send bytes as they are and read until the server ends it or says nothing for a moment."""
+    host, port = served.url.removeprefix("http://").split(":")
+    heard = b""
+    with (
+        socket.create_connection((host, int(port)), timeout=0.3) as raw,
+        contextlib.suppress(OSError),
+    ):
+        for piece in pieces:
+            raw.sendall(piece)
+        while len(heard) < 4096 and (data := raw.recv(4096)):
+            heard += data
+    return heard
+
+
+def test_stream_survives_any_frames(served: Served) -> None:
+    before = served.service.hub.num_subscribers
+
+    @settings(DETERMINISTIC, max_examples=60)
+    @given(st.lists(FRAMES, max_size=20), TAILS, QUERIES)
+    def send(frames: list[bytes], tail: bytes, query: str) -> None:
+        heard = say(served, handshake(f"{MOUNT_PATH}/stream{query}"), b"".join(frames) + tail)
+        assert heard.startswith(b"HTTP/1.1 101")
+
+    send()
+    assert httpx.get(served.url + MOUNT_PATH + "/status").status_code == 200
+    for _ in range(100):
+        if served.service.hub.num_subscribers <= before:
+            return
+        httpx.get(served.url + MOUNT_PATH + "/policies")
+    raise AssertionError("sessions of clients that have gone are still there")
+
+
+@settings(DETERMINISTIC, max_examples=60)
+@given(query=st.text(st.characters(codec="ascii", exclude_characters="#"), max_size=60))
+def test_stream_refuses_any_query_before_the_handshake_or_serves_it(
+    served: Served, query: str
+) -> None:
+    with httpx.Client(base_url=served.url) as http:
+        path = f"{MOUNT_PATH}/stream?{quote(query, safe='=&%+,:;/?@!')}"
+        heard = say(served, handshake(path)).partition(b"\r\n")[0]
+        assert heard.split()[1] in (b"101", b"401", b"422"), heard
+        assert http.get(MOUNT_PATH + "/policies").status_code == 200

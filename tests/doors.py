@@ -1,0 +1,67 @@
+"""Every door of the API, for tests that try to get in: all routes, all wrong ways to knock.
+
+What is walked is what the mounted application serves, so that a route that nobody guards fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import websockets
+from starlette.routing import Route, WebSocketRoute
+
+from vtoken_api.plugin import MOUNT_PATH, build_app
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def every_route() -> list[tuple[str, str]]:
+    """(method, path) of everything that the mounted application serves; method WS: a websocket."""
+    found = []
+    for route in build_app().routes:
+        if isinstance(route, WebSocketRoute):
+            found.append(("WS", route.path))
+        else:
+            assert isinstance(route, Route), f"a kind of route that nobody has guarded: {route!r}"
+            found += [(method, route.path) for method in sorted(route.methods or ())]
+    return found
+
+
+async def check_every_door(http: httpx.AsyncClient, read_token: str) -> int:
+    """Every route answers 401 to nobody and to a wrong token, and 403 to a reader's change.
+
+    Returns the number of doors that were tried.
+    """
+    root = str(http.base_url).rstrip("/") + MOUNT_PATH
+    routes = every_route()
+    for method, template in routes:
+        path = template.replace("{", "").replace("}", "")
+        for headers in (bearer(None), bearer("wrong-token-0123"), {"Authorization": "Basic eDp5"}):
+            if method == "WS":
+                url = root.replace("http://", "ws://") + path
+                assert await stream_status(url, headers) == 401, path
+            else:
+                answer = await http.request(method, root + path, headers=headers)
+                assert answer.status_code == 401, (method, path)
+                assert method == "HEAD" or answer.json()["status"] == 401
+        if method not in ("WS", "GET", "HEAD"):
+            answer = await http.request(method, root + path, headers=bearer(read_token))
+            assert answer.status_code == 403, (method, path)
+            assert answer.json()["title"] == "Read-only"
+    return len(routes)
+
+
+async def stream_status(url: str, headers: dict[str, str]) -> int:
+    """The HTTP status, or that of the close code, that refuses a websocket; 0: it was let in."""
+    try:
+        async with websockets.connect(url, additional_headers=headers) as stream:
+            await stream.send("let me in")
+            await asyncio.wait_for(stream.recv(), 10)
+    except websockets.InvalidStatus as refused:
+        return refused.response.status_code
+    except websockets.ConnectionClosedError as refused:
+        return (refused.rcvd.code if refused.rcvd else 0) - 4000
+    return 0
