@@ -5,7 +5,7 @@ plane and telemetry.
 """
 
 from tests.core.engine import CoreEngine, Request
-from tests.core.live import LiveEngine, make_engine
+from tests.core.live import LiveEngine, make_engine, make_holes
 from tests.core.store import SimpleStore
 from tests.core.worker import SimulatedWorker, StepMessage, scores_of
 
@@ -17,5 +17,6 @@ __all__ = [
     "SimulatedWorker",
     "StepMessage",
     "make_engine",
+    "make_holes",
     "scores_of",
 ]

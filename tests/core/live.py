@@ -176,3 +176,26 @@ def make_engine(
         max_hz=max_hz,
         epoch=epoch,
     )
+
+
+def make_holes(concurrency: int, **config: Any) -> LiveEngine:
+    """An engine of blocks of 4 with holes everywhere and nothing reclaimed, at rest."""
+    live = make_engine(
+        block_size=4,
+        num_blocks=96,
+        concurrency=concurrency,
+        prompt_tokens=40,
+        prefix_tokens=0,
+        max_tokens=400,
+        config={
+            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
+            "budget_tokens": 16,
+            "interval_tokens": 4,
+            "reclamation": "paused",
+            "recycle": False,
+            "headroom_blocks": 8,
+        }
+        | config,
+    )
+    live.steps(5)
+    return live

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine, LiveEngine, make_engine
+from tests.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
 from vtoken.signals import Signal
 from vtoken.step import WorkerReport
 
@@ -125,23 +125,7 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
 
 @pytest.fixture
 def holes() -> Iterator[LiveEngine]:
-    live = make_engine(
-        block_size=4,
-        num_blocks=96,
-        concurrency=2,
-        prompt_tokens=40,
-        prefix_tokens=0,
-        max_tokens=400,
-        config={
-            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
-            "budget_tokens": 16,
-            "interval_tokens": 4,
-            "reclamation": "paused",
-            "recycle": False,
-            "headroom_blocks": 8,
-        },
-    )
-    live.steps(5)
+    live = make_holes(2)
     live.core.worker_lag_steps = 1
     yield live
     live.close()

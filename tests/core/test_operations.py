@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.operations import MAX_KEPT, TRANSITIONS, Operations
 from vtoken.reclaim import Round
 from vtoken.wire import Command, Operation, OperationState
@@ -19,23 +19,7 @@ STATES: tuple[OperationState, ...] = get_args(OperationState)
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
     """Holes everywhere, nothing reclaimed."""
-    live = make_engine(
-        block_size=4,
-        num_blocks=96,
-        concurrency=3,
-        prompt_tokens=40,
-        prefix_tokens=0,
-        max_tokens=400,
-        config={
-            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
-            "budget_tokens": 16,
-            "interval_tokens": 4,
-            "reclamation": "paused",
-            "recycle": False,
-            "headroom_blocks": 8,
-        },
-    )
-    live.steps(5)
+    live = make_holes(3)
     yield live
     live.close()
 

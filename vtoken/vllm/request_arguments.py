@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 from vtoken.errors import RefusedError
 from vtoken.judge import refuse_readers
 from vtoken.rules import request_rules
-from vtoken.vllm.support import NO_SIGNALS
+from vtoken.vllm.cuda.support import NO_SIGNALS
 
 
 class RequestArguments(LogitsProcessor, LogitsProcessorV2):

@@ -12,8 +12,6 @@ from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda.support import Rule, cuda_rules
 from vtoken.vllm.settings import read_settings
 
-NO_SIGNALS = "signals are computed on the host, which serves the CPU backend alone so far"
-
 
 def _config_rules(config: Any) -> list[Rule]:
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config

@@ -1,8 +1,10 @@
-"""One place where vToken meets vLLM; the tables are `touchpoints` and `cuda.touchpoints`."""
+"""One place where vToken meets vLLM; `touchpoints` is the table of all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+OPEN = "no stable hook upstream"  # what `upstream` says where vLLM offers none
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.layout import page_view
+from vtoken.vllm.cuda.support import NO_SIGNALS
 from vtoken.vllm.cuda.upload import upload
 from vtoken.vllm.manager import VTokenAttentionSpec
 from vtoken.vllm.probe import probe
@@ -143,7 +144,7 @@ class PagedImplMixin:
         self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, step: steps.CUDAStep
     ) -> None:
         if query.is_cuda:
-            raise UnsupportedError(steps.NO_SIGNALS)
+            raise UnsupportedError(NO_SIGNALS)
         if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
             keys = kv_cache.transpose(1, 2)[..., : query.shape[-1]]
             soft_cap = float(self.logits_soft_cap or 0.0)

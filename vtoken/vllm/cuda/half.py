@@ -15,8 +15,8 @@ from vtoken.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.step import NO_SIGNALS
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.support import NO_SIGNALS
 from vtoken.vllm.cuda.upload import upload
 from vtoken.vllm.executor import PhysicalStep, StepExecutor
 

@@ -11,11 +11,6 @@ from dataclasses import dataclass, field
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.executor import PhysicalStep
 
-NO_SIGNALS = (
-    "on CUDA no policy may ask for attention or keys yet: its signals are computed on the host. "
-    "Choose streaming_llm, sliding_window or random"
-)
-
 
 @dataclass(slots=True)
 class CUDAStep:

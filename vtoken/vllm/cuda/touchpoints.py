@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from vtoken.vllm.touchpoint import TouchPoint
+from vtoken.vllm.touchpoint import OPEN, TouchPoint
 
 _V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _FLASH = "vllm.v1.attention.backends.flash_attn"
 _TRITON = "vllm.v1.attention.backends.triton_attn"
-_OPEN = "no stable hook upstream"
 _REGISTRY = "attention backend registry"
 _BUILD = ("common_prefix_len", "common_attn_metadata", "fast_build")
 _FORWARD = ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output")
@@ -30,45 +29,45 @@ CUDA_POINTS = (
         "our runner, V1 or V2",
         "worker_cls; upstream means it to be overridden",
     ),
-    _point(f"{_V1}._model_forward", "subclass", "the copies first; where the forward ends", _OPEN),
+    _point(f"{_V1}._model_forward", "subclass", "the copies first; where the forward ends", OPEN),
     _point(
         f"{_V1}._determine_batch_execution_and_padding",
         "subclass",
         "no full graph in a step with holes",
-        _OPEN,
+        OPEN,
         ("force_uniform_decode",),
     ),
     _point(
         f"{_V2}.initialize_kv_cache",
         "subclass",
         "refuse a layout or backend that does not do",
-        _OPEN,
+        OPEN,
         ("kv_cache_config", "is_profiling"),
     ),
-    _point(f"{_V2}.finish_requests", "subclass", "a step begins", _OPEN, ("scheduler_output",)),
-    _point(f"{_V2}.add_requests", "subclass", "their blocks", _OPEN, ("scheduler_output",)),
+    _point(f"{_V2}.finish_requests", "subclass", "a step begins", OPEN, ("scheduler_output",)),
+    _point(f"{_V2}.add_requests", "subclass", "their blocks", OPEN, ("scheduler_output",)),
     _point(
         f"{_V2}.update_requests",
         "subclass",
         "copies and block tables before vLLM appends",
-        _OPEN,
+        OPEN,
         ("scheduler_output",),
     ),
     _point(
         f"{_V2}.gather_batch_req_state",
         "subclass",
         "no full graph in a step with holes",
-        _OPEN,
+        OPEN,
         ("scheduler_output", "dummy_run"),
     ),
-    _point(f"{_V2}.prepare_attn", "subclass", "physical slots", _OPEN, ("input_batch",)),
-    _point(f"{_V2}.execute_model", "subclass", "where the forward ends", _OPEN),
-    _point(f"{_V2}.sample_tokens", "subclass", "attach the report", _OPEN, ("grammar_output",)),
+    _point(f"{_V2}.prepare_attn", "subclass", "physical slots", OPEN, ("input_batch",)),
+    _point(f"{_V2}.execute_model", "subclass", "where the forward ends", OPEN),
+    _point(f"{_V2}.sample_tokens", "subclass", "attach the report", OPEN, ("grammar_output",)),
     _point(
         "vllm.v1.worker.gpu.block_table:BlockTables.append_block_ids",
         "call",
         "rewrite a row",
-        _OPEN,
+        OPEN,
         ("req_index", "new_block_ids", "overwrite"),
     ),
     _point(
@@ -112,7 +111,7 @@ CUDA_POINTS = (
         f"{_FLASH}:FlashAttentionMetadataBuilder._get_scheduler_metadata",
         "call",
         "schedules by self.block_size, which is 1 in a step with holes",
-        _OPEN,
+        OPEN,
         ("aot_schedule", "batch_size", "max_num_splits"),
     ),
 )

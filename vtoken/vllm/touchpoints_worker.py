@@ -1,0 +1,144 @@
+"""Where vToken meets vLLM's worker: attention backend, model runner, ranks.
+
+Part of the table in `vtoken.vllm.touchpoints`.
+"""
+
+from __future__ import annotations
+
+from vtoken.vllm.touchpoint import OPEN, TouchPoint
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_CPU = "vllm.v1.attention.backends.cpu_attn"
+
+WORKER_POINTS = (
+    TouchPoint(
+        "vllm.v1.attention.backends.registry:register_backend",
+        "register",
+        "our CPU backend",
+        "attention backend registry",
+        "-",
+        ("backend", "class_path"),
+    ),
+    TouchPoint(
+        "vllm.v1.attention.selector:_cached_get_attn_backend",
+        "call",
+        "forget the backend that an earlier engine of this process chose",
+        OPEN,
+        "register_backend() does it",
+    ),
+    TouchPoint(
+        f"{_CPU}:CPUAttentionBackend.customize_spec",
+        "subclass",
+        "our KV cache spec",
+        "vllm-project/vllm#42449",
+        "backends build their own specs",
+        ("spec",),
+        device="cpu",
+    ),
+    TouchPoint(
+        f"{_CPU}:CPUAttentionBackend.get_supported_kernel_block_sizes",
+        "subclass",
+        "block size 16 (isa vec16)",
+        "stock asks for multiples of 32",
+        "-",
+        ("kv_cache_spec",),
+        device="cpu",
+    ),
+    TouchPoint(
+        f"{_CPU}:CPUAttentionMetadataBuilder.build",
+        "subclass",
+        "split off holey requests",
+        "attention backend registry",
+        "-",
+        ("common_prefix_len", "common_attn_metadata", "fast_build"),
+        device="cpu",
+    ),
+    TouchPoint(
+        f"{_CPU}:CPUAttentionBackendImpl.forward",
+        "subclass",
+        "stock kernel on packed blocks; score probe after it",
+        "attention backend registry",
+        "-",
+        ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"),
+        device="cpu",
+    ),
+    TouchPoint(
+        "vllm._custom_ops:cpu_attn_reshape_and_cache",
+        "call",
+        "learn the cache layout",
+        OPEN,
+        "-",
+        ("key", "value", "key_cache", "value_cache", "slot_mapping", "isa"),
+        device="cpu",
+    ),
+    TouchPoint(
+        "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
+        "subclass",
+        "our runner's class",
+        "worker_cls",
+        "a runner_cls option exists",
+        device="cpu",
+    ),
+    TouchPoint(
+        f"{_RUNNER}.initialize_kv_cache",
+        "subclass",
+        "learn the layout, refuse what differs",
+        OPEN,
+        "-",
+        ("kv_cache_config",),
+    ),
+    TouchPoint(
+        f"{_RUNNER}._update_states",
+        "subclass",
+        "copies and block tables before vLLM appends",
+        OPEN,
+        "-",
+        ("scheduler_output",),
+    ),
+    TouchPoint(
+        f"{_RUNNER}._prepare_inputs",
+        "subclass",
+        "physical sequence lengths and slots",
+        OPEN,
+        "-",
+        ("scheduler_output", "num_scheduled_tokens"),
+    ),
+    TouchPoint(
+        f"{_RUNNER}.execute_model",
+        "subclass",
+        "attach the report of a step without tokens",
+        OPEN,
+        "-",
+        ("scheduler_output",),
+    ),
+    TouchPoint(
+        "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT",
+        "call",
+        "know that a step had no tokens",
+        OPEN,
+        "-",
+    ),
+    TouchPoint(
+        f"{_RUNNER}.sample_tokens",
+        "subclass",
+        "attach the report",
+        OPEN,
+        "-",
+        ("grammar_output",),
+    ),
+    TouchPoint(
+        "vllm.distributed.parallel_state:get_tp_group",
+        "call",
+        "compare and reduce over the ranks",
+        OPEN,
+        "-",
+    ),
+    TouchPoint(
+        "vllm.v1.worker.block_table:MultiGroupBlockTable.add_row",
+        "call",
+        "rewrite a row",
+        OPEN,
+        "-",
+        ("block_ids", "row_idx"),
+    ),
+)
