@@ -13,18 +13,21 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken_console.actions_control import ControlActions
+from vtoken_console.actions_guide import GuideActions
 from vtoken_console.actions_look import LookActions
 from vtoken_console.actions_replay import ReplayActions
 from vtoken_console.appearance import Appearance, choose
 from vtoken_console.colouring import MODES
-from vtoken_console.keys import DASHBOARD_KEYS
+from vtoken_console.guide import seen_path
+from vtoken_console.keyfile import keymap
+from vtoken_console.keys import DASHBOARD_KEYS, KEYS, Key
 from vtoken_console.screens.dashboard import VIEWS
 from vtoken_console.themes import DEPTHS, NAMES
 
@@ -37,7 +40,7 @@ HEAVY = (
 )
 
 
-class ConsoleApp(ControlActions, LookActions, ReplayActions):
+class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions):
     """`fps` frames a second at most; `read_only` refuses controls without asking the server.
 
     `recording`: a file to be played, from `moment` on, instead of a server to be watched.
@@ -47,7 +50,15 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions):
     CSS_PATH = "console.tcss"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(k.keys, k.action, k.label, id=k.id, key_display=k.shown, show=False)
+        Binding(
+            k.keys,
+            k.action,
+            k.label,
+            id=k.id,
+            key_display=k.shown,
+            show=False,
+            priority=k.id == "skip-guide",  # on every page
+        )
         for k in DASHBOARD_KEYS
     ]
 
@@ -62,14 +73,19 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions):
         ascii_only: bool = False,
         recording: Path | None = None,
         moment: str | None = None,
+        keys: tuple[Key, ...] = KEYS,
+        guided: bool = False,
     ) -> None:
         super().__init__(
             url,
             token=token,
             read_only=read_only,
             look=look or choose(depth="truecolor", ascii_only=ascii_only),
+            keys=keys,
         )
         self.wear(self.look)
+        if guided:
+            self.start_guide()
         self.max_fps = fps
         self.recording = recording
         self.moment = moment
@@ -81,6 +97,7 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions):
     def on_mount(self) -> None:
         self.set_class(self.look.ascii_only, "-ascii")
         self.dashboard.set_class(self.look.ascii_only, "-ascii")
+        self.set_keymap(keymap(self.keys))
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
 
@@ -120,6 +137,7 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions):
             self._ticks.popleft()
         view = self.make_view()
         self.tell_changes(view)
+        self.guide_on(view)
         # What lies behind a page is seen dimmed, which costs a whole screen: once a second will do.
         behind = now - self._behind_since >= 1.0
         if behind:
@@ -148,7 +166,7 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dashboard keys work on the dashboard only, so that a page on top keeps its own."""
         mine = {k.action.partition("(")[0] for k in DASHBOARD_KEYS}
-        anywhere = action in ("quit", "help", "command_palette")
+        anywhere = action in ("quit", "help", "command_palette", "skip_guide")
         return anywhere or action not in mine or self.screen is self.dashboard
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
@@ -192,10 +210,13 @@ def run(
     theme: str = "auto",
     colors: str = "auto",
     motion: bool = True,
+    keys: tuple[Key, ...] = KEYS,
+    guide: Literal["once", "always"] | None = None,
 ) -> int:
     """Runs the console until it is left; returns the exit code.
 
     `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
+    `guide`: explains itself step by step, always or until somebody has seen it once.
     """
     look = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
@@ -206,5 +227,7 @@ def run(
         look=look,
         recording=recording,
         moment=moment,
+        keys=keys,
+        guided=guide == "always" or (guide == "once" and not seen_path().exists()),
     )
     return app.run() or (app.return_code or 0)

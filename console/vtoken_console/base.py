@@ -25,6 +25,7 @@ from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 if TYPE_CHECKING:
     from vtoken_console.activity import Activity
     from vtoken_console.client import Client
+    from vtoken_console.guide import Guide
     from vtoken_console.model import Model
 
 
@@ -50,6 +51,7 @@ class Base(App[int]):
         self.dashboard = Dashboard()
         self.keys = keys
         self.change_watch = Watch()
+        self.guide: Guide | None = None
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
 
@@ -81,6 +83,7 @@ class Base(App[int]):
             cost=self.cost.sample(now),
             keys=self.keys,
             replay=replay,
+            guide=self.guide.shown if self.guide is not None else None,
         )
 
     def _observe(self, model: Model, now: float) -> Activity:
@@ -109,7 +112,7 @@ class Base(App[int]):
 
     def tell_changes(self, view: View) -> None:
         """Says what became of changes since the last frame."""
-        if view.model is not None:
+        if view.model is not None and view.replay is None:
             for told in self.change_watch.look(view.model, view.monotonic):
                 self.say(told.text, grave=told.grave)
 

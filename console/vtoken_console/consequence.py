@@ -51,11 +51,13 @@ def what_if_paragraphs(
     ]
     what = result.what_if
     if what is not None:
-        lost = ", which cannot come back" if what.evicted_tokens else ""
+        # Otherwise they are due under the configuration in force as well.
+        costs = bool(what.evicted_tokens) and may_evict(result.changes)
+        lost = ", which cannot come back" if costs else ""
         said += [
             (
                 f"evicts now  {units.count(what.evicted_tokens, 9)} tokens{lost}",
-                warn if what.evicted_tokens else text,
+                warn if costs else text,
             ),
             (
                 f"moves now   {units.count(what.moved_tokens, 9)} tokens "

@@ -110,6 +110,7 @@ KEYS: tuple[Key, ...] = (
         rank=3,
     ),
     Key("question_mark", "?", "help", "help", "this page", "Console", rank=0),
+    Key("ctrl+g", "^g", "skip_guide", "skip guide", "end the guided first minute", "Console"),
     Key("q", "q", "quit", "quit", "leave; the server goes on", "Console", rank=0),
 )
 

@@ -70,12 +70,14 @@ def countdown(seconds: float) -> str:
     return f"{minutes}:{whole % 60:02d}"
 
 
-def ending(trial: wire.Trial, server_now: float) -> str:
+def ending(trial: wire.Trial, server_now: float, *, short: bool = False) -> str:
     """When and how a trial ends by itself."""
     if trial.expires_ts is not None:
-        return f"taken back in {countdown(trial.expires_ts - server_now)} unless kept"
+        left = countdown(trial.expires_ts - server_now)
+        return f"{left} left" if short else f"taken back in {left} unless kept"
     if trial.guard_until_ts is not None:
-        return f"guarded for {countdown(trial.guard_until_ts - server_now)}"
+        left = countdown(trial.guard_until_ts - server_now)
+        return f"guarded {left}" if short else f"guarded for {left}"
     return "on trial"
 
 

@@ -17,6 +17,7 @@ from vtoken_console.themes import Theme
 
 if TYPE_CHECKING:
     from vtoken_console.activity import Activity
+    from vtoken_console.guide import Shown
     from vtoken_console.model import Model
     from vtoken_console.playhead import Bar
     from vtoken_console.series import Series
@@ -44,6 +45,7 @@ class View:
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
     replay: Bar | None = None  # None: a live server
+    guide: Shown | None = None  # the step of the guided first minute
 
     @property
     def server_now(self) -> float:

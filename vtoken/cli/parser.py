@@ -223,6 +223,14 @@ def _add_console(console: argparse.ArgumentParser) -> None:
         help="how many the terminal shows (auto: by COLORTERM and TERM)",
     )
     console.add_argument("--no-motion", action="store_true", help="do not draw moving tokens")
+    console.add_argument("--keys", action="store_true", help="print every action and its keys")
+    console.add_argument(
+        "--guide",
+        nargs="?",
+        const="always",
+        choices=("once", "always"),
+        help="explain itself step by step; once: unless it was seen before",
+    )
     console.set_defaults(json=False)
 
 

@@ -70,6 +70,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="pictures of the console, taken in a headless run (default: OUT/screenshots)",
     )
     parser.add_argument(
+        "--guide", action="store_true", help="show the guided first minute although it was seen"
+    )
+    parser.add_argument(
         "--startup-timeout", type=float, default=300.0, metavar="SECONDS", help="(default: 300)"
     )
     return parser
@@ -172,7 +175,9 @@ def traffic(server: Server, arguments: argparse.Namespace, *, drain_s: float) ->
 def run_console(server: Server, arguments: argparse.Namespace) -> int:
     """The console in the foreground until the user leaves it."""
     with traffic(server, arguments, drain_s=0.0):
-        console = subprocess.Popen([*VTOKEN, "console", "--url", server.url])
+        guide = "always" if arguments.guide else "once"
+        command = [*VTOKEN, "console", "--url", server.url, f"--guide={guide}"]
+        console = subprocess.Popen(command)
         try:
             status = console.wait()
         finally:

@@ -31,6 +31,7 @@ from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.trials import Terms
 from vtoken_console.view import View
 from vtoken_console.widgets.form import Form
+from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.notice import problem_text
 from vtoken_console.widgets.outcome import Outcome, Paragraph
 from vtoken_console.widgets.trial_bar import TrialBar
@@ -60,6 +61,7 @@ class ControlScreen(ModalScreen[None]):
         self._form = Form(first, id="form")
         self._outcome = Outcome(id="outcome")
         self._trial_bar = TrialBar(id="trial-bar")
+        self._guide = GuidePanel(id="guide")
         self._ask_timer: Timer | None = None
         self._height = 0
         self._idling = True  # the outcome tells of the setting under the cursor
@@ -72,9 +74,10 @@ class ControlScreen(ModalScreen[None]):
             yield self._trial_bar
             yield self._form
             yield self._outcome
+            yield self._guide
 
     def on_mount(self) -> None:
-        self._trial_bar.display = False
+        self._trial_bar.display = self._guide.display = False
         self._outcome.border_title = "what would happen"
         self._refill()
         self._form.focus()
@@ -93,7 +96,7 @@ class ControlScreen(ModalScreen[None]):
         self._refill()
         if self._idling:
             self._idle()
-        for widget in (self._trial_bar, self._form, self._outcome):
+        for widget in (self._trial_bar, self._guide, self._form, self._outcome):
             widget.show(view)
 
     def _refill(self) -> None:
@@ -104,6 +107,7 @@ class ControlScreen(ModalScreen[None]):
         chosen = self._form.draft.get(POLICY, config.desired.policy.name)
         self._form.set_fields(make_fields(config, model.hello.policies, str(chosen)))
         room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2 - (config.trial is not None)
+        room -= GUIDE_LINES if self._guide.display else 0
         height = max(4, min(len(self._form.fields) + 1, room))
         if height != self._height:  # a style set anew lays the page out anew
             self._form.styles.height = self._height = height

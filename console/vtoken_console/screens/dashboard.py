@@ -16,6 +16,7 @@ from vtoken_console.widgets.charts import Charts
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures import Figures
 from vtoken_console.widgets.gauge import Gauge
+from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar
@@ -51,6 +52,7 @@ class Dashboard(Screen[None]):
         self.shown = "all"
         self.synced = False
         self._trial_bar = TrialBar(id="trial-bar")
+        self._guide = GuidePanel(id="guide")
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
@@ -66,6 +68,7 @@ class Dashboard(Screen[None]):
                 yield Requests(id="requests")
                 yield Events(id="events")
         yield Figures(id="figures")
+        yield self._guide
         yield Notice(id="notice")
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
@@ -73,7 +76,7 @@ class Dashboard(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#notice").display = False
-        self._trial_bar.display = False
+        self._trial_bar.display = self._guide.display = False
         self.query_one("#filter").display = False
         self.add_class("-composed")
 
@@ -88,7 +91,8 @@ class Dashboard(Screen[None]):
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
                 self.query_one("#pool").focus()
-        self._trial_bar.show(view)  # it shows itself when there is a trial
+        self._trial_bar.show(view)  # these two show themselves when there is something to show
+        self._guide.show(view)
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)

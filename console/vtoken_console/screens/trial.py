@@ -43,7 +43,7 @@ class TrialScreen(ModalScreen[Terms | None]):
             page.border_subtitle = asciify(subtitle) if self.app.has_class("-ascii") else subtitle
             for name, label, value, unit in (
                 ("minutes", "taken back unless kept within", str(DEFAULT_MINUTES), "minutes"),
-                ("p95", "taken back when inter-token p95 passes", "", f"ms (now {now})"),
+                ("p95", "taken back when inter-token p95 passes", "", f"ms, now {now}"),
                 ("preemptions", "taken back after more preemptions than", "", "since the change"),
             ):
                 with Horizontal(classes="term"):
@@ -60,8 +60,11 @@ class TrialScreen(ModalScreen[Terms | None]):
         muted = palette.MUTED_STYLE
         self._said.say(
             (f"On {self._host}: {self._change}", palette.BOLD_STYLE),
-            ("An empty field is no limit. The engine takes the change back by itself,", muted),
-            ("also when this console is gone. Tokens that it evicts do not come back.", muted),
+            (
+                "An empty field is no limit. The engine takes the change back by itself, also when "
+                "this console is gone. Tokens that it evicts do not come back.",
+                muted,
+            ),
         )
         self.add_class("-composed")
 

@@ -11,6 +11,8 @@ from vtoken_console.trials import ending, guard_text
 from vtoken_console.view import View
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, spread, width_of
 
+NARROW = 110
+
 
 class TrialBar(LinesWidget):
     def show(self, view: View) -> None:
@@ -26,7 +28,7 @@ class TrialBar(LinesWidget):
         text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
         left: list[Span] = [
             (" ON TRIAL ", palette.style("#000000", palette.WARN, bold=True)),
-            (f" {ending(trial, view.server_now)}", palette.WARN_STYLE),
+            (f" {ending(trial, view.server_now, short=width < NARROW)}", palette.WARN_STYLE),
         ]
         guard = guard_text(trial.guard, view.model.status)
         right: list[Span] = []

@@ -1,0 +1,29 @@
+"""One step of the guided first minute, in a strip of its own that covers nothing."""
+
+from __future__ import annotations
+
+import textwrap
+
+from vtoken_console import palette
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import Line, LinesWidget
+
+GUIDE_LINES = 4  # with its border
+
+
+class GuidePanel(LinesWidget):
+    """Takes no line while there is no guide."""
+
+    def show(self, view: View) -> None:
+        self.display = view.guide is not None
+        super().show(view)
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        step = view.guide
+        if step is None:
+            return []
+        self.entitle(
+            f"first minute · {step.number} of {step.total}", f"{view.key('skip-guide')} skip"
+        )
+        lines = textwrap.wrap(step.text, max(10, width - 2))
+        return [((f" {line}", palette.TEXT_STYLE),) for line in lines]

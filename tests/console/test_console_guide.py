@@ -1,0 +1,85 @@
+"""The guided first minute: it waits for what it speaks of, covers nothing, and is shown once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from console_harness import running, screen_text, until
+from fake_server import FakeServer
+
+from vtoken_console.guide import STEPS, seen_path
+from vtoken_console.widgets.guide_panel import GuidePanel
+from vtoken_console.widgets.heatmap import Heatmap
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
+    server: FakeServer,
+) -> None:
+    server.config.theta_f = 0.9  # holes may grow, no round runs
+    async with running(server.url, size=(120, 40), guided=True) as (app, pilot):
+
+        async def at(number: int) -> None:
+            shown = lambda: app.guide.shown.number == number  # noqa: E731
+            await until(shown, f"step {number} does not come", limit_s=10)
+
+        await at(1)
+        await pilot.pause(0.4)
+        await at(1)  # no time passes it by
+        await pilot.press("right")
+        await at(2)
+        server.config.theta_f = 0.05
+        await at(3)
+        await pilot.press("t")
+        await at(4)
+        await pilot.press("left")
+        await at(5)
+        assert "enter" in app.screen.query_one(GuidePanel).render_line(0).text
+        await pilot.press("enter")
+        await at(6)
+        await pilot.press("escape")
+        request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
+        server.relocate(request, "manual")
+        await at(7)
+        await pilot.press("u")
+        await at(8)
+        await pilot.press("t", "left", "ctrl+t", "enter")
+        await at(9)
+        await pilot.press("escape", "y")
+        await at(10)
+        assert not seen_path().exists()
+        await pilot.press("question_mark")
+        await until(lambda: app.guide is None, "the guide does not end")
+    assert seen_path().exists()
+
+
+async def test_one_key_skips_it_and_it_covers_nothing_at_80x24(server: FakeServer) -> None:
+    async with running(server.url, size=(80, 24), guided=True) as (app, pilot):
+        panel, pool = app.dashboard.query_one("#guide"), app.dashboard.query_one(Heatmap)
+        await until(lambda: panel.display and panel.region.height == 4, "no guide")
+        assert not panel.region.overlaps(pool.region)
+        assert pool.region.height >= 6
+        assert "first minute · 1 of" in screen_text(app)
+        await pilot.press("t", "ctrl+g")
+        await until(lambda: app.guide is None, "not skipped from a page")
+        await until(lambda: not panel.display, "the panel stays")
+    assert seen_path().exists()
+
+
+def test_every_step_fits_two_lines_of_the_smallest_terminal() -> None:
+    import textwrap
+
+    assert [s.text for s in STEPS if len(textwrap.wrap(s.text, 74)) > 2] == []
+
+
+async def test_console_without_a_guide_says_how_to_get_one(server: FakeServer) -> None:
+    async with running(server.url) as (app, pilot):
+        assert "first minute" not in screen_text(app)
+        await pilot.press("ctrl+g")
+        await until(lambda: "--guide" in screen_text(app), "not said")
+    assert not seen_path().exists()

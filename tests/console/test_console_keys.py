@@ -1,0 +1,97 @@
+"""Keys of one's own: a file puts them into the table, and what is wrong in it is named by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from console_harness import running, screen_text, until
+from fake_server import FakeServer
+from textual.binding import Binding
+
+from vtoken_console.app import ConsoleApp
+from vtoken_console.keyfile import KeyFileError, default_path, listing, load
+from vtoken_console.keys import KEYS
+from vtoken_console.screens.control import ControlScreen
+from vtoken_console.screens.help import HelpScreen
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "console.toml"
+    path.write_text(text)
+    return path
+
+
+def test_no_file_is_the_table_as_it_stands(tmp_path: Path) -> None:
+    assert load(tmp_path / "absent.toml") == KEYS
+
+
+def test_file_lies_where_the_desktop_says() -> None:
+    assert default_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/vtoken/console.toml")
+    assert default_path({}) == Path("~/.config/vtoken/console.toml").expanduser()
+
+
+async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    path = written(
+        tmp_path, '[keys]\npause = ["f5", "!"]\ncompact = "p"\nhelp = "ctrl+k"\ntrial = "f9"\n'
+    )
+    async with running(server.url, size=(160, 40), keys=load(path)) as (app, pilot):
+        await pilot.press("c")
+        await pilot.press("f5")
+        await until(lambda: server.config.reclamation == "paused", "f5 does not pause")
+        assert server.compactions == []
+        await pilot.press("!")
+        await until(lambda: server.config.reclamation == "auto", "the second key does nothing")
+        await pilot.press("p")
+        await until(lambda: server.compactions, "p does not compact")
+        bar = screen_text(app).splitlines()[-1]
+        assert "f5 pause" in bar
+        assert "p compact" in bar
+        await pilot.press("t", "left", "f9")
+        await until(lambda: not isinstance(app.screen, ControlScreen), "f9 opens no dialog")
+        await pilot.press("escape", "escape", "ctrl+k")
+        await until(lambda: isinstance(app.screen, HelpScreen), "no help")
+        await until(lambda: "f5" in screen_text(app), "help shows the old key")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('[keys]\npause = "c"\n', 2, "'c' is the key of both compact and pause"),
+        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is the key of both pause and undo"),
+        ('[keys]\n# none\nflush = "f5"\n', 3, "'flush' is no action"),
+        ('[keys]\npause = "f55"\n', 2, "'f55' is no key"),
+        ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is not known"),
+        ('[keys]\npause = "up"\n', 2, "'up' moves the cursor"),
+        ("[keys]\npause = 5\n", 2, "pause = 5 is not a key"),
+        ("[keys]\npause = []\n", 2, "is not a key or a list of keys"),
+        ('[colours]\nx = "y"\n', 1, "'colours' is no section"),
+        ("[keys]\npause = \n", 2, "Invalid value"),
+        ('[keys]\napply = "q"\n', 2, "'q' is the key of both quit and apply"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_by_line(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(KeyFileError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert f"line {line}" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
+    keys = {k.id: k for k in load(written(tmp_path, '[keys]\npause = "c"\ncompact = "p"\n'))}
+    assert (keys["pause"].keys, keys["compact"].keys) == ("c", "p")
+
+
+def test_every_action_has_an_id_of_its_own_and_a_binding_that_bears_it() -> None:
+    ids = [key.id for key in KEYS]
+    assert len(ids) == len(set(ids))
+    bound = {b.id for b in ConsoleApp.BINDINGS if isinstance(b, Binding)}
+    bound |= {b.id for b in ControlScreen.BINDINGS if isinstance(b, Binding)}
+    assert set(ids) <= bound
+    assert all(name in listing(KEYS) for name in ids)
