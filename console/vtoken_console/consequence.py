@@ -5,7 +5,7 @@ Knows no widget and no socket.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console import palette, units
@@ -42,7 +42,7 @@ def irreversible(changes: Mapping[str, list[Any]], policy: str, evicted_tokens: 
 
 
 def what_if_paragraphs(
-    result: wire.PatchResult, gates_now: list[wire.Gate], *, hint: str = ""
+    result: wire.PatchResult, gates_now: Sequence[wire.Gate] = ()
 ) -> list[Paragraph]:
     """A validate_only answer: what it would evict, move and free now, its gates."""
     text, warn = palette.TEXT_STYLE, palette.WARN_STYLE
@@ -71,10 +71,10 @@ def what_if_paragraphs(
             said.append((f"deferred: {what.deferred_reason}", warn))
         said += gate_paragraphs(what.gates, gates_now)
     said += [(note, warn) for note in result.notes]
-    return [*said, (hint, palette.MUTED_STYLE)] if hint else said
+    return said
 
 
-def gate_paragraphs(gates: list[wire.Gate], gates_now: list[wire.Gate]) -> list[Paragraph]:
+def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) -> list[Paragraph]:
     """Which gates of an automatic round would open, close or stay closed."""
     was_open = {gate.name: gate.open for gate in gates_now}
     opens = [g for g in gates if g.open and not was_open.get(g.name, True)]

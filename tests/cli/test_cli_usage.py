@@ -67,7 +67,7 @@ async def test_token_comes_from_the_environment_or_a_file(core: CoreEngine, tmp_
         assert (await run(*watch, VTOKEN_TOKEN="wrong")).code == 1
 
 
-def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import vtoken_console.app
 
     seen: dict[str, object] = {}
@@ -78,15 +78,35 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(vtoken_console.app, "run", run_console)
     monkeypatch.setenv("VTOKEN_TOKEN", "sesame")
-    code = main(["console", "--url", "http://localhost:1/", "--read-only", "--fps", "5"])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    code = main(["console", "--url", "http://localhost:1/", "--read-only", "--fps", "5", "--guide"])
     assert code == 7
+    assert seen.pop("keys")
     assert seen == {
         "url": "http://localhost:1",
         "token": "sesame",
         "read_only": True,
         "fps": 5.0,
         "ascii_only": False,
+        "guide": "always",
+        "theme": "auto",
+        "colors": "auto",
+        "motion": True,
     }
+
+
+def test_broken_key_file_is_a_usage_error_that_names_the_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "vtoken" / "console.toml"
+    file.parent.mkdir()
+    file.write_text('[keys]\npause = "c"\n')
+    assert main(["console", "--keys"]) == 2
+    assert f"{file}, line 2: 'c' is the key of both" in capsys.readouterr().err
+    file.write_text('[keys]\npause = "f5"\n')
+    assert main(["console", "--keys"]) == 0
+    assert "pause            f5" in capsys.readouterr().out
 
 
 def test_flags_behind_demo_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
