@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,9 @@ def environment(**more: str) -> dict[str, str]:
 async def start(*command: str, **env: str) -> asyncio.subprocess.Process:
     """A process, `vtoken` unless `command` begins with a path."""
     program = command if command and command[0].startswith("/") else (*VTOKEN, *command)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has put the tests into the background; what they start would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return await asyncio.create_subprocess_exec(
         *program,
         stdin=asyncio.subprocess.DEVNULL,

@@ -36,7 +36,7 @@ def answer_shell() -> None:
 
     parser = make_parser()
     _attach(parser)
-    argcomplete.autocomplete(parser, always_complete_options="long")
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def _attach(parser: argparse.ArgumentParser) -> None:

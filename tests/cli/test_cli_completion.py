@@ -1,0 +1,145 @@
+"""Completion in real shells, each on a terminal: a line is begun, TAB and enter are pressed.
+
+zsh and fish are tested where they are installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pty
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from cli_harness import PATIENCE_S, environment, run, spawn
+from serving import Served
+
+from vtoken import wire
+from vtoken.cli.completion import field_names
+from vtoken.cli.parser import KINDS, SHELLS
+
+# Completes as the real one does; run as a command, it shows how it was called.
+STUB = """#!/bin/sh
+[ -n "$_ARGCOMPLETE" ] || [ "$1" = completion ] && exec {python} -m vtoken.cli "$@"
+echo "CALLED[$*]"
+"""
+SET_UP = {
+    "bash": (["--norc", "--noprofile", "-i"], "source <(vtoken completion bash)"),
+    "zsh": (
+        ["-f", "-i"],
+        "autoload -Uz compinit && compinit -u -D && source <(vtoken completion zsh)",
+    ),
+    "fish": (["--no-config", "-i"], "vtoken completion fish | source"),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH with the stub in front."""
+    program = tmp_path / "vtoken"
+    program.write_text(STUB.format(python=shlex.quote(sys.executable)))
+    program.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seen = b""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    async def until(self, text: str) -> None:
+        """Reads on until `text` has come."""
+        async with asyncio.timeout(PATIENCE_S):
+            while text.encode() not in self._seen:
+                self._seen += await asyncio.to_thread(os.read, self._fd, 65536)
+        self._seen = self._seen.partition(text.encode())[2]
+
+
+@contextlib.asynccontextmanager
+async def terminal(*command: str, **env: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])",
+        *command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="dumb", PS1="$ ", **env),
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        os.close(ours)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_tab_completes_commands_fields_and_what_the_server_knows(
+    shell: str, path: str, tmp_path: Path, served: Served
+) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    flags, set_up = SET_UP[shell]
+    env = {"PATH": path, "VTOKEN_URL": served.url, "HOME": str(tmp_path)}
+    async with terminal(program, *flags, **env) as screen:
+        screen.type(f"{set_up}; echo RE''ADY\n")
+        await screen.until("READY")
+        for begun, called in (
+            ("vtoken sta\t", "status"),
+            ("vtoken config set --confirm\t5m", "config set --confirm-within 5m"),
+            ("vtoken config set theta\t0.5", "config set theta_f=0.5"),
+            ("vtoken policy use stream\t", "policy use streaming_llm"),
+        ):
+            screen.type(f"{begun}\n")
+            await screen.until(f"CALLED[{called}]")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("vtoken request ", ["a", "b"]),
+        ("vtoken config set planner=p", ["planner=pack", "planner=plug"]),
+        ("vtoken request --url http://127.0.0.1:9 ", []),
+    ],
+)
+async def test_what_is_offered(
+    line: str, offered: list[str], tmp_path: Path, served: Served
+) -> None:
+    answer = tmp_path / "answer"
+    env = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    ran = await spawn(VTOKEN_URL=served.url, **env)
+    assert ran.err == ""
+    assert sorted(answer.read_text().split()) == offered
+
+
+def test_fields_and_kinds_are_those_of_the_wire() -> None:
+    assert {"theta_f", "policy.name", "probe.every_steps", "recycle"} <= set(field_names())
+    assert set(KINDS) == set(wire.EventKind.__args__)  # type: ignore[attr-defined]
+
+
+async def test_script_for_an_unknown_shell_is_a_usage_error() -> None:
+    ran = await run("completion", "powershell")
+    assert (ran.code, ran.out) == (2, "")
+    assert "bash, zsh, fish" in ran.err
