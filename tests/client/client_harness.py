@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from vtoken import wire
-from vtoken.client import AsyncClient, AsyncStream, Client, Server
+from vtoken.client import AsyncClient, AsyncStream, Client, Server, Stream
+
+PATIENCE_S = 30.0
+
+M = TypeVar("M", bound=wire.Message)
 
 
 class Either:
@@ -29,14 +32,8 @@ class Either:
             return [item async for item in found]
         return await asyncio.to_thread(list, found)
 
-    async def take(self, count: int, **query: Any) -> list[wire.StreamMessage]:
-        """The first messages of a stream."""
-        stream = self.client.stream(**query)
-        if isinstance(stream, AsyncStream):
-            async with stream:
-                return [await anext(stream) for _ in range(count)]
-        with stream:
-            return await asyncio.to_thread(lambda: list(islice(stream, count)))
+    def stream(self, *topics: Any, **query: Any) -> Streaming:
+        return Streaming(self.client.stream(*topics, **query))
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,3 +43,32 @@ class Either:
             await self.client.aclose()
         else:
             self.client.close()
+
+
+class Streaming:
+    """`await streaming.next()`: the next message, by either kind of stream."""
+
+    def __init__(self, stream: Stream | AsyncStream) -> None:
+        self.stream = stream
+
+    async def next(self) -> wire.StreamMessage:
+        async with asyncio.timeout(PATIENCE_S):
+            if isinstance(self.stream, AsyncStream):
+                return await anext(self.stream)
+            return await asyncio.to_thread(next, self.stream)
+
+    async def until(self, kind: type[M]) -> M:
+        """The next message of `kind`; others are passed over."""
+        while True:
+            message = await self.next()
+            if isinstance(message, kind):
+                return message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if isinstance(self.stream, AsyncStream):
+            await self.stream.aclose()
+        else:
+            self.stream.close()

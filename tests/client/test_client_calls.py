@@ -197,7 +197,8 @@ async def test_no_proxy_is_asked_on_the_way_to_this_machine(
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     assert (await either.ask("status")).step == 3
-    assert isinstance((await either.take(1, topics=["metrics"]))[0], wire.Hello)
+    async with either.stream(["metrics"]) as streaming:
+        assert isinstance(await streaming.next(), wire.Hello)
 
 
 # ---------------------------------------------------------------- server

@@ -1,0 +1,153 @@
+"""Streams of both clients: order, gaps, resuming after a loss, and what does not come back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from client_harness import Either
+from core_engine import CoreEngine
+from serving import Served, serve
+
+from vtoken import wire
+from vtoken.client import (
+    Client,
+    NotVToken,
+    ProblemError,
+    Server,
+    StreamClosed,
+    StreamGap,
+    Unauthorized,
+    Unreachable,
+)
+from vtoken.client.reader import BACKOFF_S, Reader, backoff_s
+
+
+def happen(core: CoreEngine, count: int) -> None:
+    """`count` events, published as those of a step are."""
+    for _ in range(count):
+        core.runtime.events.add(0, "server", "test", {})
+    core.publisher.publish(core.controller.frame)
+
+
+def break_connections(served: Served) -> None:
+    """Every connection is lost, as when a cable is pulled: nobody says goodbye."""
+    for connection in list(served.server.server_state.connections):
+        connection.transport.abort()
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+async def test_stream_opens_with_hello_and_the_whole_state(
+    either: Either, core: CoreEngine, encoding: Any
+) -> None:
+    async with either.stream(fps=30, format=encoding) as streaming:
+        hello, snapshot = await streaming.next(), await streaming.next()
+        assert isinstance(hello, wire.Hello)
+        assert isinstance(snapshot, wire.Snapshot)
+        assert isinstance(streaming.stream.raw, str if encoding == "json" else bytes)
+        assert streaming.stream.received_bytes > len(streaming.stream.raw) > 0
+        assert snapshot.live is not None
+        live = wire.unpack_array(snapshot.live, "<u2")
+        np.testing.assert_array_equal(live, core.reporter.live())
+
+
+async def test_no_event_is_missed_over_a_loss(
+    either: Either, served: Served, core: CoreEngine
+) -> None:
+    happen(core, 3)
+    hellos: list[wire.Hello] = []
+    seen: list[int] = []
+    async with either.stream(["events"], resume="e1:0", reconnect=True) as streaming:
+        while len(hellos) < 2 or seen[-1] < core.runtime.events.last_seq:
+            message = await streaming.next()
+            if isinstance(message, wire.Hello):
+                hellos.append(message)
+            elif isinstance(message, wire.EventMessage):
+                seen.append(message.event.seq)
+                assert streaming.stream.place == f"e1:{seen[-1]}"
+                if len(seen) == 2:
+                    break_connections(served)
+                    happen(core, 4)
+    assert [hello.resumed for hello in hellos] == [True, True]
+    assert seen == list(range(1, core.runtime.events.last_seq + 1))
+
+
+async def test_loss_of_a_stream_that_does_not_reconnect_is_raised(
+    either: Either, served: Served
+) -> None:
+    async with either.stream(["events"]) as streaming:
+        await streaming.until(wire.Snapshot)
+        break_connections(served)
+        with pytest.raises(StreamClosed, match="connection lost"):
+            await streaming.next()
+
+
+async def test_place_of_another_engine_is_not_resumed_and_not_kept(either: Either) -> None:
+    async with either.stream(["events"], resume="other:7") as streaming:
+        assert not (await streaming.until(wire.Hello)).resumed
+        assert streaming.stream.place is None
+
+
+async def test_stream_that_can_never_open_is_not_tried_again(kind: Any, core: CoreEngine) -> None:
+    async with serve(core.handle, api_key=["sesame"]) as served:
+        for server, error in (
+            (Server(served.url, "wrong"), Unauthorized),
+            (Server(f"{served.url}/v1"), NotVToken),
+            (Server("http://127.0.0.1:9"), Unreachable),
+        ):
+            async with (
+                Either(kind, server) as either,
+                either.stream(["metrics"], reconnect=True) as streaming,
+            ):
+                with pytest.raises(error):
+                    await streaming.next()
+        async with Either(kind, Server(served.url, "sesame")) as either:
+            for query in ({"fps": 1000.0}, {"topics": ["weather"]}, {"resume": "?"}):
+                async with either.stream(**query) as streaming:
+                    with pytest.raises(ProblemError) as refused:
+                        await streaming.next()
+                    assert refused.value.problem.status == 422
+                    assert refused.value.problem.field in query
+
+
+async def test_stream_is_left_from_another_thread(served: Served) -> None:
+    with Client(served.url) as client:
+        stream = client.stream(["events"])
+        reading = asyncio.create_task(asyncio.to_thread(list, stream))
+        async with asyncio.timeout(30):
+            while not stream.received_bytes:
+                await asyncio.sleep(0.01)
+            stream.close()
+            messages = await reading
+    assert isinstance(messages[0], wire.Hello)
+
+
+# ---------------------------------------------------------------- without sockets
+
+
+def message(seq: int) -> bytes:
+    return msgspec.msgpack.encode(wire.Heartbeat(epoch="e1", seq=seq, step=0, ts=0.0))
+
+
+def test_a_missing_or_repeated_message_cannot_pass_unseen() -> None:
+    for second in (1, 3):
+        reader = Reader(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
+        reader._take(message(1))
+        with pytest.raises(StreamGap, match=f"expected message 2, found {second}"):
+            reader._take(message(second))
+
+
+def test_a_message_of_another_schema_is_not_taken() -> None:
+    reader = Reader(Server("http://h"), ["events"], 1.0, "json", None, False)
+    for raw in ("{}", '{"type": "weather"}', "no json"):
+        with pytest.raises(NotVToken, match="not what the schema says"):
+            reader._take(raw)
+
+
+def test_waits_grow_and_stop_growing() -> None:
+    waits = [backoff_s(n) for n in range(1, 12)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (BACKOFF_S[0], BACKOFF_S[-1])
