@@ -30,6 +30,7 @@ class Operations:
     def __init__(self) -> None:
         self._all: OrderedDict[str, Operation] = OrderedDict()
         self._parts_left: dict[str, int] = {}
+        self._faults: dict[str, str] = {}
         self._started: dict[str, float] = {}
 
     @property
@@ -80,21 +81,32 @@ class Operations:
         )
         self._parts_left[operation.id] = len(found.plans)
 
-    def part_done(self, operation_id: str, moved: Relocation) -> Operation | None:
-        """One request's relocation has been copied; the operation when it was the last one."""
+    def part_done(self, operation_id: str, moved: Relocation) -> None:
+        """One request's relocation has been copied; with the last one the operation is done."""
         operation = self._all.get(operation_id)
-        if operation is None or operation.result is None:
-            return None
-        operation.result.moved_tokens += moved.moved_tokens
-        operation.result.moved_bytes += moved.moved_bytes
-        operation.result.freed_blocks += moved.freed_blocks
-        return self.drop_part(operation_id)
+        if operation is not None and operation.result is not None:
+            operation.result.moved_tokens += moved.moved_tokens
+            operation.result.moved_bytes += moved.moved_bytes
+            operation.result.freed_blocks += moved.freed_blocks
+        self.part_dropped(operation_id)
 
-    def drop_part(self, operation_id: str) -> Operation | None:
-        """One request's relocation is over or was dropped; the operation when none is left."""
+    def part_lost(self, operation_id: str, why: str) -> None:
+        """Whether one request's relocation was copied is not known: the operation will fail."""
+        self._faults.setdefault(operation_id, why)
+        self.part_dropped(operation_id)
+
+    def part_dropped(self, operation_id: str) -> None:
+        """One request's relocation is over; when none is left, so is the operation."""
         left = self._parts_left.get(operation_id, 0) - 1
         self._parts_left[operation_id] = left
-        return self._all.get(operation_id) if left <= 0 else None
+        operation = self._all.get(operation_id)
+        if left > 0 or operation is None:
+            return
+        why = self._faults.pop(operation_id, None)
+        if why is None:
+            self.finish(operation)
+        else:
+            self.fail(operation, why)
 
     def finish(self, operation: Operation) -> None:
         if operation.result is None:
@@ -110,6 +122,7 @@ class Operations:
     def fail(self, operation: Operation, why: str) -> None:
         operation.error = why
         self._started.pop(operation.id, None)
+        self._parts_left.pop(operation.id, None)
         self._move(operation, "failed")
 
     def _move(self, operation: Operation, state: OperationState) -> None:

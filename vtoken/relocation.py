@@ -90,10 +90,14 @@ class Relocator(Snapshots):
         if wrong := order_dependence(plan.source_slots, plan.destination_slots):
             self._ledger.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
-    def finish_step(self, step: int, copy_us: int) -> None:
-        """The worker has executed the copies of `step`."""
+    def steps_in_flight(self, before: int) -> list[int]:
+        """Steps before `before` whose copies were not reported yet."""
+        return [step for step in self._in_flight if step < before]
+
+    def finish_step(self, step: int, copy_us: int, fault: str | None = None) -> None:
+        """The worker has executed the copies of `step`; `fault`: why that is not certain."""
         for flight in self._in_flight.pop(step, []):
-            self._record(flight, step, copy_us)
+            self._record(flight, step, copy_us, fault)
 
     def drop(self, request_id: str) -> None:
         """The request lets go of its blocks: what was planned for it leaves the step's plan."""
@@ -101,9 +105,7 @@ class Relocator(Snapshots):
         if planned is not None:
             self._bequeath(*planned)
             if planned[1].operation_id is not None:
-                finished = self.operations.drop_part(planned[1].operation_id)
-                if finished is not None:
-                    self.operations.finish(finished)
+                self.operations.part_dropped(planned[1].operation_id)
         for operation in self.operations.list_pending():
             if operation.request_id == request_id:
                 self.operations.fail(operation, f"request {request_id} is no longer running")
@@ -274,6 +276,10 @@ class Relocator(Snapshots):
             self.operations.planned(operation, found, self._ledger.geometry.bytes_per_token)
             if not found.plans:
                 self.operations.finish(operation)
+            for plan in found.plans:
+                if plan.request_id not in self.planned:
+                    why = f"the plan for {plan.request_id} could not be applied, see the events"
+                    self.operations.part_lost(operation.id, why)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether a relocation of this request, of any one for None, was not reported yet."""
@@ -282,7 +288,7 @@ class Relocator(Snapshots):
             return any(state.in_flight_step for state in states.values())
         return request_id in states and bool(states[request_id].in_flight_step)
 
-    def _record(self, flight: InFlight, step: int, copy_us: int) -> None:
+    def _record(self, flight: InFlight, step: int, copy_us: int, fault: str | None) -> None:
         moved = flight.relocation
         moved.copy_us = copy_us
         flight.count(self._ledger.counters)
@@ -292,7 +298,7 @@ class Relocator(Snapshots):
         self._ledger.events.add(
             self._ledger.step, "relocation", flight.summary, msgspec.to_builtins(moved)
         )
-        if flight.operation_id is not None:
-            operation = self.operations.part_done(flight.operation_id, moved)
-            if operation is not None:
-                self.operations.finish(operation)
+        if flight.operation_id is not None and fault is not None:
+            self.operations.part_lost(flight.operation_id, fault)
+        elif flight.operation_id is not None:
+            self.operations.part_done(flight.operation_id, moved)

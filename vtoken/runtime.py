@@ -167,10 +167,14 @@ class Runtime(Ledger):
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""
-        self._check_copies(report, step)
+        for earlier in self.relocator.steps_in_flight(
+            before=step
+        ):  # steps run in order: it is lost
+            self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
+        fault = self._check_copies(report, step)
         copy_us = report.copy_us if report is not None else 0
         self.counters.copy_us += copy_us
-        self.relocator.finish_step(step, copy_us)
+        self.relocator.finish_step(step, copy_us, fault)
         if report is None:
             return
         self.counters.verified_relocations += report.verified_relocations
@@ -186,17 +190,19 @@ class Runtime(Ledger):
         self.counters.generated_tokens += num_tokens
         self.latency.tokens(request_ids, now)
 
-    def _check_copies(self, report: WorkerReport | None, step: int) -> None:
-        """The report is of this step, and says that every copy of its plan was made (I3)."""
+    def _check_copies(self, report: WorkerReport | None, step: int) -> str | None:
+        """The report is of this step, and says that every copy of its plan was made (I3).
+
+        What is wrong with it, None when nothing is.
+        """
         planned = self.relocator.num_planned_copies(step)
         told, done = (step, 0) if report is None else (report.step, report.moved_tokens)
-        if told != step or done != planned:
-            self.violated(
-                InvariantViolation(
-                    "I3",
-                    f"step {step} copies {planned} tokens, the report of {told} says {done}",
-                )
-            )
+        if told == step and done == planned:
+            return None
+        says = f"the report of {told} says {done}" if report is not None else "none was reported"
+        wrong = f"step {step} copies {planned} tokens, {says}"
+        self.violated(InvariantViolation("I3", wrong))
+        return wrong
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request lets go of its blocks: finished, aborted or preempted."""

@@ -162,14 +162,18 @@ class CoreEngine:
 
     # ------------------------------------------------------------ one step
 
-    def step(self) -> StepPlan:
-        ready = [
+    def due_requests(self) -> list[str]:
+        """Those that are in the middle of their prompt, or append one token next."""
+        ends = {name: state.prefill_end for name, state in self.runtime.states.items()}
+        return [
             r.id
             for r in self.running
-            if r.num_computed < r.num_prompt_tokens or r.num_known - r.num_computed == 1
+            if r.num_computed < ends.get(r.id, 0) or r.num_known - r.num_computed == 1
         ]
+
+    def step(self) -> StepPlan:
         self.runtime.report_lag_steps = self.worker_lag_steps
-        self.runtime.begin_step(ready)
+        self.runtime.begin_step(self.due_requests())
         message = StepMessage(StepPlan(0))
         grown: list[GrownRequest] = []
         preempted = self.num_preemptions
@@ -240,7 +244,12 @@ class CoreEngine:
         blocks = self.store.tables[request.id]
         grown.append(
             GrownRequest(
-                request.id, blocks, request.num_computed, request.num_prompt_tokens, request.seed
+                request.id,
+                blocks,
+                request.num_computed,
+                request.num_prompt_tokens,
+                request.seed,
+                request.num_known,
             )
         )
         if self.prefix_caching and (not truncated or self.caches_after_eviction):

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.core.harness import LiveEngine, make_engine, make_holes
+from vtoken.errors import InvariantViolation
 from vtoken.operations import MAX_KEPT, TRANSITIONS, Operations
 from vtoken.reclaim import Round
 from vtoken.wire import Command, Operation, OperationState
@@ -192,3 +193,77 @@ def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
     reply = engine.handle(Command(op="operation", args={"id": "x"}))
     assert reply.problem is not None
     assert reply.problem.status == 404
+
+
+# ---------------------------------------------------------------- reports that do not come
+
+
+@pytest.fixture
+def lenient(engine: LiveEngine) -> LiveEngine:
+    """Violations are told and the engine goes on."""
+    engine.core.runtime.strict = False
+    return engine
+
+
+def test_a_compaction_whose_report_is_lost_fails_and_says_so(
+    lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step's report says that the worker is past it."""
+    runtime = lenient.core.runtime
+    operation = compact(lenient)
+    with monkeypatch.context() as lost:
+        lost.setattr(runtime, "finish_step", lambda *_: None)
+        lenient.steps()
+    step = runtime.step
+    assert lenient.call("operation", id=operation.id).state == "running"
+    lenient.steps()
+    failed = lenient.call("operation", id=operation.id)
+    assert failed.state == "failed"
+    assert failed.error == f"step {step} copies {copies(failed)} tokens, none was reported"
+    assert runtime.counters.violations == 1
+    assert not any(state.in_flight_step for state in runtime.states.values())
+    again = compact(lenient)
+    lenient.steps()
+    assert lenient.call("operation", id=again.id).state == "done"
+
+
+def copies(operation: Operation) -> int:
+    assert operation.plan is not None
+    return operation.plan.moved_tokens
+
+
+@pytest.mark.parametrize("missing", [1, None])
+def test_a_compaction_of_which_less_is_reported_than_planned_fails(
+    lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch, missing: int | None
+) -> None:
+    worker = lenient.core.worker
+    execute = worker.execute
+
+    def deny(message: Any) -> Any:
+        report = execute(message)
+        report.moved_tokens -= missing or 0
+        return None if missing is None else report
+
+    operation = compact(lenient)
+    monkeypatch.setattr(worker, "execute", deny)
+    lenient.steps()
+    failed = lenient.call("operation", id=operation.id)
+    assert failed.state == "failed"
+    assert f"copies {copies(failed)} tokens" in failed.error
+
+
+def test_a_compaction_whose_plan_cannot_be_applied_fails(
+    lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lenient.core.runtime.tables["req-1"]
+
+    def refuse(*_: Any) -> Any:
+        raise InvariantViolation("I2", "a slot has a reader")
+
+    operation = compact(lenient)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(table), "apply_moves", refuse)
+        lenient.steps()
+    failed = lenient.call("operation", id=operation.id)
+    assert failed.state == "failed"
+    assert "could not be applied" in failed.error
