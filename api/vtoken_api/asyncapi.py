@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import __version__, wire
+from vtoken_api.examples import examples
 from vtoken_api.frame import TOPICS
 from vtoken_api.inputs import check_query
 from vtoken_api.openapi import answers
@@ -64,7 +65,9 @@ def description() -> dict[str, Any]:
         kind.__struct_config__.tag: {
             "title": kind.__name__,
             "summary": (kind.__doc__ or "").partition("\n")[0],
+            "contentType": "application/json",
             "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+            "examples": [{"payload": examples().messages[kind.__struct_config__.tag]}],
         }
         for kind in (*sent, AuthMessage)
     }

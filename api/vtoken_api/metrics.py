@@ -200,7 +200,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("shadow_agreed_tokens", "Of these, the shadow policy would have evicted too",
              lambda s: None if s.shadow is None else s.shadow.agreed),
     # This server process
-    Metric("server_stream_clients", "gauge", "Clients of the stream, the flight recorder is one",
+    Metric("server_stream_clients", "gauge", "Clients of the stream",
            _of_server(lambda s: s.clients)),
     Metric("server_dropped_events", "counter", "Events that a client of the stream has missed",
            _of_server(lambda s: s.dropped_events)),

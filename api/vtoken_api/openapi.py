@@ -12,10 +12,12 @@ import msgspec
 from fastapi import FastAPI
 
 from vtoken import wire
+from vtoken_api import examples
 from vtoken_api.inputs import CompactionRequest
 from vtoken_api.problems import PROBLEM_JSON
 
 PREFIX = "VToken"
+SECURITY = "VTokenBearer"
 REF_TEMPLATE = f"#/components/schemas/{PREFIX}{{name}}"
 
 DOCUMENTED: tuple[Any, ...] = (
@@ -119,10 +121,19 @@ def merge_into(app: FastAPI, mounted: FastAPI, path: str) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = own()
-            for route, operations in mounted.openapi()["paths"].items():
+            described = mounted.openapi()["paths"]
+            examples.add_to(described)
+            for route, operations in described.items():
+                for operation in operations.values():
+                    operation["security"] = [{SECURITY: []}, {}]
                 document["paths"][f"{path}{route}"] = operations
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(components())
+            document["components"].setdefault("securitySchemes", {})[SECURITY] = {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "read or control token, or vLLM's API key; see docs/security.md",
+            }
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -1,0 +1,198 @@
+"""The descriptions hold: examples are real documents, real messages fit their schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, get_args
+
+import httpx
+import jsonschema
+import msgspec
+import pytest
+from core_engine import CoreEngine
+from fastapi import FastAPI
+from serving import Served
+from websockets.asyncio.client import connect
+
+from vtoken import wire
+from vtoken_api.asyncapi import description
+from vtoken_api.examples import JSON, examples
+from vtoken_api.openapi import PROBLEMS
+from vtoken_api.plugin import VTokenEndpointPlugin
+from vtoken_api.problems import PROBLEM_JSON
+from vtoken_api.session import MAX_QUEUED
+from vtoken_api.stream import AuthMessage
+
+DRAFT = jsonschema.Draft202012Validator
+NO_JSON = {"vtoken_recording", "vtoken_asyncapi"}  # a file; the document of the stream itself
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    app = FastAPI()
+    VTokenEndpointPlugin().attach_router(app)
+    return app.openapi()
+
+
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    """Raises unless `value` fits `schema`, references resolved in `document`."""
+    whole = {**schema, "components": document["components"]}
+    DRAFT.check_schema(schema)
+    DRAFT(whole).validate(value)
+
+
+def test_every_operation_has_an_example_that_fits_its_schema(document: dict[str, Any]) -> None:
+    for operation in operations(document):
+        good = next(a for code, a in operation["responses"].items() if code.startswith("2"))
+        content = good["content"].get(JSON, {})
+        if operation["operationId"] in NO_JSON:
+            continue
+        check(document, content["schema"], content["example"])
+        for body in operation.get("requestBody", {}).get("content", {}).values():
+            check(document, body["schema"], body["example"])
+
+
+def test_every_problem_has_an_example_of_its_status(document: dict[str, Any]) -> None:
+    for operation in operations(document):
+        for code, answer in operation["responses"].items():
+            if not code.startswith("2"):
+                content = answer["content"][PROBLEM_JSON]
+                assert content["example"]["status"] == int(code)
+                check(document, content["schema"], content["example"])
+    assert {int(code) for code in examples().problems} == set(PROBLEMS)
+
+
+ANSWERS: dict[str, Any] = {
+    "vtoken_status": wire.Status,
+    "vtoken_config": wire.ConfigDocument,
+    "vtoken_patch_config": wire.PatchResult,
+    "vtoken_confirm": wire.PatchResult,
+    "vtoken_undo": wire.PatchResult,
+    "vtoken_compact": wire.Operation,
+    "vtoken_operation": wire.Operation,
+    "vtoken_policies": list[wire.PolicyInfo],
+    "vtoken_blocks": wire.BlocksDocument,
+    "vtoken_block": wire.BlockDetail,
+    "vtoken_requests": list[wire.RequestRow],
+    "vtoken_request": wire.RequestDetail,
+    "vtoken_tokens": wire.TokenPage,
+    "vtoken_events": wire.EventPage,
+    "vtoken_audit": wire.AuditPage,
+}
+
+
+def holds(written: Any, known: Any) -> bool:
+    """Whether everything in `written` is in `known`, which may have newer fields."""
+    if isinstance(written, dict):
+        return all(key in known and holds(value, known[key]) for key, value in written.items())
+    if isinstance(written, list):
+        return len(written) == len(known) and all(map(holds, written, known))
+    return bool(written == known)
+
+
+def test_every_example_is_a_document_of_the_wire(document: dict[str, Any]) -> None:
+    names = {operation["operationId"] for operation in operations(document)} - NO_JSON
+    assert set(ANSWERS) == names == set(examples().answers)
+    for name, kind in ANSWERS.items():
+        written = examples().answers[name]
+        read = msgspec.to_builtins(msgspec.convert(written, kind))
+        assert holds(written, read), name
+
+
+def message_schema(stream: dict[str, Any], tag: str) -> dict[str, Any]:
+    payload: dict[str, Any] = stream["components"]["messages"][tag]["payload"]
+    return payload
+
+
+def test_every_message_has_an_example_that_fits() -> None:
+    stream = description()
+    for tag, message in stream["components"]["messages"].items():
+        (example,) = message["examples"]
+        assert example["payload"]["type"] == tag
+        check(stream, message_schema(stream, tag), example["payload"])
+        kind = AuthMessage if tag == "auth" else wire.StreamMessage
+        msgspec.convert(example["payload"], kind)
+
+
+async def test_real_messages_of_every_kind_fit_their_schemas(
+    core: CoreEngine, served: Served
+) -> None:
+    stream = description()
+    validators = {
+        tag: DRAFT({**message_schema(stream, tag), "components": stream["components"]})
+        for tag in stream["components"]["messages"]
+    }
+    seen: dict[str, int] = {}
+    async with connect(served.stream_url + "?fps=30", max_size=None) as socket:
+
+        async def take() -> Any:
+            message = msgspec.json.decode(await asyncio.wait_for(socket.recv(), 10))
+            validators[message["type"]].validate(message)
+            seen[message["type"]] = seen.get(message["type"], 0) + 1
+            return message
+
+        await take()
+        await take()
+        core.configure(reclamation="auto", theta_f=0.0)
+        core.admit("c", 40)
+        core.step(2)
+        async with httpx.AsyncClient(base_url=served.url) as http:
+            patched = await http.patch("/vtoken/v1/config", json={"budget_tokens": 48})
+            assert patched.status_code == 200
+        core.step(5)
+        core.finish("c")
+        core.step()
+        while not {"hello", "snapshot", "delta", "event", "heartbeat"} <= set(seen):
+            await take()
+        flood = [wire.Event(seq=10**6 + n, ts=0.0, step=1, kind="server", summary="x")
+                 for n in range(MAX_QUEUED + 1)]  # fmt: skip
+        for session in tuple(served.service.hub._subscribers):
+            session.offer(flood, 0)
+        while "dropped" not in seen:
+            await take()
+        assert (await take())["type"] == "snapshot"
+    assert set(seen) == {kind.__struct_config__.tag for kind in get_args(wire.StreamMessage)}
+
+
+def test_stream_document_has_the_shape_of_asyncapi_3() -> None:
+    """The parts of the AsyncAPI 3.0.0 specification that this document uses, field by field."""
+    stream = description()
+    assert set(stream) == {"asyncapi", "info", "channels", "operations", "components"}
+    assert stream["asyncapi"] == "3.0.0"
+    assert {"title", "version"} <= set(stream["info"])
+    for channel in stream["channels"].values():
+        assert set(channel) <= {"address", "messages", "bindings", "title", "summary"}
+        assert channel["address"].startswith("/")
+        assert set(channel["bindings"]["ws"]) <= {"method", "query", "headers", "bindingVersion"}
+        DRAFT.check_schema(channel["bindings"]["ws"]["query"])
+    for operation in stream["operations"].values():
+        assert operation["action"] in ("send", "receive")
+        assert set(operation["channel"]) == {"$ref"}
+        for message in operation["messages"]:  # of the channel, not of the components (3.0.0)
+            assert message["$ref"].startswith(operation["channel"]["$ref"] + "/messages/")
+    for message in stream["components"]["messages"].values():
+        assert set(message) <= {"title", "summary", "payload", "examples", "contentType"}
+    for schema in stream["components"]["schemas"].values():
+        DRAFT.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("tag", "field", "wrong"),
+    [
+        ("heartbeat", "seq", "7"),
+        ("hello", "geometry", None),
+        ("event", "event", {}),
+        ("dropped", "n", 1.5),
+    ],
+)
+def test_schemas_refuse_what_the_wire_refuses(tag: str, field: str, wrong: Any) -> None:
+    stream = description()
+    message = {**examples().messages[tag], field: wrong}
+    with pytest.raises(jsonschema.ValidationError):
+        check(stream, message_schema(stream, tag), message)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(message, wire.StreamMessage)
