@@ -21,6 +21,8 @@ from vtoken.config import VTokenConfig
 from vtoken.ledger import Ledger
 from vtoken.table import TokenTable
 
+ASKED_STEPS = 8
+
 
 @dataclass(slots=True)
 class Arrival:
@@ -39,6 +41,7 @@ class Admission:
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
+        self._lacking: tuple[int, int] = (-ASKED_STEPS, 0)  # step, blocks
 
     def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
         self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
@@ -75,10 +78,22 @@ class Admission:
     def asked(self, num_blocks: int, *, compressed: bool = True) -> None:
         """A waiting request needs `num_blocks` free ones; what is missing is told, and opens the
         gates where it waits for what others will hold (`compressed`)."""
-        missing = num_blocks - self._ledger.store.num_free_blocks()
-        self._ledger.lacking_blocks = max(self._ledger.lacking_blocks, missing)
+        ledger = self._ledger
+        missing = max(0, num_blocks - ledger.store.num_free_blocks())
+        step, most = self._lacking
+        self._lacking = ledger.step, max(missing, most) if step == ledger.step else missing
         if compressed:
-            self._ledger.wanted_blocks = max(self._ledger.wanted_blocks, missing)
+            ledger.wanted_blocks = max(ledger.wanted_blocks, missing)
+
+    @property
+    def lacking_blocks(self) -> int:
+        """What the request that waits first lacked when it was last asked for.
+
+        The engine does not ask in every step, in one that preempts for instance; what it found is
+        true for `ASKED_STEPS`.
+        """
+        step, blocks = self._lacking
+        return blocks if self._ledger.step - step <= ASKED_STEPS else 0
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""

@@ -53,7 +53,7 @@ class Situation:
 def sentence(now: Situation) -> str:
     if now.num_requests == 0:
         if now.num_waiting:
-            return f"Idle: {now.num_waiting:,} requests wait for their first step."
+            return f"Idle: waiting for their first step: {now.num_waiting:,} requests."
         return "Idle: no request is running; the whole pool is free."
     if now.cause == "fragmented":
         return f"Fragmented: {_queue(now)}{_gain(now)}; {_remedy(now)}."
@@ -62,17 +62,22 @@ def sentence(now: Situation) -> str:
     free = now.pressure.free_blocks
     if now.freed_blocks:
         held = f"; held back: {now.closed.detail}" if now.closed else ""
-        return f"OK: {free:,} blocks free; {_gain(now)}{held}."
+        return f"OK: {_blocks(free)} free; {_gain(now)}{held}."
     waiting = ""
     if now.num_waiting and free > now.config.low_watermark_blocks:
-        waiting = f"; {now.num_waiting:,} wait, not for blocks"
-    return f"OK: {free:,} blocks free; {_holes(now)}{waiting}."
+        waiting = f"; waiting, not for blocks: {now.num_waiting:,}"
+    return f"OK: {_blocks(free)} free; {_holes(now)}{waiting}."
 
 
 def _queue(now: Situation) -> str:
     if not now.lacking_blocks:
         return ""
-    return f"{now.num_waiting:,} wait, the first lacks {now.lacking_blocks:,} blocks; "
+    waiting = "1 waits" if now.num_waiting == 1 else f"{now.num_waiting:,} wait"
+    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}; "
+
+
+def _blocks(n: int) -> str:
+    return "1 block" if n == 1 else f"{n:,} blocks"
 
 
 def _holes(now: Situation) -> str:
@@ -82,7 +87,7 @@ def _holes(now: Situation) -> str:
 
 def _gain(now: Situation) -> str:
     moved = "" if now.lacking_blocks else f" ({now.moved_bytes / 1e6:,.1f} MB moved)"
-    return f"compacting now would free {now.freed_blocks:,} blocks{moved}"
+    return f"compacting now would free {_blocks(now.freed_blocks)}{moved}"
 
 
 def _remedy(now: Situation) -> str:
@@ -101,7 +106,7 @@ def _remedy(now: Situation) -> str:
         return f"raise the low watermark from {config.low_watermark_blocks:,} to {free:,} or more"
     if now.closed.name == "pause":
         steps = pressure.pause_steps - pressure.steps_since_round
-        return f"the next round follows in {steps} steps"
+        return f"the next round follows in {steps} step{'s' if steps != 1 else ''}"
     return "too few blocks are half empty for a round: compact by hand"
 
 

@@ -7,7 +7,7 @@ round may take, or a request waits for more.
 
 The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
 round of the real planner within B and the headroom. The planner is asked after every change of the
-configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 1% of the time at
+configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 0.5% of the time at
 most. In between, what was offered of a request counts for as long as that request holds so many
 blocks beyond its live tokens.
 """
@@ -23,11 +23,12 @@ from vtoken.config import VTokenConfig
 from vtoken.gates import describe_gates, headroom_gate
 from vtoken.reclaim import Round, plan_round
 from vtoken.runtime import Runtime
+from vtoken.snapshots import has_excess
 from vtoken.table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
-OFFER_SECONDS = 0.5
-MAX_SHARE = 0.01  # of the engine's time that asking the planner may take
+OFFER_SECONDS = 0.1
+MAX_SHARE = 0.005  # of the engine's time that asking the planner may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,34 @@ class Offer:
 
     def now(self, runtime: Runtime) -> tuple[int, int]:
         """Blocks freed and tokens moved, of the requests that still hold so much."""
-        known = runtime.tables.get
-        parts = [part for part in self.parts if known(part.table.request_id) is part.table]
+        known, states = runtime.tables.get, runtime.states
+        parts = [
+            part
+            for part in self.parts
+            if known(part.table.request_id) is part.table
+            and not states[part.table.request_id].in_flight_step
+        ]
         whole = len(parts) == len(self.parts)
         freed = moved = 0
         for part in parts:
-            table = part.table
+            gain = part.freed_blocks
             if part.shared:  # all holders move, or none
-                gain = part.freed_blocks if whole else 0
+                if not whole:
+                    continue
             else:
-                needed = -(-table.num_live // table.block_size)
-                gain = min(part.freed_blocks, len(table.blocks) - needed)
-            if gain > 0 or (part.shared and whole):
-                freed += gain
-                moved += part.moved_tokens
+                gain = min(gain, _spare_blocks(part.table))
+                if gain <= 0:
+                    continue
+            freed += gain
+            moved += part.moved_tokens
         return (freed, moved) if freed > 0 else (0, 0)
+
+
+def _spare_blocks(table: TokenTable) -> int:
+    """Blocks that a round could free of a request alone, if B and the headroom allow."""
+    if not has_excess(table):
+        return 0
+    return len(table.blocks) - -(-table.num_live // table.block_size)
 
 
 class Diagnosis:
@@ -97,7 +111,7 @@ class Diagnosis:
         pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=freed > 0))
-        lacking = runtime.lacking_blocks if self._count_waiting() else 0
+        lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
         short = free - runtime.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
         if short and freed:

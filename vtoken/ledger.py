@@ -86,8 +86,7 @@ class Ledger:
         self.events = EventLog()
         self.latency = LatencyMeter()
         self.step = 0
-        self.lacking_blocks = 0  # what the request that waits first lacked in the last step
-        self.wanted_blocks = 0  # of these, what opens the gates: 0 under the engine's own admission
+        self.wanted_blocks = 0  # what the request that waits first lacked in the last step
 
     def take_config(self) -> None:
         """A step begins: it runs as a whole with the configuration as it stands."""

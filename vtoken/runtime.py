@@ -99,7 +99,7 @@ class Runtime(Ledger):
         self.step += 1
         self.take_config()
         if self.idle and not self.operations.pending:
-            self.wanted_blocks = self.lacking_blocks = 0
+            self.wanted_blocks = 0
             return  # nothing has ever died: no holes, nothing to move, nothing to give back
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
@@ -107,7 +107,7 @@ class Runtime(Ledger):
         died = self.may_evict and self.evictor.evict_due(due, freed)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
-        self.wanted_blocks = self.lacking_blocks = 0
+        self.wanted_blocks = 0
         if freed:
             freed.reverse()  # the first to be returned is the first to leave the prefix cache
             self.store.give_back(freed)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.core.harness import LiveEngine, make_engine
+from vtoken.admission import ASKED_STEPS
 from vtoken.advice import MAX_LENGTH
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
@@ -79,7 +80,7 @@ def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
     engine.concurrency = 0
     core.add("big", 4 * (core.store.num_free_blocks() + blocks))
     engine.steps(1)
-    assert core.runtime.lacking_blocks > 0
+    assert core.runtime.admission.lacking_blocks > 0
 
 
 # ---------------------------------------------------------------- idle, and nothing to do
@@ -91,7 +92,7 @@ def test_idle_says_so() -> None:
         assert found.sentence == "Idle: no request is running; the whole pool is free."
         assert found.reclaimable_blocks == 0
         engine.facts.waiting = 2
-        assert told(engine).sentence == "Idle: 2 requests wait for their first step."
+        assert told(engine).sentence == "Idle: waiting for their first step: 2 requests."
 
 
 @pytest.mark.parametrize("watermark", [0, 95])
@@ -117,7 +118,7 @@ def test_free_blocks_are_ok_and_say_what_holds_a_round_back() -> None:
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7
         assert told(engine).sentence.endswith(
-            "held slots carry no live token; 7 wait, not for blocks."
+            "held slots carry no live token; waiting, not for blocks: 7."
         )
 
 
@@ -202,8 +203,8 @@ def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
     with running(config={"low_watermark_blocks": 0, "theta_f": 0.0}) as engine:
         wait_for_blocks(engine, 4)
         found = told(engine)
-        lacking = engine.core.runtime.lacking_blocks
-        assert found.sentence.startswith(f"Fragmented: 1 wait, the first lacks {lacking} blocks; ")
+        lacking = engine.core.runtime.admission.lacking_blocks
+        assert found.sentence.startswith(f"Fragmented: 1 waits, the first lacks {lacking} blocks; ")
         raised = number_in(found.sentence, r"raise the low watermark from 0 to (\d+) or more")
         assert closed(found) == ["watermark"]
         follow(engine, low_watermark_blocks=int(raised))
@@ -293,11 +294,26 @@ def test_full_and_the_queue_is_told() -> None:
     with running(config=config, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
         found = told(engine)
-        lacking = engine.core.runtime.lacking_blocks
+        lacking = engine.core.runtime.admission.lacking_blocks
         assert found.sentence == (
-            f"Full: 1 wait, the first lacks {lacking} blocks; compacting frees nothing: "
+            f"Full: 1 waits, the first lacks {lacking} blocks; compacting frees nothing: "
             "smaller budget or fewer requests."
         )
+
+
+def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
+    """As in a step that preempts: nobody is admitted in it, nobody is asked for."""
+    with running(config={"recycle": True}, concurrency=1) as engine:
+        wait_for_blocks(engine, 3)
+        lacking = engine.core.runtime.admission.lacking_blocks
+        engine.core.waiting.clear()
+        engine.concurrency = 1
+        engine.steps(1)
+        engine.facts.waiting = 1
+        assert f"first lacks {lacking} blocks" in told(engine).sentence
+        engine.steps(ASKED_STEPS)
+        engine.facts.waiting = 1
+        assert "lacks" not in told(engine).sentence
 
 
 def test_full_for_lack_of_headroom() -> None:
