@@ -61,8 +61,7 @@ def what_if_paragraphs(
             ),
             (
                 f"moves now   {units.count(what.moved_tokens, 9)} tokens "
-                f"({units.data_size(what.moved_bytes)}) out of {units.count(what.source_blocks)} "
-                f"blocks into {units.count(what.destination_blocks)}",
+                f"({units.data_size(what.moved_bytes)}){_between(what)}",
                 text,
             ),
             (f"frees now   {units.count(what.freed_blocks, 9)} blocks", text),
@@ -72,6 +71,14 @@ def what_if_paragraphs(
         said += gate_paragraphs(what.gates, gates_now)
     said += [(note, warn) for note in result.notes]
     return said
+
+
+def _between(what: wire.WhatIf) -> str:
+    """How many blocks are emptied and how many are filled, where the server tells."""
+    if not what.source_blocks:
+        return ""
+    into = f"{units.count(what.destination_blocks)} fresh ones"
+    return f" out of {units.count(what.source_blocks)} blocks into {into}"
 
 
 def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) -> list[Paragraph]:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,77 +18,119 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from vtoken_console.app import ConsoleApp
+from vtoken_console.colouring import Mode
 from vtoken_console.raster import PngUnavailable, svg_to_png
-from vtoken_console.widgets.events import Events
-from vtoken_console.widgets.requests import Requests
+from vtoken_console.scenes import SCENES, Scene
+from vtoken_console.themes import NAMES
 
-# View -> keys pressed on the dashboard with all panels; every view starts from there anew.
-VIEWS: dict[str, tuple[str, ...]] = {
-    "pool": (),
-    "blocks": ("z",),
-    "slots": ("z", "z"),
-    "request": ("enter",),
-    "control": ("t", "left", "left", "left", "left", "left"),
-    "policy": ("P",),
-    "events": ("e",),
-    "help": ("question_mark",),
-    "palette": ("colon",),
-}
 TIMEOUT_S = 30.0  # for the first data
-DEFAULT_VIEWS = "pool,blocks,slots,request,control,help"
-FOCUS = {"request": Requests, "events": Events}
+REPLAY_S = 120  # how much of the flight recorder is played
+DEFAULT_VIEWS = ",".join(SCENES)
 
 
 async def take(
     url: str,
     out: Path,
     *,
-    size: tuple[int, int],
+    size: tuple[int, int] | None = None,
     views: Sequence[str],
     token: str | None = None,
     settle_s: float = 3.0,
     ascii_only: bool = False,
 ) -> list[Path]:
-    """Writes `out`/console-VIEW.svg (and .png); raises TimeoutError when no data comes."""
-    app = ConsoleApp(url, token=token, ascii_only=ascii_only)
+    """Writes `out`/console-VIEW.svg (and .png), each at its own size unless one is given.
+
+    Raises TimeoutError when no data comes.
+    """
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    async with app.run_test(size=size) as pilot:
-        deadline = time.monotonic() + TIMEOUT_S
-        while app.client is None or not app.client.connection.is_live:
-            if time.monotonic() > deadline:
-                why = app.client.connection.error if app.client else "not started"
-                raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
-            await pilot.pause(0.1)
-        await pilot.pause(settle_s)
-        for view in views:
-            await _drive(app, pilot, view)
-            svg = app.export_screenshot(title=f"vtoken console: {view}")
-            path = out / f"console-{view}.svg"
-            path.write_text(svg, encoding="utf-8")
-            written.append(path)
-            try:
-                path.with_suffix(".png").write_bytes(svg_to_png(svg))
-                written.append(path.with_suffix(".png"))
-            except PngUnavailable as reason:
-                print(f"{path.name}: no PNG: {reason}", file=sys.stderr)
-            while app.screen is not app.dashboard:
-                await pilot.press("escape")
-                await pilot.pause(0.1)
-            app.action_zoom_out()
+    runs: dict[tuple[str, tuple[int, int]], list[str]] = {}
+    for name in views:
+        scene = SCENES[name]
+        runs.setdefault((scene.source, size or scene.size), []).append(name)
+    for (source, columns_rows), names in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            if source == "replay":
+                recording = await _flight(url, token, Path(folder))
+                app = ConsoleApp(recording.name, recording=recording, ascii_only=ascii_only)
+            else:
+                app = ConsoleApp(url, token=token, ascii_only=ascii_only)
+            async with app.run_test(size=columns_rows) as pilot:
+                await _first_data(app, pilot, url)
+                await pilot.pause(settle_s)
+                for name in names:
+                    await _drive(app, pilot, SCENES[name])
+                    written += _save(app, out, name)
+                    await _back(app, pilot, SCENES[name])
     return written
 
 
-async def _drive(app: ConsoleApp, pilot: Pilot[int], view: str) -> None:
-    focus = FOCUS.get(view)
-    if focus is not None:
-        app.dashboard.query_one(focus).focus()
-    else:
-        app.dashboard.query_one("#pool").focus()
-    for key in VIEWS[view]:
+async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while app.client is None or not app.client.connection.is_live:
+        if time.monotonic() > deadline:
+            why = app.client.connection.error if app.client else "not started"
+            raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
+        await pilot.pause(0.1)
+
+
+async def _flight(url: str, token: str | None, folder: Path) -> Path:
+    """What the server's flight recorder holds, as a file."""
+    from vtoken.client import AsyncClient, Server
+
+    client = AsyncClient(Server(url, token))
+    try:
+        content = await client.recording(REPLAY_S)
+    finally:
+        await client.aclose()
+    path = folder / "incident.ndjson.gz"
+    path.write_bytes(content)
+    return path
+
+
+async def _drive(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    app.dashboard.set_view(scene.view)
+    if scene.look in NAMES:
+        app.set_theme(scene.look, "truecolor")
+    elif scene.look:
+        app.set_mode(Mode(scene.look))
+    target = app.dashboard.query_one(scene.focus)
+    if scene.view in ("all", scene.focus.removeprefix("#")):
+        target.focus()
+    for key in scene.keys:
         await pilot.press(key)
         await pilot.pause(0.1)
-    await pilot.pause(1.2)
+    await pilot.pause(scene.settle_s)
+
+
+def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
+    svg = app.export_screenshot(title=f"vtoken console: {name}")
+    path = out / f"console-{name}.svg"
+    path.write_text(svg, encoding="utf-8")
+    try:
+        path.with_suffix(".png").write_bytes(svg_to_png(svg))
+    except PngUnavailable as reason:
+        print(f"{path.name}: no PNG: {reason}", file=sys.stderr)
+        return [path]
+    return [path, path.with_suffix(".png")]
+
+
+async def _back(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    """The dashboard again, as it was before the scene."""
+    while app.screen is not app.dashboard:
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+    app.dashboard.query_one("#pool").focus()
+    for _ in range(3):
+        app.action_zoom_out()
+    app.dashboard.set_view("all")
+    if scene.look in NAMES:
+        app.set_theme("dark", "truecolor")
+    elif scene.look:
+        app.set_mode(Mode.UTILISATION)
+    if scene.undo:
+        await pilot.press("u")
+        await pilot.pause(1.0)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -105,15 +148,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--url", default=os.environ.get("VTOKEN_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--size", type=parse_size, default=(120, 36), metavar="WxH")
-    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(VIEWS)}")
+    parser.add_argument("--size", type=parse_size, metavar="WxH", help="of every picture")
+    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(SCENES)}")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds to watch first")
     parser.add_argument("--ascii", action="store_true")
     args = parser.parse_args(argv)
     views = [v for v in args.views.split(",") if v]
-    unknown = [v for v in views if v not in VIEWS]
+    unknown = [v for v in views if v not in SCENES]
     if unknown:
-        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(VIEWS)}")
+        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(SCENES)}")
     try:
         written = asyncio.run(
             take(

@@ -26,7 +26,7 @@ from vtoken.demo.traffic import TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
-SCREENSHOTS_S = 180.0
+SCREENSHOTS_S = 420.0
 DRAIN_S = 60.0  # for requests in flight at the end of a headless run
 EMBEDDED_FLAGS = [
     "--dtype=float32",

@@ -1,0 +1,183 @@
+"""The console on the real API in front of the real core, headless and in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from console_harness import running, screen_text, until
+from core_engine import CoreEngine
+from serving import Served, serve
+
+from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.widgets.notice import Notice
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[CoreEngine]:
+    """Two requests that lose tokens at random; nobody compacts; it keeps stepping."""
+    core = CoreEngine(num_blocks=512)
+    core.configure(
+        policy={"name": "random"},
+        budget_tokens=64,
+        interval_tokens=16,
+        recycle=False,
+        low_watermark_blocks=0,
+        theta_f=0.5,
+    )
+    core.admit("a", 300)
+    core.admit("b", 280)
+    core.step(3)
+
+    async def go() -> None:
+        while True:
+            core.step()
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(go())
+    yield core
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    core.close()
+
+
+@pytest.fixture
+async def served(core: CoreEngine) -> AsyncIterator[Served]:
+    async with serve(core.handle) as served:
+        yield served
+
+
+def notices(app) -> str:
+    return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
+
+
+async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, served: Served) -> None:
+    runtime = core.runtime
+    async with running(served.url, size=(140, 40)) as (app, pilot):
+        await pilot.press("t", *"0.01")
+        outcome = app.screen._outcome
+        await until(lambda: "theta_f 0.5 → 0.01" in outcome.text, "no what-if")
+        assert "frees now" in outcome.text
+        assert runtime.config.theta_f == 0.5
+        await pilot.press("enter")
+        await until(lambda: runtime.config.theta_f == 0.01, "not applied")
+        await until(lambda: "Applied: revision 2" in outcome.text, "not said")
+        await until(lambda: app.client.model.config.effective_revision == 2, "not effective")
+
+        await pilot.press(*"0.2", "ctrl+t")
+        await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
+        await pilot.press("backspace", *"0.02", "enter")
+        await until(lambda: runtime.config.theta_f == 0.2, "not tried")
+        await until(lambda: "ON TRIAL" in screen_text(app), "no countdown")
+        await until(lambda: runtime.config.theta_f == 0.01, "not reverted by the engine")
+        await until(lambda: "Taken back: revision 3, not confirmed within 1 s" in notices(app), "?")
+
+        await pilot.press(*"0.3", "ctrl+t")
+        await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
+        await pilot.press("tab", *"0.001", "enter")
+        await until(lambda: runtime.config.theta_f == 0.3, "not tried")
+        await until(lambda: "Taken back: revision 5, p95 inter-token" in notices(app), "no guard")
+        assert runtime.config.theta_f == 0.01
+
+        await pilot.press("escape", "escape")
+        assert notices(app) == ""
+        await pilot.press("t", *"0.4", "ctrl+t")
+        await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
+        await pilot.press("enter")
+        await until(lambda: runtime.config.theta_f == 0.4, "not tried")
+        await pilot.press("escape", "y")
+        await until(lambda: "Kept: revision 7 stays" in notices(app), "not kept")
+        await pilot.press("u")
+        await until(lambda: runtime.config.theta_f == 0.01, "not undone")
+
+
+async def test_lower_budget_on_a_real_core_is_confirmed_then_evicts(
+    core: CoreEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        await pilot.press("m", *"32", "enter")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
+        await until(lambda: served.url.removeprefix("http://") in screen_text(app), "no host")
+        assert core.runtime.config.budget_tokens == 64
+        await pilot.press("right", "enter")
+        await until(lambda: core.runtime.config.budget_tokens == 32, "not applied")
+        rows = lambda: app.client.model.requests.values()  # noqa: E731
+        await until(lambda: all(row.live <= 32 + 16 + 1 for row in rows()), "not evicted")
+
+
+async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
+    core: CoreEngine, served: Served
+) -> None:
+    async with running(served.url, size=(200, 60)) as (app, pilot):
+        await pilot.press("m")
+        form = app.screen._form
+        place = next(i for i, f in enumerate(form.fields) if f.path[0] == "shadow")
+        form._go(place)
+        await pilot.press("right", "enter")
+        await until(lambda: core.runtime.config.values().shadow is not None, "no shadow")
+        await pilot.press("escape")
+        await until(lambda: "of the victims" in screen_text(app), "not shown", limit_s=40)
+
+
+async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngine) -> None:
+    async with (
+        serve(core.handle, host="0.0.0.0") as served,
+        running(served.url) as (app, pilot),
+    ):
+        for key in ("p", "c", "u", "t", "y"):
+            await pilot.press(key)
+            await until(lambda: "bound to more than loopback" in notices(app), "no reason")
+            await pilot.press("escape")
+        app.client.model.hello.can_control = True  # a console that does not care
+        await pilot.press("p")
+        await until(lambda: "403" in notices(app), "the server does not enforce it")
+        assert core.runtime.config.reclamation == "auto"
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+async def test_real_terminal_shows_the_what_if_and_applies(
+    core: CoreEngine, served: Served, tmp_path: Path
+) -> None:
+    socket = str(tmp_path / "tmux")
+    environment = {**os.environ, "TERM": "xterm-256color", "XDG_CONFIG_HOME": str(tmp_path)}
+
+    async def tmux(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            "tmux", "-S", socket, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        out, _ = await process.communicate()
+        return out.decode()
+
+    async def shows(text: str, pane: str = "vtoken") -> str:
+        async with asyncio.timeout(40):
+            while text not in (screen := await tmux("capture-pane", "-p", "-t", pane)):
+                await asyncio.sleep(0.1)
+        return screen
+
+    console = f"{sys.executable} -m vtoken.cli console --url {served.url}"
+    await tmux("new-session", "-d", "-s", "vtoken", "-x", "80", "-y", "24", console)
+    try:
+        screen = await shows("● live")
+        assert len(screen.splitlines()) == 24
+        await tmux("send-keys", "-t", "vtoken", "t")
+        await shows("settings · desired revision 1")
+        await tmux("send-keys", "-t", "vtoken", "0.25")
+        await shows("theta_f 0.5 → 0.25")
+        await tmux("send-keys", "-t", "vtoken", "Enter")
+        await shows("Applied: revision 2")
+        assert core.runtime.config.theta_f == 0.25
+        await tmux("send-keys", "-t", "vtoken", "Escape")
+        await shows("θ 0.25")
+        await tmux("send-keys", "-t", "vtoken", "u")
+        await shows("Undone: revision 3")
+        assert core.runtime.config.theta_f == 0.5
+    finally:
+        await tmux("kill-server")
