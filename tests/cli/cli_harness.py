@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import io
 import os
+import pty
 import signal
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,3 +87,51 @@ async def spawn(*command: str, **env: str) -> Ran:
             process.kill()
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seen = b""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    async def rest(self) -> str:
+        """What comes until the program has closed the terminal."""
+        with contextlib.suppress(OSError):  # Linux: EIO
+            while data := await asyncio.to_thread(os.read, self._fd, 65536):
+                self._seen += data
+        return self._seen.decode()
+
+    async def until(self, text: str) -> None:
+        """Reads on until `text` has come."""
+        async with asyncio.timeout(PATIENCE_S):
+            while text.encode() not in self._seen:
+                self._seen += await asyncio.to_thread(os.read, self._fd, 65536)
+        self._seen = self._seen.partition(text.encode())[2]
+
+
+@contextlib.asynccontextmanager
+async def terminal(*command: str, **env: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])",
+        *command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(**{"TERM": "dumb", "PS1": "$ "} | env),
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        os.close(ours)

@@ -5,18 +5,14 @@ zsh and fish are tested where they are installed.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import pty
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cli_harness import PATIENCE_S, environment, run, spawn
+from cli_harness import run, spawn, terminal
 from serving import Served
 
 from vtoken import wire
@@ -45,47 +41,6 @@ def path(tmp_path: Path) -> str:
     program.write_text(STUB.format(python=shlex.quote(sys.executable)))
     program.chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
-
-
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._seen = b""
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    async def until(self, text: str) -> None:
-        """Reads on until `text` has come."""
-        async with asyncio.timeout(PATIENCE_S):
-            while text.encode() not in self._seen:
-                self._seen += await asyncio.to_thread(os.read, self._fd, 65536)
-        self._seen = self._seen.partition(text.encode())[2]
-
-
-@contextlib.asynccontextmanager
-async def terminal(*command: str, **env: str) -> AsyncIterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])",
-        *command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(TERM="dumb", PS1="$ ", **env),
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(ours)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        os.close(ours)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

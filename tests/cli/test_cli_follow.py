@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 from pathlib import Path
 
 import msgspec
 import pytest
-from cli_harness import PATIENCE_S, VTOKEN, environment, run, start
+from cli_harness import PATIENCE_S, VTOKEN, run, spawn, start
 from core_engine import CoreEngine
 from serving import Served
 
@@ -115,18 +116,15 @@ async def test_console_refuses_what_is_no_recording(tmp_path: Path) -> None:
     assert (await run("console", "--at", "12:00")).code == 2
 
 
-async def test_reader_that_leaves_early_is_no_error(served: Served) -> None:
-    command = " ".join([*VTOKEN, "policy list", "--url", served.url, "| head -1"])
-    process = await asyncio.create_subprocess_shell(
-        f"set -o pipefail; {command}",
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        executable="/bin/bash",
-        env=environment(),
-    )
-    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert (process.returncode, err) == (0, b"")
-    assert len(out.splitlines()) == 1
+@pytest.mark.usefixtures("stepping")
+@pytest.mark.parametrize(
+    "command", ["watch --interval 50ms", "watch --json", "events -f", "--help"]
+)
+async def test_reader_that_leaves_early_is_no_error(served: Served, command: str) -> None:
+    pipe = f"set -o pipefail; {shlex.join(VTOKEN)} {command} | head -1"
+    ran = await spawn("/bin/bash", "-c", pipe, VTOKEN_URL=served.url)
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) == 1
 
 
 async def test_events_of_a_kind(served: Served, core: CoreEngine) -> None:

@@ -1,0 +1,93 @@
+"""Every command: 0 when it has done its work, 1 when it could not, 2 when it was called wrongly."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_harness import VTOKEN, run, terminal
+from serving import Served
+
+from vtoken.cli.parser import make_parser
+
+# What each command needs to do its work here; {} is a folder.
+WORKS = {
+    "status": "",
+    "watch": "--count 1",
+    "requests": "",
+    "request": "a",
+    "block": "3",
+    "events": "",
+    "audit": "",
+    "doctor": "",
+    "config get": "",
+    "config set": "theta_f=0.5",
+    "policy list": "",
+    "policy use": "tova",
+    "compact": "--dry-run",
+    "pause": "",
+    "resume": "",
+    "confirm": "",
+    "undo": "",
+    "record": "{}/run.jsonl --duration 1",
+}
+ELSEWHERE = {"serve", "demo", "bench", "soak"}  # with parsers of their own
+LOCAL = {"console", "completion"}  # no document comes back
+
+
+def leaves(parser: argparse.ArgumentParser, title: str = "") -> Iterator[str]:
+    """Every command, `config get` and the like as two words."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for action in below:
+        for name, command in action.choices.items():
+            yield from leaves(command, f"{title} {name}".strip())
+    if not below:
+        yield title
+
+
+def test_no_command_is_forgotten_here() -> None:
+    assert set(leaves(make_parser())) == set(WORKS) | ELSEWHERE | LOCAL
+
+
+async def test_every_command_answers_0_and_documents(served: Served, tmp_path: Path) -> None:
+    url = ("--url", served.url)
+    for command, needs in WORKS.items():
+        if command == "confirm":
+            trial = ("--confirm-within", "1m", *url)
+            assert (await run("config", "set", "batch_size=5", *trial)).code == 0
+        ran = await run(*command.split(), *needs.format(tmp_path).split(), "--json", *url)
+        assert (command, ran.code, ran.err) == (command, 0, "")
+        for line in ran.out.splitlines():
+            msgspec.json.decode(line)
+        assert ran.out
+
+
+async def test_every_command_answers_1_where_no_server_is(tmp_path: Path) -> None:
+    for command, needs in WORKS.items():
+        arguments = (*command.split(), *needs.format(tmp_path).split())
+        ran = await run(*arguments, "--url", "http://127.0.0.1:9")
+        assert (command, ran.code) == (command, 1)
+        assert "nothing listens there" in ran.err + ran.out
+        assert "Traceback" not in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+async def test_every_command_answers_2_to_what_it_does_not_know() -> None:
+    for command in (set(WORKS) | LOCAL) - {"completion"}:
+        needs = WORKS.get(command, "").format("").split()
+        ran = await run(*command.split(), *needs, "--jsonn")
+        assert (command, ran.code, ran.out) == (command, 2, "")
+        assert f"vtoken {command}: unrecognized arguments: --jsonn" in ran.err
+        assert "see: vtoken" in ran.err
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["coloured", "no_color"])
+async def test_colour_is_for_terminals_that_want_it(served: Served, env: dict[str, str]) -> None:
+    command = (*VTOKEN, "status", "--url", served.url)
+    async with terminal(*command, **{"TERM": "xterm", **env}) as screen:
+        shown = await screen.rest()
+    assert "random, budget 64" in shown
+    assert ("\x1b[" in shown) is (not env)
