@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-overhead bench-memory bench-capacity bench-console soak constraints clean
+.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady sta
 bench-telemetry: $(SETUP) ## what the stream of state costs the engine at 70,000 blocks
 	$(BIN)/vtoken bench telemetry $(ARGS)
 
+bench-stream: $(SETUP) ## what 1, 10 and 50 clients of the stream cost at 70,000 blocks
+	$(BIN)/vtoken bench stream $(ARGS)
+
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
 	$(BIN)/vtoken bench overhead $(ARGS)
 
@@ -58,7 +61,7 @@ bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput unde
 bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
-bench: bench-planner bench-telemetry bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
+bench: bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]

@@ -1,0 +1,78 @@
+"""The clients of `vtoken bench stream`, in a process of their own: they receive, count and check.
+
+Knows the stream's messages. Prints one JSON document: what each client got in the time given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import msgspec
+from websockets.asyncio.client import connect
+
+from vtoken import wire
+
+
+class Head(msgspec.Struct):
+    """As much of a message as is looked at while it is counted."""
+
+    type: str
+    seq: int
+    n: int = 0
+
+
+class Counted(msgspec.Struct):
+    """One client; `state_messages` are deltas."""
+
+    bytes: int = 0
+    messages: int = 0
+    state_messages: int = 0
+    missed_events: int = 0
+    gaps: int = 0
+    snapshot_bytes: int = 0
+
+
+async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
+    """Connect, wait for all others, then count for `seconds`."""
+    counted = Counted()
+    async with connect(url, max_size=None, compression=None) as stream:
+        while True:
+            data = await stream.recv(decode=False)
+            last = msgspec.msgpack.decode(data, type=Head)
+            if last.type == "snapshot":
+                counted.snapshot_bytes = len(data)
+                break
+        if await ready.wait() == 0:
+            print("ready", flush=True)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                data = await asyncio.wait_for(stream.recv(decode=False), left)
+            except TimeoutError:
+                break
+            head = msgspec.msgpack.decode(data, type=Head)
+            counted.bytes += len(data)
+            counted.messages += 1
+            counted.state_messages += head.type == wire.Delta.__struct_config__.tag
+            counted.missed_events += head.n if head.type == "dropped" else 0
+            counted.gaps += head.seq != last.seq + 1
+            last = head
+    return counted
+
+
+async def run(url: str, num_clients: int, seconds: float) -> list[Counted]:
+    """All clients at once; "ready" is printed when the last has its snapshot."""
+    ready = asyncio.Barrier(num_clients)
+    return await asyncio.gather(*[listen(url, ready, seconds) for _ in range(num_clients)])
+
+
+def main(argv: list[str]) -> None:
+    url, num_clients, seconds = argv[0], int(argv[1]), float(argv[2])
+    counted = asyncio.run(run(url, num_clients, seconds))
+    print(msgspec.json.encode(counted).decode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
