@@ -67,4 +67,7 @@ def _replay(arguments: Namespace, keys: tuple[Key, ...]) -> int:
         keys=keys,
         recording=path,
         moment=arguments.at,
+        theme=arguments.theme,
+        colors=arguments.colors,
+        motion=not arguments.no_motion,
     )

@@ -6,6 +6,7 @@ has told, and says that the slots are not known.
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from vtoken_console import palette, units
@@ -62,7 +63,8 @@ class BlockPage(LinesWidget):
             spans += [("   newest holder ", muted), (who, text)]
         why = self.problem or "asking the server for its slots …"
         look = palette.WARN_STYLE if self.problem else muted
-        return [merge(cut(spans, width)), EMPTY, merge(cut([(f" {why}", look)], width))]
+        told = [((f" {part}", look),) for part in textwrap.wrap(why, max(20, width - 2))]
+        return [merge(cut(spans, width)), EMPTY, *told]
 
     def _answered(self, view: View, width: int) -> list[Line]:
         """What the server says of the block."""

@@ -103,12 +103,14 @@ class LinesWidget(Widget):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         self._entitling = False
+        self._base: Style | None = None  # the widget's own colours; None: to be asked again
+        self._strips: dict[int, Strip] = {}
+        self._styled: dict[Style, Style] = {}  # a span's style -> that with theme and base
         super().__init__(id=id, classes=classes)
         self.view: View | None = None
         self._lines: list[Line] = []
         self._titles = ("", "")
         self._theme: Theme | None = None
-        self._strips: dict[int, Strip] = {}
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         """At most `height` lines of at most `width` columns."""
@@ -131,6 +133,7 @@ class LinesWidget(Widget):
         self._lines = lines
         if self._theme is not self.view.theme:
             self._theme = self.view.theme
+            self._base = None
             self._strips.clear()
             self.refresh()
             return
@@ -174,10 +177,31 @@ class LinesWidget(Widget):
     def render_line(self, y: int) -> Strip:
         strip = self._strips.get(y)
         if strip is None:
-            line = self._lines[y] if y < len(self._lines) else EMPTY
-            resolve = (lambda style: style) if self._theme is None else self._theme.resolve
-            segments = [Segment(text, resolve(style)) for text, style in line]
-            strip = Strip(segments).adjust_cell_length(self.content_size.width)
-            strip = strip.apply_style(self.rich_style)
-            self._strips[y] = strip
+            strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else EMPTY)
         return strip
+
+    def _strip(self, line: Line) -> Strip:
+        base = self.rich_style if self._base is None else self._base
+        if base is not self._base:
+            self._base = base
+            self._styled.clear()
+        looks = self._styled
+        segments = []
+        for text, style in line:
+            look = looks.get(style)
+            if look is None:
+                own = style if self._theme is None else self._theme.resolve(style)
+                look = looks[style] = base + own
+            segments.append(Segment(text, look))
+        used, width = width_of(line), self.content_size.width
+        if used > width:
+            return Strip(segments, used).adjust_cell_length(width)
+        if used < width:
+            segments.append(Segment(" " * (width - used), base))
+        return Strip(segments, width)
+
+    def notify_style_update(self) -> None:
+        # Another theme, class or focus may have given the widget other colours.
+        self._base = None
+        self._strips.clear()
+        super().notify_style_update()

@@ -180,7 +180,10 @@ class Requests(Scroller):
         text = " " + units.fit("sum", self._id_width)
         for column in self._columns:
             total = column.total
-            cell = "" if total is None else units.count(sum(total(r) for r in self._rows))
+            value = 0 if total is None else sum(total(r) for r in self._rows)
+            cell = "" if total is None else units.count(value)
+            if len(cell) > column.width:
+                cell = units.short_count(value, column.width)
             text += " " + cell.rjust(column.width)
         return [((text, palette.BOLD_STYLE),)]
 
