@@ -98,10 +98,10 @@ _HUES: dict[
     "dark": ("#4e9fd8", "#e0a03c", "#5fb87c", "#d96c8a", "#a58ae0", "#c9c254", "#4fc4c0"),
     "light": ("#1f6fb0", "#a85f00", "#1d7f4e", "#b23a5e", "#6b4fc0", "#77731a", "#0f7f80"),
 }
-# Of 256: the nearest colours of these have a hue that they must not have.
-_GROUND_NUMBERS = {
-    "dark": {"BAR_BACKGROUND": 234, "NOTICE_BACKGROUND": 235, "BORDER": 239},
-    "light": {"BAR_BACKGROUND": 255, "NOTICE_BACKGROUND": 254, "BORDER": 250},
+# Of 256: roles whose nearest colour has a hue or a contrast that it must not have.
+_ROLE_NUMBERS = {
+    "dark": {"BAR_BACKGROUND": 234, "NOTICE_BACKGROUND": 234, "BORDER": 239},
+    "light": {"BAR_BACKGROUND": 255, "NOTICE_BACKGROUND": 254, "BORDER": 250, "THETA": 91},
 }
 _HUE_NUMBERS = {
     "dark": (74, 179, 72, 168, 140, 185, 80),
@@ -189,9 +189,9 @@ def theme(name: str, depth: str) -> Theme:
     roles = {role: role if dark else _LIGHT[key] for key, role in _roles().items()}
     hues = _HUES[name]
     if depth == "256":
-        grounds = {getattr(palette, key): n for key, n in _GROUND_NUMBERS[name].items()}
+        chosen = {getattr(palette, key): n for key, n in _ROLE_NUMBERS[name].items()}
         roles = {
-            role: of_number(grounds[role]) if role in grounds else nearest_number(color)
+            role: of_number(chosen[role]) if role in chosen else nearest_number(color)
             for role, color in roles.items()
         }
         hues = tuple(of_number(number) for number in _HUE_NUMBERS[name])

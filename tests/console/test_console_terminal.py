@@ -1,0 +1,83 @@
+"""The console in a real terminal: started by its command in tmux, by keys, read off its screen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_server import FakeServer
+
+SIZE = (120, 36)
+
+
+class Tmux:
+    """One session of a tmux server of its own."""
+
+    def __init__(self) -> None:
+        self.socket = f"vtoken-{uuid.uuid4().hex[:8]}"
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-L", self.socket, "-f", "/dev/null", *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p", "-t", "console")
+
+    async def shows(self, wanted: Callable[[str], bool], what: str, limit_s: float = 60.0) -> str:
+        """The screen once it is as wanted."""
+        for _ in range(int(limit_s / 0.1)):
+            if wanted(text := await asyncio.to_thread(self.screen)):
+                return text
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{what}\n{self.screen()}")
+
+
+@pytest.fixture
+def tmux() -> Iterator[Tmux]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    session = Tmux()
+    yield session
+    subprocess.run(["tmux", "-L", session.socket, "kill-server"], capture_output=True, check=False)
+
+
+async def test_console_is_started_driven_and_left_in_a_real_terminal(
+    tmux: Tmux, server: FakeServer
+) -> None:
+    server.frozen = True
+    width, height = SIZE
+    path = os.pathsep.join(sys.path)
+    command = f"{sys.executable} -m vtoken.cli console --url {server.url} --colors 256; cat"
+    size = ("-x", str(width), "-y", str(height))
+    tmux("new-session", "-d", "-s", "console", *size, "-e", f"PYTHONPATH={path}", command)
+    text = await tmux.shows(lambda t: "pool · 400 blocks" in t, "no first picture")
+    assert "● live" in text.splitlines()[0]
+    assert "q quit" in text.rstrip().splitlines()[-1]
+    tmux("send-keys", "-t", "console", "k")
+    await tmux.shows(lambda t: "by age" in t, "the colours do not change")
+    tmux("send-keys", "-t", "console", "/")
+    tmux("send-keys", "-t", "console", "-l", "state:free")
+    free = int((server.pool.flags == 0).sum())
+    await tmux.shows(lambda t: f"{free} match" in t, "the filter does not count")
+    tmux("send-keys", "-t", "console", "Escape")
+    await tmux.shows(lambda t: f"{free} match" not in t, "the filter is not cleared")
+    tmux("send-keys", "-t", "console", "p")
+    await tmux.shows(lambda _: server.config.reclamation == "paused", "pause was not sent")
+    small = ("-x", "80", "-y", "24")
+    tmux("resize-window", "-t", "console", *small)
+    text = await tmux.shows(lambda t: "moves and changes" not in t, "not laid out anew")
+    assert "requests ·" in text
+    assert max(map(len, text.splitlines())) <= 80
+    tmux("send-keys", "-t", "console", "q")
+    await tmux.shows(lambda t: "pool ·" not in t, "not left")
