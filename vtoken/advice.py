@@ -20,9 +20,10 @@ MAX_LENGTH = 150
 class Situation:
     """What the sentence is made of; see `vtoken.diagnosis` for the cause and the offer.
 
-    `freed_blocks`, `moved_bytes`: what one round would do now. `missing_blocks`: fresh blocks that
-    it lacks for more, of `available_blocks`. `held_shared_blocks`, `copy_freed_blocks`: shared
-    blocks with holes that stay where they are, and what `better_sharing` would free of them.
+    `gains`: one round would free something; `freed_blocks`, `moved_bytes`: so much at least.
+    `missing_blocks`: fresh blocks that it lacks for more, of `available_blocks`.
+    `held_shared_blocks`, `copy_freed_blocks`: shared blocks with holes that stay where they are,
+    and what `better_sharing` would free of them.
     """
 
     cause: Cause
@@ -36,6 +37,7 @@ class Situation:
     used_blocks: int
     used_slots: int
     live_tokens: int
+    gains: bool
     freed_blocks: int
     moved_bytes: int
     missing_blocks: int
@@ -60,7 +62,7 @@ def sentence(now: Situation) -> str:
     if now.cause == "full":
         return f"Full: {_queue(now)}{_full(now)}."
     free = now.pressure.free_blocks
-    if now.freed_blocks:
+    if now.gains:
         held = f"; held back: {now.closed.detail}" if now.closed else ""
         return f"OK: {_blocks(free)} free; {_gain(now)}{held}."
     waiting = ""
@@ -86,6 +88,8 @@ def _holes(now: Situation) -> str:
 
 
 def _gain(now: Situation) -> str:
+    if not now.freed_blocks:
+        return "compacting now would free blocks"
     moved = "" if now.lacking_blocks else f" ({now.moved_bytes / 1e6:,.1f} MB moved)"
     return f"compacting now would free {_blocks(now.freed_blocks)}{moved}"
 

@@ -8,8 +8,8 @@ round may take, or a request waits for more.
 The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
 round of the real planner within B and the headroom. The planner is asked after every change of the
 configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 0.5% of the time at
-most. In between, what was offered of a request counts for as long as that request holds so many
-blocks beyond its live tokens.
+most. In between, the figures are what is certain to be left of the offer: they never promise more
+than a round frees. Whether there is anything to gain follows from what is likely to be left.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from vtoken.advice import Situation, sentence
 from vtoken.config import VTokenConfig
 from vtoken.gates import describe_gates, headroom_gate
+from vtoken.planner import RelocationPlan
 from vtoken.reclaim import Round, plan_round
 from vtoken.runtime import Runtime
 from vtoken.snapshots import has_excess
@@ -33,12 +34,53 @@ MAX_SHARE = 0.005  # of the engine's time that asking the planner may take
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the round would have done with one table; `shared`: it is one of a group."""
+    """What the round would have done with one table; `shared`: it is one of a group.
+
+    `num_tokens`, `num_blocks`: those of the table then.
+    """
 
     table: TokenTable
     freed_blocks: int
     moved_tokens: int
+    fresh_blocks: int
     shared: bool
+    num_tokens: int
+    num_blocks: int
+
+    @classmethod
+    def of(cls, table: TokenTable, plan: RelocationPlan) -> Part:
+        return cls(
+            table,
+            plan.num_freed_blocks,
+            plan.num_moved_tokens,
+            plan.num_fresh_blocks,
+            bool(plan.shared_blocks),
+            table.num_tokens,
+            len(table.blocks),
+        )
+
+    def crowding(self) -> int:
+        """Fresh blocks that the tokens which came since may take on top, at most: they have taken
+        room that was to be filled."""
+        return -(-(self.table.num_tokens - self.num_tokens) // self.table.block_size)
+
+    def now(self) -> int:
+        """Blocks that moving this request still frees, at least; those that left are free now."""
+        table = self.table
+        if not has_excess(table):
+            return 0
+        left = max(0, self.num_blocks - len(table.blocks))
+        spare = len(table.blocks) - -(-table.num_live // table.block_size)
+        return min(self.freed_blocks - self.crowding() - left, spare)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a round frees and moves at least, and whether it is likely to free anything."""
+
+    likely: bool
+    freed_blocks: int = 0
+    moved_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +100,8 @@ class Offer:
     copy_freed_blocks: int = 0
     better_sharing: str = "copy"
 
-    def now(self, runtime: Runtime) -> tuple[int, int]:
-        """Blocks freed and tokens moved, of the requests that still hold so much."""
+    def now(self, runtime: Runtime) -> Gain:
+        """What is left of it."""
         known, states = runtime.tables.get, runtime.states
         parts = [
             part
@@ -68,26 +110,19 @@ class Offer:
             and not states[part.table.request_id].in_flight_step
         ]
         whole = len(parts) == len(self.parts)
+        headroom = runtime.relocator.headroom(runtime.config)
         freed = moved = 0
+        likely = False
         for part in parts:
-            gain = part.freed_blocks
-            if part.shared:  # all holders move, or none
-                if not whole:
-                    continue
-            else:
-                gain = min(gain, _spare_blocks(part.table))
-                if gain <= 0:
-                    continue
-            freed += gain
-            moved += part.moved_tokens
-        return (freed, moved) if freed > 0 else (0, 0)
-
-
-def _spare_blocks(table: TokenTable) -> int:
-    """Blocks that a round could free of a request alone, if B and the headroom allow."""
-    if not has_excess(table):
-        return 0
-    return len(table.blocks) - -(-table.num_live // table.block_size)
+            if part.shared and not whole:
+                continue
+            likely = likely or part.shared or has_excess(part.table)
+            headroom -= part.fresh_blocks + part.crowding()
+            gain = part.freed_blocks if part.shared else part.now()
+            if headroom >= 0 and (gain > 0 or part.shared):
+                freed += gain
+                moved += part.moved_tokens
+        return Gain(likely, freed, moved) if freed > 0 else Gain(likely)
 
 
 class Diagnosis:
@@ -107,18 +142,18 @@ class Diagnosis:
         runtime, config = self._runtime, self._runtime.config
         pool = runtime.tables.pool
         offer = self._current_offer()
-        freed, moved = offer.now(runtime)
+        gain = offer.now(runtime)
         pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
         gates = describe_gates(config, pressure)
-        gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=freed > 0))
+        gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=gain.likely))
         lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
         short = free - runtime.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
-        if short and freed:
+        if short and gain.likely:
             cause = "fragmented"
         elif free <= config.headroom_blocks or lacking > 0:
             cause = "full"
-        moved_bytes = moved * runtime.geometry.bytes_per_token
+        moved_bytes = gain.moved_tokens * runtime.geometry.bytes_per_token
         situation = Situation(
             cause=cause,
             config=config,
@@ -131,7 +166,8 @@ class Diagnosis:
             used_blocks=pool.num_used,
             used_slots=pool.num_used * runtime.geometry.block_size,
             live_tokens=pool.num_live,
-            freed_blocks=freed,
+            gains=gain.likely,
+            freed_blocks=gain.freed_blocks,
             moved_bytes=moved_bytes,
             missing_blocks=offer.missing_blocks,
             available_blocks=offer.available_blocks,
@@ -144,8 +180,8 @@ class Diagnosis:
             theta_f=config.theta_f,
             cause=cause,
             sentence=sentence(situation),
-            reclaimable_blocks=freed,
-            reclaim_moved_tokens=moved,
+            reclaimable_blocks=gain.freed_blocks,
+            reclaim_moved_tokens=gain.moved_tokens,
             reclaim_moved_bytes=moved_bytes,
             low_watermark_blocks=config.low_watermark_blocks,
             gates=gates,
@@ -174,15 +210,7 @@ class Diagnosis:
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
             copied = self._plan(replace(config, prefix_sharing="copy"), available)
         return Offer(
-            tuple(
-                Part(
-                    runtime.tables[plan.request_id],
-                    plan.num_freed_blocks,
-                    plan.num_moved_tokens,
-                    bool(plan.shared_blocks),
-                )
-                for plan in found.plans
-            ),
+            tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
             available,
             found.missing_blocks,
             found.shared_skipped_blocks,

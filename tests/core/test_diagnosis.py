@@ -4,6 +4,7 @@ what it advises helps.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,6 +152,30 @@ def test_the_planner_is_asked_anew_after_a_round_and_after_a_change() -> None:
         diagnosis._offer_until = diagnosis._rest_until = float("inf")
         patch(engine, batch_size=3)
         assert told(engine).reclaimable_blocks == 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> None:
+    """Under any configuration, while the planner is not asked for up to nine steps."""
+    rng = random.Random(seed)
+    config = {
+        "policy": rng.choice([EVICTING["policy"], {"name": "streaming_llm"}]),
+        "budget_tokens": rng.choice([14, 20]),
+        "interval_tokens": rng.choice([0, 3]),
+        "recycle": rng.random() < 0.5,
+        "reclamation": rng.choice(["paused", "auto"]),
+        "planner": rng.choice(["plug", "pack"]),
+        "headroom_blocks": rng.choice([2, 20]),
+        "batch_size": rng.choice([4, 60]),
+        "prefix_sharing": rng.choice(["skip", "index", "copy"]),
+        "theta_f": 0.0,
+    }
+    with running(0, config=config, prefix_tokens=16, max_tokens=40) as engine:
+        diagnosis = engine.reporter._diagnosis
+        for step in range(60):
+            engine.steps(1)
+            diagnosis._offer_until = diagnosis._rest_until = 0.0 if step % 10 == 0 else 1e12
+            told(engine)
 
 
 # ---------------------------------------------------------------- fragmented: the advice works

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,21 @@ from observe import Observer
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
+
+
+def told_while_waiting(llm: Any) -> list[str]:
+    """What the diagnosis says after each step in which requests wait; filled as the engine runs."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    note, sentences = scheduler._note_step, []
+
+    def note_and_listen(now: float) -> None:
+        note(now)
+        status = scheduler.vtoken_controller.status()
+        if status.requests.waiting:
+            sentences.append(status.fragmentation.sentence)
+
+    scheduler._note_step = note_and_listen
+    return sentences
 
 
 def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
@@ -33,8 +49,9 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
             max_num_batched_tokens=512,
             **engine_args(config, check_every_step=True),
         ) as llm:
-            observer = Observer(llm)
+            observer, told = Observer(llm), told_while_waiting(llm)
             tokens[admission] = greedy(llm, prompts, 200)
+            assert any(re.search(r"the first lacks \d+ block", sentence) for sentence in told)
             preempted[admission] = observer.runtime.counters.preemptions
     assert preempted["stock"] > 0
     assert preempted["compressed"] == 0
