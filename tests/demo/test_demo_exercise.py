@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import msgspec
 from core_engine import CoreEngine
 from serving import serve
 
 from vtoken import wire
+from vtoken.client import Client
 from vtoken.demo.exercise import Exercise, Row
 from vtoken.demo.recorder import Recorder
 
@@ -40,7 +40,7 @@ async def stepping(core: CoreEngine) -> AsyncIterator[None]:
 
 
 def work(url: str, recording: Path) -> list[Row]:
-    with httpx.Client(base_url=url, timeout=30.0) as client, Recorder(url, recording) as recorder:
+    with Client(url, timeout_s=30.0) as client, Recorder(url, recording) as recorder:
         announced: list[Row] = []
         exercise = Exercise(client, recorder, on_row=announced.append)
         exercise.run(exercise.plan(), settle_s=0.0)

@@ -1,6 +1,6 @@
 """Works every control of a running server once through REST, and checks what came of it.
 
-Knows the interface and the wire only. A check that fails is recorded in its row, not raised, so
+Knows the client and the wire only. A check that fails is recorded in its row, not raised, so
 that one broken control does not hide the others; a server that is gone is raised.
 
 A change counts as effective when the answer names a step, GET /config shows the value as desired
@@ -12,19 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
 import msgspec
 
 from vtoken import wire
+from vtoken.client import Client, ProblemError, Unreachable
 from vtoken.demo.recorder import Recorder
 from vtoken.demo.server import DemoError
 
 OPERATION_S = 30.0
-POLL_S = 0.05
-
-T = TypeVar("T")
 
 
 class Row(msgspec.Struct):
@@ -48,7 +45,7 @@ class Exercise:
     """`plan` lists the controls; `run` works them with `settle_s` seconds after each."""
 
     def __init__(
-        self, client: httpx.Client, recorder: Recorder, *, on_row: Callable[[Row], None]
+        self, client: Client, recorder: Recorder, *, on_row: Callable[[Row], None]
     ) -> None:
         self.rows: list[Row] = []
         self.switches = 0
@@ -58,9 +55,9 @@ class Exercise:
 
     def plan(self) -> list[Callable[[], None]]:
         """Every control, in an order that leaves the configuration as it was found."""
-        start = self.get("/config", wire.ConfigDocument).effective
-        limits = self.get("/config", wire.ConfigDocument).bounds
-        offered = self.get("/policies", list[wire.PolicyInfo])
+        start = self._client.config().effective
+        limits = self._client.config().bounds
+        offered = self._client.policies()
         policies = [info.name for info in offered if info.error is None]
         others = [name for name in policies if name != start.policy.name]
         choice = msgspec.to_builtins(start.policy)
@@ -112,25 +109,24 @@ class Exercise:
 
     def change(self, control: str, patch: dict[str, Any]) -> None:
         with self._row(control) as row:
-            result = self._change(row, "PATCH", "/config", patch)
+            result = self._change(row, lambda: self._client.patch_config(patch))
             self._expect(result.effective, patch)
 
     def undo(self) -> None:
         """Undo of the last change: what it had replaced is effective again."""
         with self._row("undo") as row:
-            before = self.get("/config", wire.ConfigDocument)
+            before = self._client.config()
             marker = {"theta_f": 0.9 if before.effective.theta_f < 0.5 else 0.1}
-            self._call("PATCH", "/config", wire.PatchResult, patch=marker)
-            result = self._change(row, "POST", "/undo", None)
+            self._client.patch_config(marker)
+            result = self._change(row, self._client.undo)
             if result.effective != before.effective:
                 raise MismatchError("undo did not restore the configuration before the last change")
 
     def try_out(self) -> None:
         """validate_only answers a what-if and changes nothing."""
         with self._row("validate_only") as row:
-            before = self.get("/config", wire.ConfigDocument)
-            path = "/config?validate_only=true"
-            result = self._call("PATCH", path, wire.PatchResult, patch={"theta_f": 0.0})
+            before = self._client.config()
+            result = self._client.patch_config({"theta_f": 0.0}, validate_only=True)
             if result.what_if is None or result.applied_at_step is not None:
                 raise MismatchError("validate_only answered no what-if, or named a step")
             self._expect_unchanged(before)
@@ -140,11 +136,17 @@ class Exercise:
     def be_refused(self) -> None:
         """A bad value among good ones is refused, with a problem that names it; all or nothing."""
         with self._row("refused change") as row:
-            before = self.get("/config", wire.ConfigDocument)
-            response = self._send("PATCH", "/config", {"batch_size": 3, "theta_f": 1.5})
-            if response.status_code != 422:
-                raise MismatchError(f"theta_f 1.5 was answered {response.status_code}, not 422")
-            problem = msgspec.json.decode(response.content, type=wire.Problem)
+            before = self._client.config()
+            try:
+                self._client.patch_config({"batch_size": 3, "theta_f": 1.5})
+            except Unreachable:
+                raise
+            except ProblemError as refusal:
+                problem = refusal.problem
+            else:
+                raise MismatchError("theta_f 1.5 was not refused")
+            if problem.status != 422:
+                raise MismatchError(f"theta_f 1.5 was answered {problem.status}, not 422")
             if problem.field != "theta_f" or problem.value != 1.5 or not problem.bound:
                 raise MismatchError(f"the problem does not name field, value and bound: {problem}")
             self._expect_unchanged(before)
@@ -156,19 +158,11 @@ class Exercise:
         Its F is that of the moment when it was done: nothing holds it there.
         """
         with self._row("compact") as row:
-            bound = self.get("/config", wire.ConfigDocument).bounds["batch_size"].maximum
+            bound = self._client.config().bounds["batch_size"].maximum
             row.f_before = self._f()
             sent = time.monotonic()
-            response = self._send("POST", "/compactions", {"batch_size": int(bound or 1)})
-            location = response.headers.get("location", "")
-            if response.status_code != 202 or "/operations/" not in location:
-                raise MismatchError(f"POST /compactions was answered {response.status_code}")
-            path = "/operations/" + location.rpartition("/")[2]
-            deadline = sent + OPERATION_S
-            operation = self.get(path, wire.Operation)
-            while operation.state in ("pending", "running") and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-                operation = self.get(path, wire.Operation)
+            operation = self._client.compact(batch_size=int(bound or 1))
+            operation = self._client.wait_operation(operation.id, timeout_s=OPERATION_S)
             row.reply_ms = (time.monotonic() - sent) * 1e3
             row.f_after = self._f()
             if operation.state != "done" or operation.result is None:
@@ -184,20 +178,22 @@ class Exercise:
         self.rows.append(row)
         try:
             yield row
-        except DemoError as error:
+        except Unreachable as error:
+            raise DemoError(f"{control}: {error}") from error
+        except (DemoError, ProblemError) as error:
             row.ok, row.outcome = False, str(error)
 
-    def _change(self, row: Row, method: str, path: str, body: Any) -> wire.PatchResult:
+    def _change(self, row: Row, send: Callable[[], wire.PatchResult]) -> wire.PatchResult:
         """Send a change and wait until answer, GET /config and stream agree on it."""
         sent = time.monotonic()
-        result = self._call(method, path, wire.PatchResult, patch=body)
+        result = send()
         row.reply_ms = (time.monotonic() - sent) * 1e3
         if result.applied_at_step is None:
             raise MismatchError("the answer names no step")
         row.step = result.applied_at_step
         shown = self._recorder.wait_for_revision(result.revision)
         row.seen_ms = (time.monotonic() - sent) * 1e3
-        config = self.get("/config", wire.ConfigDocument)
+        config = self._client.config()
         for where, document in (("GET /config", config), ("the stream", shown)):
             if document.revision != result.revision:
                 found = document.revision
@@ -220,29 +216,12 @@ class Exercise:
                 raise MismatchError(f"{name} is {found}, not {wanted}")
 
     def _expect_unchanged(self, before: wire.ConfigDocument) -> None:
-        after = self.get("/config", wire.ConfigDocument)
+        after = self._client.config()
         if after != before:
             raise MismatchError(f"the configuration changed: revision {after.revision}")
 
-    # ------------------------------------------------------------ HTTP
-
     def _f(self) -> float:
-        return self.get("/status", wire.Status).fragmentation.f
-
-    def get(self, path: str, kind: type[T]) -> T:
-        return self._call("GET", path, kind)
-
-    def _call(self, method: str, path: str, kind: type[T], *, patch: Any = None) -> T:
-        response = self._send(method, path, patch)
-        if response.status_code >= 300:
-            raise MismatchError(f"{method} {path}: {response.status_code} {response.text[:200]}")
-        return msgspec.json.decode(response.content, type=kind)
-
-    def _send(self, method: str, path: str, body: Any) -> httpx.Response:
-        try:
-            return self._client.request(method, f"/vtoken/v1{path}", json=body)
-        except httpx.TransportError as error:
-            raise DemoError(f"{method} {path}: {type(error).__name__}: {error}") from error
+        return self._client.status().fragmentation.f
 
 
 def _short(value: Any) -> str:

@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import httpx
 import msgspec
 
-from vtoken import wire
+from vtoken.client import Client, ProblemError
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
 
@@ -126,10 +125,10 @@ def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
     try:
         with server:
             return (run_headless if arguments.headless else run_console)(server, arguments)
-    except DemoError as error:
+    except (DemoError, ProblemError) as error:
         cause = server.first_error()
         if cause is None:
-            raise
+            raise DemoError(str(error)) from error
         raise DemoError(f"{error}\n\nfirst error in {server.log}:\n{cause}") from error
 
 
@@ -202,7 +201,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     recording = arguments.out / "recording.jsonl.gz"
     recording.unlink(missing_ok=True)  # of the run before
     with (
-        httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client,
+        Client(server.url, timeout_s=30.0) as client,
         Recorder(server.url, recording) as recorder,
     ):
         exercise = Exercise(client, recorder, on_row=announce)
@@ -221,7 +220,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
             exercise.rows,
             exercise.switches,
             recorder.samples,
-            exercise.get("/status", wire.Status),
+            client.status(),
             Stream(recorder.messages, recorder.gaps, recorder.dropped_events, str(recording)),
             duration_s=time.monotonic() - start,
         )
