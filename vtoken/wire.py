@@ -105,7 +105,7 @@ class Fragmentation(Doc):
     theta_f: float
     cause: Cause
     sentence: str = ""  # one line in plain words, from the planner's own numbers
-    reclaimable_blocks: int = 0  # blocks that one compaction (within B) would free now
+    reclaimable_blocks: int = 0  # blocks that one compaction (within B) would free now, at least
     reclaim_moved_tokens: int = 0  # what it would move
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
@@ -137,7 +137,8 @@ class Reclamation(Doc):
     relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocating
     moved_then_evicted_tokens: int = 0  # evicted soon after they were moved: copied for nothing
     payback_steps: int = 0  # what "soon" means, in steps
-    deferrals: dict[str, int] = {}  # name of the gate that was closed -> steps it held a round back
+    # Name of the gate that was closed, "headroom" or "in_flight" -> steps it held a round back.
+    deferrals: dict[str, int] = {}
 
 
 class RequestCounts(Doc):
