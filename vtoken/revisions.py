@@ -82,6 +82,7 @@ class Revisions:
         """
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.geometry.num_layers // 2)
+        notes += _waiting_notes(runtime.config, config)
         overtaken = self._overtaken()
         if overtaken is not None:
             notes.append(f"revision {overtaken} is overtaken: no step has run with it")
@@ -229,6 +230,21 @@ class Revisions:
             effective=after,
             changes=diff(before, after),
         )
+
+
+def _waiting_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
+    """Which of the values that change wait for something else, in words."""
+    changed = diff(old.values(), new.values())
+    notes = []
+    gates = [name for name in ("theta_f", "low_watermark_blocks") if name in changed]
+    if gates and new.reclamation != "auto":
+        told = " and ".join(gates)
+        notes.append(f"{told}: without effect while reclamation is {new.reclamation}")
+    limits = [n for n in ("budget_tokens", "interval_tokens", "evict_during") if n in changed]
+    if limits and not new.evicts:
+        told = " and ".join(limits)
+        notes.append(f"{told}: only for requests with a policy of their own, while policy is none")
+    return notes
 
 
 def _short(value: Any) -> str:

@@ -124,6 +124,35 @@ def test_a_revision_that_no_step_ran_with_is_overtaken_and_said_so(bench: Bench)
     assert "overtaken" not in bench.events[2].data
 
 
+@pytest.mark.parametrize(
+    ("before", "change", "note"),
+    [
+        (
+            {"reclamation": "paused"},
+            {"theta_f": 0.5, "low_watermark_blocks": 3},
+            "theta_f and low_watermark_blocks: without effect while reclamation is paused",
+        ),
+        ({"reclamation": "paused"}, {"theta_f": 0.5, "reclamation": "auto"}, None),
+        ({"reclamation": "paused"}, {"batch_size": 5}, None),
+        (
+            {"policy": {"name": "none"}},
+            {"budget_tokens": 40},
+            "budget_tokens: only for requests with a policy of their own, while policy is none",
+        ),
+        ({}, {"budget_tokens": 40}, None),
+    ],
+)
+def test_a_change_that_waits_for_something_else_says_so(
+    bench: Bench, before: dict[str, Any], change: dict[str, Any], note: str | None
+) -> None:
+    bench.patch(before)
+    bench.engine.steps()
+    notes = [] if note is None else [note]
+    assert bench.patch(change, validate_only=True).notes == notes
+    assert bench.patch(change).notes == notes
+    assert bench.events[-1].data["notes"] == notes
+
+
 # ---------------------------------------------------------------- unless confirmed
 
 

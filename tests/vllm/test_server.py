@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -158,6 +159,53 @@ async def test_commands_are_answered_while_the_engine_is_idle(http: httpx.AsyncC
     assert after.effective.theta_f == 0.25
     undone = await http.post("/vtoken/v1/undo")
     assert undone.json()["effective"]["theta_f"] == 0.5
+
+
+async def begin_trial(server: Server, query: str, theta_f: float) -> wire.Trial:
+    """By a client that is gone as soon as it has its answer."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        answer = await client.patch(f"/vtoken/v1/config?{query}", json={"theta_f": theta_f})
+    trial = msgspec.json.decode(answer.content, type=wire.PatchResult).trial
+    assert trial is not None, answer.text
+    return trial
+
+
+async def ended(http: httpx.AsyncClient) -> wire.ConfigDocument:
+    """The configuration once nothing is on trial and it is in effect."""
+    async with asyncio.timeout(30):
+        while True:
+            answer = await http.get("/vtoken/v1/config")
+            config = msgspec.json.decode(answer.content, type=wire.ConfigDocument)
+            if config.trial is None and config.effective_revision == config.revision:
+                return config
+            await asyncio.sleep(0.05)
+
+
+async def test_the_engine_ends_a_trial_whose_client_is_gone(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    """By its deadline while idle; by the p95 that it measured itself under load."""
+    before = await ended(http)
+    idle = await begin_trial(server, "confirm_within_s=1", 0.91)
+    assert (await ended(http)).effective == before.effective
+    async with Traffic(http):
+        loaded = await begin_trial(server, "guard_inter_token_p95_ms=0.02", 0.92)
+        assert (await ended(http)).effective == before.effective
+    page = msgspec.json.decode(
+        (await http.get("/vtoken/v1/events?limit=10000")).content, type=wire.EventPage
+    )
+    reasons = {
+        event.data["reverted"]: (event.data["actor"], event.data["reason"])
+        for event in page.events
+        if "reverted" in event.data
+    }
+    assert reasons[idle.revision] == ("trial", "not confirmed within 1 s")
+    actor, reason = reasons[loaded.revision]
+    assert actor == "guard"
+    assert re.fullmatch(r"p95 inter-token \d+(\.\d+)? ms > 0.02 ms", reason), reason
+    audit = msgspec.json.decode((await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage)
+    reverts = [(entry.actor, entry.action) for entry in audit.entries if entry.action == "revert"]
+    assert reverts == [("trial", "revert"), ("guard", "revert")]
 
 
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [

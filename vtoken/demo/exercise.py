@@ -79,6 +79,8 @@ class Exercise:
             change(f"budget_tokens {budget}", budget_tokens=budget),
             change(f"budget_tokens {start.budget_tokens}", budget_tokens=start.budget_tokens),
             change("recycle off", recycle=False),
+            change("shadow tova", shadow={"name": "tova"}),
+            change("no shadow", shadow=None),
             change("pause", reclamation="paused"),
             self.compact,
             change("resume", reclamation="auto"),
@@ -210,7 +212,7 @@ class Exercise:
         values = msgspec.to_builtins(effective)
         for name, wanted in patch.items():
             found = values[name]
-            if name == "policy":
+            if name in ("policy", "shadow") and wanted is not None and found is not None:
                 wanted, found = wanted["name"], found["name"]
             if found != wanted:
                 raise MismatchError(f"{name} is {found}, not {wanted}")
