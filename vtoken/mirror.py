@@ -23,6 +23,7 @@ class Mirror:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.keepers: dict[Signal, Keeper] = {}
+        self._kept: tuple[Sequence[Signal], tuple[int, ...]] = (), ()
         self.num_tokens = len(slots)
 
     @classmethod
@@ -65,6 +66,9 @@ class Mirror:
 
     def keep(self, signals: Sequence[Signal], layers: tuple[int, ...]) -> None:
         """Keep `signals` of `layers` from now on: those that were kept go on, others start anew."""
+        if (signals, layers) == self._kept:
+            return
+        self._kept = signals, layers
         before, self.keepers = self.keepers, {}
         for signal in signals:
             if signal.source == "attention":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.config import VTokenConfig
 from vtoken.gates import DEFERRALS
 from vtoken.payback import LastMoves
 from vtoken.policies import Policy
@@ -21,7 +22,9 @@ from vtoken.signals import Signal
 class Asked:
     """A signal that the worker keeps for a request, from `layers`, and its newest answer."""
 
+    signal: Signal
     layers: tuple[int, ...]
+    reader: Policy  # who acts by it, or else shadows who does
     asking: bool = False  # the worker was asked to tell it in the newest step,
     asked_from: int = 0  # and in every step since this one
     scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
@@ -46,8 +49,9 @@ class RequestState:
     kept_dead: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
-    # What its policy reads, and the shadow, where that reads another signal.
+    # What its policy reads, and the shadow, where that reads another signal; and for which rules.
     signals: dict[Signal, Asked] = field(default_factory=dict)
+    signals_for: tuple[VTokenConfig, Policy | None] | None = None
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
     moved_tokens: int = 0
     recycled_slots: int = 0

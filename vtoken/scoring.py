@@ -18,7 +18,6 @@ import numpy as np
 
 from vtoken.config import VTokenConfig
 from vtoken.ledger import Ledger
-from vtoken.policies import Policy
 from vtoken.requests import Asked, RequestState
 from vtoken.signals import WARM_QUERIES, Floats, Signal
 from vtoken.step import StepPlan, WorkerReport
@@ -48,7 +47,7 @@ class Scoring:
         elif self._active:
             self._active = False
             for state in ledger.states.values():
-                state.signals.clear()
+                state.signals, state.signals_for = {}, None
         return self._active
 
     def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
@@ -60,31 +59,37 @@ class Scoring:
         ledger = self._ledger
         probes_decode = ledger.step % ledger.config.probe_every_steps == 0
         layers = self.layers(ledger.config)
+        shadow = ledger.shadow.asked
         probed, want = [], []
         for request_id, num_before in grown:
             table, state = ledger.tables[request_id], ledger.states[request_id]
             rules = ledger.rules(request_id)
-            readers = self._readers(rules)
-            _follow(state, readers, layers)
-            if not readers:
+            known = state.signals_for
+            if known is None or known[0] is not rules or known[1] is not shadow:
+                self._follow(state, rules, layers)
+                state.signals_for = rules, shadow
+            if not state.signals:
                 continue
-            due, prompt_known = self.soon_due(table, rules), table.num_tokens >= state.prefill_end
-            kept = []
-            for signal, reader in readers.items():
-                asked = state.signals[signal]
-                asks = due or (prompt_known and _wants_profile(state, reader))
+            due, attends = self.soon_due(table, rules), False
+            kept: tuple[Signal, ...] = ()
+            for asked in state.signals.values():
+                signal, of_keys = asked.signal, asked.signal.of_keys
+                asks = due or (
+                    asked.reader.profiles
+                    and table.num_tokens >= state.prefill_end
+                    and asked.reader not in state.profiles
+                )
                 if asks and not asked.asking:
                     asked.asked_from = ledger.step
                 asked.asking = asks
                 if asks:
                     want.append((request_id, signal))
-                if asks or signal.source == "attention":
-                    kept.append(signal)
-            if not kept:
-                continue
-            plan.signals[request_id] = tuple(kept)
-            probes = probes_decode or num_before < state.prefill_end
-            if probes and any(signal.source == "attention" for signal in kept):
+                if asks or not of_keys:
+                    kept += (signal,)
+                attends |= not of_keys
+            if kept:
+                plan.signals[request_id] = kept
+            if attends and (probes_decode or num_before < state.prefill_end):
                 probed.append(request_id)
         if not plan.signals:
             return
@@ -94,14 +99,22 @@ class Scoring:
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
-    def _readers(self, rules: VTokenConfig) -> dict[Signal, Policy]:
-        """Signal -> who reads it, of those that decide about a request or shadow who does.
+    def _follow(self, state: RequestState, rules: VTokenConfig, layers: tuple[int, ...]) -> None:
+        """From now on a request keeps what its policy reads, and the shadow, if it evicts at all.
 
-        A signal that both read is kept as for the policy that acts.
+        Signals that were kept go on, others start anew; one that both read is kept for the policy.
         """
         shadow = self._ledger.shadow.asked if rules.evicts else None
-        readers = (rules.policy,) if shadow is None else (shadow, rules.policy)
-        return {policy.reads: policy for policy in readers if policy.reads is not None}
+        before, state.signals = state.signals, {}
+        for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
+            signal = reader.reads
+            if signal is None or signal in state.signals:
+                continue
+            asked = before.get(signal)
+            if asked is None or asked.layers != layers:
+                asked = Asked(signal, layers, reader)
+            asked.reader = reader
+            state.signals[signal] = asked
 
     def soon_due(self, table: TokenTable, rules: VTokenConfig) -> bool:
         """Whether this step's answer may be the newest one when `table` is next due."""
@@ -150,18 +163,6 @@ class Scoring:
         seen = int(np.searchsorted(ids, len(told)))
         scores[:seen] = told[ids[:seen]]
         return scores
-
-
-def _follow(state: RequestState, signals: Iterable[Signal], layers: tuple[int, ...]) -> None:
-    """`signals` of `layers` are kept from now on: those that were go on, others start anew."""
-    before, state.signals = state.signals, {}
-    for signal in signals:
-        asked = before.get(signal)
-        state.signals[signal] = Asked(layers) if asked is None or asked.layers != layers else asked
-
-
-def _wants_profile(state: RequestState, policy: Policy) -> bool:
-    return policy.profiles and policy not in state.profiles
 
 
 _FIRST_REPORT = {

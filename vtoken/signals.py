@@ -60,8 +60,12 @@ class Signal:
             raise ValueError(f"{self.kind} with a window of {self.window_queries} queries")
 
     @property
+    def of_keys(self) -> bool:
+        return self.kind == "key_norm" or self.kind == "key_difference"
+
+    @property
     def source(self) -> Literal["attention", "keys"]:
-        return "keys" if self.kind.startswith("key_") else "attention"
+        return "keys" if self.of_keys else "attention"
 
     def num_rows(self, num_queries: int) -> int:
         """How many of a step's newest `num_queries` matter."""

@@ -164,7 +164,7 @@ def test_the_worker_keeps_both_signals_and_tells_them_when_an_eviction_is_near()
     engine = crowd("h2o", "tova", interval_tokens=6)
     plans = [engine.step() for _ in range(40)]
     kept = {signals for plan in plans for signals in plan.signals.values()}
-    assert kept == {(LAST, SUM)}
+    assert kept == {(SUM, LAST)}
     for plan in plans:
         told = {name for name, _ in plan.want_scores}
         assert len(plan.want_scores) == 2 * len(told)

@@ -181,6 +181,18 @@ async def ended(http: httpx.AsyncClient) -> wire.ConfigDocument:
             await asyncio.sleep(0.05)
 
 
+async def all_events(http: httpx.AsyncClient) -> list[wire.Event]:
+    """Everything that the engine still holds."""
+    events: list[wire.Event] = []
+    while True:
+        after = events[-1].seq if events else 0
+        answer = await http.get(f"/vtoken/v1/events?after={after}&limit=1000")
+        page = msgspec.json.decode(answer.content, type=wire.EventPage)
+        if not page.events:
+            return events
+        events += page.events
+
+
 async def test_the_engine_ends_a_trial_whose_client_is_gone(
     server: Server, http: httpx.AsyncClient
 ) -> None:
@@ -191,12 +203,9 @@ async def test_the_engine_ends_a_trial_whose_client_is_gone(
     async with Traffic(http):
         loaded = await begin_trial(server, "guard_inter_token_p95_ms=0.02", 0.92)
         assert (await ended(http)).effective == before.effective
-    page = msgspec.json.decode(
-        (await http.get("/vtoken/v1/events?limit=10000")).content, type=wire.EventPage
-    )
     reasons = {
         event.data["reverted"]: (event.data["actor"], event.data["reason"])
-        for event in page.events
+        for event in await all_events(http)
         if "reverted" in event.data
     }
     assert reasons[idle.revision] == ("trial", "not confirmed within 1 s")
