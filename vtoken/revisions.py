@@ -86,6 +86,8 @@ class Revisions:
         overtaken = self._overtaken()
         if overtaken is not None:
             notes.append(f"revision {overtaken} is overtaken: no step has run with it")
+        if self._trial is not None:
+            notes.append(f"revision {runtime.revision} is on trial: refused until that has ended")
         guard = None if terms is None else terms.guard
         limit = None if guard is None else guard.inter_token_p95_ms
         p95 = judged_p95(runtime.latency.inter_token(self._clock()))

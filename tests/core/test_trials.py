@@ -350,7 +350,9 @@ def test_a_dry_run_checks_the_terms_and_puts_nothing_on_trial(bench: Bench) -> N
     result = bench.patch({"theta_f": 0.5}, validate_only=True, confirm_within_s=5)
     assert (result.trial, result.revision, bench.config.trial) == (None, 1, None)
     bench.patch({"theta_f": 0.5}, confirm_within_s=5)
-    assert bench.patch({"theta_f": 0.1}, validate_only=True).what_if is not None
+    tried = bench.patch({"theta_f": 0.1}, validate_only=True)
+    assert tried.what_if is not None
+    assert tried.notes[-1] == "revision 2 is on trial: refused until that has ended"
 
 
 def test_a_change_that_changes_nothing_is_not_on_trial(bench: Bench) -> None:
