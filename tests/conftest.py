@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub library is imported; no test downloads
+# Servers that tests start keep audit log and flight recorder here, not in the user's home.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="vtoken-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tensors this small gain nothing from more threads, and lose much where the cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

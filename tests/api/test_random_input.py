@@ -15,38 +15,14 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-import schemathesis
 from core_engine import CoreEngine
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from random_calls import DETERMINISTIC, call_at_random, described_operations
 from serving import Served, serve_in_thread
 
 from vtoken_api.log import logger
 from vtoken_api.plugin import MOUNT_PATH
-
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    negative_data_rejection,
-]
-DETERMINISTIC = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=list(HealthCheck),
-)
 
 
 def make_engine() -> CoreEngine:
@@ -82,12 +58,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def operations(served: Served) -> dict[str, Any]:
-    """The operations of vToken that the server describes, by id."""
-    document = httpx.get(served.url + "/openapi.json").json()
-    document["paths"] = {p: o for p, o in document["paths"].items() if p.startswith(MOUNT_PATH)}
-    schema = schemathesis.openapi.from_dict(document)
-    found = [result.ok() for result in schema.get_all_operations()]
-    return {operation.definition.raw["operationId"]: operation for operation in found}
+    return described_operations(served.url)
 
 
 OPERATIONS = [
@@ -119,17 +90,7 @@ def test_every_operation_is_drawn_from(operations: dict[str, Any]) -> None:
 def test_random_calls_are_answered_as_the_description_says(
     name: str, served: Served, operations: dict[str, Any]
 ) -> None:
-    operation = operations[name]
-    modes = schemathesis.GenerationMode
-    drawn = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in modes])
-
-    @settings(DETERMINISTIC, max_examples=20)
-    @given(case=drawn)
-    def call(case: Any) -> None:
-        response = case.call(base_url=served.url, timeout=20)
-        case.validate_response(response, checks=CHECKS)
-
-    call()
+    call_at_random(operations[name], served.url, max_examples=20)
 
 
 def frame(opcode: int, payload: bytes, *, fin: bool, masked: bool, reserved: int) -> bytes:
@@ -191,7 +152,7 @@ def say(served: Served, head: bytes, *pieces: bytes) -> bytes:
 def test_stream_survives_any_frames(served: Served) -> None:
     before = served.service.hub.num_clients
 
-    @settings(DETERMINISTIC, max_examples=60)
+    @settings(DETERMINISTIC, max_examples=40)
     @given(st.lists(FRAMES, max_size=20), TAILS, QUERIES)
     def send(frames: list[bytes], tail: bytes, query: str) -> None:
         heard = say(served, handshake(f"{MOUNT_PATH}/stream{query}"), b"".join(frames) + tail)
@@ -206,7 +167,7 @@ def test_stream_survives_any_frames(served: Served) -> None:
     raise AssertionError("sessions of clients that have gone are still there")
 
 
-@settings(DETERMINISTIC, max_examples=60)
+@settings(DETERMINISTIC, max_examples=40)
 @given(query=st.text(st.characters(codec="ascii", exclude_characters="#"), max_size=60))
 def test_stream_refuses_any_query_before_the_handshake_or_serves_it(
     served: Served, query: str

@@ -23,6 +23,7 @@ import reference
 import websockets
 from doors import bearer, check_every_door
 from prometheus_client.parser import text_string_to_metric_families
+from random_calls import call_at_random, described_operations
 from websockets.asyncio.client import connect
 
 from vtoken import wire
@@ -175,6 +176,16 @@ async def test_metrics_of_the_real_server_are_those_that_docs_and_dashboard_name
     dashboard = (ROOT / "docs/grafana/vtoken.json").read_text()
     named = set(re.findall(r"vllm:\w+", dashboard))
     assert named - samples <= {PREFIX + name + "_total" for name in sometimes}
+
+
+def test_random_calls_are_answered_as_the_description_says(server: Server) -> None:
+    operations = described_operations(server.url)
+    assert len(operations) >= 17
+    for name, operation in operations.items():
+        if name != "vtoken_recording":  # a large file each time
+            call_at_random(operation, server.url, 3, headers=bearer(CONTROL))
+    lines = server.log.read_text().splitlines()
+    assert [line for line in lines if "vtoken:" in line and "ERROR" in line] == []
 
 
 class Listener:

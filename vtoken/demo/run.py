@@ -147,7 +147,7 @@ def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> S
     return Server(
         model,
         port=port,
-        arguments=[*flags, *server_flags],
+        arguments=[f"--vtoken-state-dir={arguments.out / 'state'}", *flags, *server_flags],
         log=arguments.out / "server.log",
         environment=environment,
         startup_timeout_s=arguments.startup_timeout,
