@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import reference
 from websockets.asyncio.client import connect
 
 from vtoken import wire
+from vtoken.client import AsyncClient
 from vtoken.demo.server import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -286,3 +289,41 @@ async def test_a_bad_argument_fails_its_own_request_alone_with_400(
     answer = await running
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 200
+
+
+async def vtoken(server: Server, *arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "vtoken.cli", *arguments, "--url", server.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    return out.decode()
+
+
+async def test_command_line_and_client_work_together_on_a_busy_server(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    async with Traffic(http) as traffic, AsyncClient(server.url) as client:
+        said = await vtoken(
+            server, "config", "set", "batch_size=7", "--confirm-within=5m", "--guard-p95=30s"
+        )
+        assert "is on trial" in said
+        trial = (await client.config()).trial
+        assert trial is not None
+        assert trial.guard == wire.Guard(inter_token_p95_ms=30_000.0)
+        assert "confirmed" in await vtoken(server, "confirm")
+        started = await client.compact()
+        assert (await client.wait_operation(started.id)).state == "done"
+        youngest = min(await client.requests(), key=lambda row: row.output_tokens)
+        pages = [page async for page in client.token_pages(youngest.id, limit=64)]
+        assert sum(len(page.rows) for page in pages) >= youngest.prompt_tokens
+        pool = await client.blocks()
+        assert len(await client.block_live()) == pool.num_blocks
+        assert gzip.decompress(await client.recording(60)).startswith(b'{"type":"recording"')
+        shown = await vtoken(server, "events", "-n", "1000", "--kind", "config", "--json")
+        events = [msgspec.json.decode(line, type=wire.Event) for line in shown.splitlines()]
+        assert events[-1].data["confirmed"] == trial.revision
+    assert traffic.wrong == []
