@@ -37,7 +37,7 @@ check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-screenshots: $(SETUP) ## pictures of the console into screenshots/
+screenshots: $(SETUP) ## every picture of docs/console.md, from a live run, into screenshots/
 	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)
 
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans

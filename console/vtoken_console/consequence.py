@@ -5,7 +5,7 @@ Knows no widget and no socket.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console import palette, units
@@ -23,10 +23,16 @@ def may_evict(patch: Mapping[str, Any]) -> bool:
     return bool(EVICTION_RULES & patch.keys())
 
 
-def irreversible(changes: Mapping[str, list[Any]], policy: str, evicted_tokens: int) -> str | None:
+def irreversible(
+    changes: Mapping[str, list[Any]],
+    policy: str,
+    evicted_tokens: int,
+    live_tokens: Iterable[int] = (),
+) -> str | None:
     """Why a change needs a confirmation; None where undo brings everything back.
 
-    `policy`: the one in force before. Evicted tokens never come back; blocks, moves, gates do.
+    `policy`: the one in force before; `live_tokens`: of each request. Evicted tokens never come
+    back; blocks, moves, gates do.
     """
     old, new = changes.get("policy", [{"name": policy}, {"name": policy}])
     before, after = changes.get("budget_tokens", [0, 0])
@@ -37,7 +43,8 @@ def irreversible(changes: Mapping[str, list[Any]], policy: str, evicted_tokens: 
     if old["name"] != new["name"]:
         return f"From now on {new['name']} chooses the tokens that die."
     if after < before:
-        return f"Requests that grow past {units.count(after)} live tokens lose the rest."
+        over = units.count(sum(max(0, live - after) for live in live_tokens))
+        return f"Requests keep {units.count(after)} live tokens; they hold {over} more than that."
     return None
 
 

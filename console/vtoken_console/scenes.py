@@ -37,9 +37,10 @@ SCENES: dict[str, Scene] = {
     "pool-owner": Scene(look="owner"),
     "pool-age": Scene(look="age"),
     "pool-churn": Scene(look="churn"),
-    "region": Scene(("z",)),
-    "blocks": Scene(("z", "z")),
-    "slots": Scene(("z", "z", "z")),
+    # The demo's pool is small: there is a region to zoom into only on a small terminal.
+    "region": Scene(("z",), size=(64, 20)),
+    "blocks": Scene(("z",)),
+    "slots": Scene(("z", "z"), settle_s=2.5),
     "request": Scene(("enter",), focus="#requests", settle_s=2.5),
     "control": Scene(LOWER_THETA),
     "policy": Scene(("P",)),

@@ -131,6 +131,9 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
     if scene.undo:
         await pilot.press("u")
         await pilot.pause(1.0)
+    if "e" in scene.keys:
+        app.action_event_kinds()
+    app.dashboard.say(None)
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -65,7 +65,8 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, serve
         await pilot.press("t", *"0.01")
         outcome = app.screen._outcome
         await until(lambda: "theta_f 0.5 → 0.01" in outcome.text, "no what-if")
-        assert "frees now" in outcome.text
+        for part in ("evicts now", "moves now", "frees now", "watermark ("):
+            assert part in outcome.text
         assert runtime.config.theta_f == 0.5
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.01, "not applied")

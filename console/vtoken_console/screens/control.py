@@ -254,7 +254,8 @@ class ControlScreen(ModalScreen[None]):
         """Whether nothing is lost for good, or somebody wants that."""
         result = await self._client.rest.patch_config(patch, validate_only=True)
         evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
-        why = irreversible(result.changes, config.desired.policy.name, evicted)
+        live = [row.live for row in self._client.model.requests.values()]
+        why = irreversible(result.changes, config.desired.policy.name, evicted, live)
         if why is None:
             return True
         status = self._client.model.status

@@ -7,7 +7,7 @@ back (▼) or kept it (✓); the last line names the mark under the cursor, or t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -109,6 +109,8 @@ class Charts(LinesWidget, can_focus=True):
             else:
                 glyph, look = _glyph(marker)
                 axis.append((glyph, palette.CURSOR_STYLE if marker == chosen else look))
+        if width_of(chart.title) > AXIS + len(chart.values):
+            chart = replace(chart, title=chart.title[:2])
         indent = max(0, min(AXIS, AXIS + len(chart.values) - width_of(chart.title)))
         lines: list[Line] = [merge([(" " * indent, faint), *chart.title])]
         for n, line in enumerate(body):
@@ -203,7 +205,7 @@ def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
     """▲14 ana theta_f 0.4 → 0.25 14:02:09: the chosen mark alone, or the newest, as many as fit."""
     markers = view.series.markers if view.series is not None else []
     if not markers:
-        return ((" nobody has changed the configuration", palette.FAINT_STYLE),)
+        return ((" no change of the configuration was seen so far", palette.FAINT_STYLE),)
     spans: list[Span] = []
     for marker in [chosen] if chosen is not None else reversed(markers):
         glyph, look = _glyph(marker)

@@ -40,15 +40,17 @@ def closed_gates(gates: list[wire.Gate]) -> list[str]:
 
 
 def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
-    """A line a gate: open or closed, its name, both numbers."""
+    """A line a gate: open or closed, both numbers, and its name where there is room for all."""
     lines: list[Line] = []
     name_width = max((len(gate.name) for gate in gates), default=0) + 1
+    if any(2 + name_width + len(gate.detail) > width for gate in gates):
+        name_width = 0  # the details name what they compare
     for gate in gates:
         glyph, look = ("✓", palette.GOOD_STYLE) if gate.open else ("×", palette.WARN_STYLE)
         spans: list[Span] = [
             (f"{glyph} ", look),
             (units.fit(gate.name, name_width), palette.TEXT_STYLE if gate.open else look),
-            (gate.detail, palette.MUTED_STYLE),
+            (gate.detail, palette.MUTED_STYLE if gate.open or name_width else look),
         ]
         lines.append(merge(cut(spans, width)))
     return lines
@@ -93,10 +95,10 @@ def payback_section(view: View, status: wire.Status) -> list[Line]:
         _row("recycled", units.count(done.recycled_slots, 8), "slots"),
         _row("time in copies", units.percent(copy, 8), f"plans {units.percent(plan, 0)}"),
     ]
-    reasons = sorted(done.deferrals.items(), key=lambda item: -item[1])
+    reasons = sorted((item for item in done.deferrals.items() if item[1]), key=lambda i: -i[1])
     if reasons:
         lines.append(_row("held back by", ""))
-        lines += [_row(f" {name}", units.count(steps, 8), "steps") for name, steps in reasons]
+        lines += [_row(name, units.count(steps, 8), "steps") for name, steps in reasons]
     elif done.deferred:
         lines.append(_row("no headroom", units.count(done.deferred, 8), "rounds"))
     return lines
@@ -145,7 +147,7 @@ def latency_section(status: wire.Status) -> list[Line]:
 def cost_section(view: View) -> list[Line]:
     cost = view.cost
     dropped = palette.WARN_STYLE if cost.dropped else palette.TEXT_STYLE
-    drawn = f"of {units.short_count(cost.drawn).strip()}"
+    drawn = f"{units.short_count(cost.drawn).strip()} drawn"
     return [
         _title("this console", "what it costs"),
         _row("to terminal", units.data_size(cost.written_per_s, 8) + "/s"),
