@@ -92,7 +92,7 @@ KEYS: tuple[Key, ...] = (
         "^t",
         "trial",
         "on trial",
-        "apply them for a time, or under a guard; the engine takes them back itself",
+        "apply for a time, or under a guard; the engine takes it back itself",
         "Settings",
         True,
         9,

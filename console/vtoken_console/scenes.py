@@ -15,7 +15,7 @@ SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
 class Scene:
     """`keys` are pressed with `focus` focused; `undo`: the scene changes the server.
 
-    `source`: "live", or "replay" of what the server's flight recorder holds.
+    `source`: "live", "guide" for the first minute, "replay" of what the flight recorder holds.
     """
 
     keys: tuple[str, ...] = ()
@@ -57,5 +57,6 @@ SCENES: dict[str, Scene] = {
     "small": Scene(size=SMALL),
     "small-control": Scene(LOWER_THETA, size=SMALL),
     "small-figures": Scene(size=SMALL, view="figures"),
+    "guide": Scene(source="guide", size=SMALL),
     "replay": Scene(source="replay"),
 }

@@ -54,7 +54,8 @@ async def take(
                 recording = await _flight(url, token, Path(folder))
                 app = ConsoleApp(recording.name, recording=recording, ascii_only=ascii_only)
             else:
-                app = ConsoleApp(url, token=token, ascii_only=ascii_only)
+                guided = source == "guide"
+                app = ConsoleApp(url, token=token, ascii_only=ascii_only, guided=guided)
             async with app.run_test(size=columns_rows) as pilot:
                 await _first_data(app, pilot, url)
                 await pilot.pause(settle_s)
