@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     watch_s, num_keys, runs = (2.0, 3, 1) if args.quick else (10.0, 15, args.runs)
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    setup = {
+    setup: dict[str, str | int] = {
         "load before": load,
         "blocks": 70_000,
         "requests": 256,
@@ -161,7 +161,7 @@ def _table(runs: list[Run]) -> Table:
         ["figure", "median", "lowest", "highest", "goal", ""],
         [],
         [
-            "goals are held against the median of elapsed time: other work on the machine counts in",
+            "goals are held against medians of elapsed time: other work on the machine counts in",
             "a free core paints first within little more than the CPU time of the first paint",
         ],
     )
