@@ -67,6 +67,7 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     tmux("send-keys", "-t", "console", "k")
     await tmux.shows(lambda t: "by age" in t, "the colours do not change")
     tmux("send-keys", "-t", "console", "/")
+    await tmux.shows(lambda t: "part of an id" in t, "no field for the filter")
     tmux("send-keys", "-t", "console", "-l", "state:free")
     free = int((server.pool.flags == 0).sum())
     await tmux.shows(lambda t: f"{free} match" in t, "the filter does not count")

@@ -65,25 +65,28 @@ class Terminal:
         with self._news:
             return len(self._chunks)
 
-    def text(self, since: int = 0) -> str:
-        """What it wrote from a mark on, without escape sequences."""
+    def text(self, since: int = 0, until: int | None = None) -> str:
+        """What it wrote between two marks, without escape sequences."""
         with self._news:
-            raw = b"".join(data for _, data in self._chunks[since:])
+            raw = b"".join(data for _, data in self._chunks[since:until])
         return _ESCAPES.sub("", raw.decode("utf-8", "replace"))
 
     def wait_for(self, wanted: str, since: int = 0, limit_s: float = 30.0) -> float:
         """The monotonic time at which `wanted` had been written; raises TimeoutError."""
         deadline = time.monotonic() + limit_s
         while True:
+            ended = self.process.poll() is not None
+            if ended:
+                self._reader.join(1)  # all that it wrote has been read
             with self._news:
                 count = len(self._chunks)
-            if wanted in self.text(since):
+            if wanted in self.text(since, count):
                 with self._news:
                     return self._chunks[count - 1][0]
             with self._news:
                 if len(self._chunks) == count:
                     self._news.wait(0.2)
-            if time.monotonic() > deadline or self.process.poll() is not None:
+            if ended or time.monotonic() > deadline:
                 tail = self.text(since)[-300:]
                 raise TimeoutError(f"{wanted!r} was not written in {limit_s:g} s; last: {tail!r}")
 
