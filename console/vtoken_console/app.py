@@ -20,6 +20,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken_console.actions_control import ControlActions
+from vtoken_console.actions_export import ExportActions
 from vtoken_console.actions_guide import GuideActions
 from vtoken_console.actions_look import LookActions
 from vtoken_console.actions_replay import ReplayActions
@@ -40,7 +41,7 @@ HEAVY = (
 )
 
 
-class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions):
+class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, ExportActions):
     """`fps` frames a second at most; `read_only` refuses controls without asking the server.
 
     `recording`: a file to be played, from `moment` on, instead of a server to be watched.

@@ -58,6 +58,11 @@ class Client:
         return self._feed.series
 
     @property
+    def ready(self) -> bool:
+        """Whether what was asked for is there to be shown."""
+        return self.connection.is_live and self.model.status is not None
+
+    @property
     def replay(self) -> Bar | None:
         """Where a recording stands; None on a live server."""
         return None

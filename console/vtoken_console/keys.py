@@ -99,6 +99,7 @@ KEYS: tuple[Key, ...] = (
         "settings",
     ),
     Key("ctrl+y", "^y", "keep", "keep", "keep what is on trial", "Settings", True, 9, "settings"),
+    Key("x", "x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", rank=7),
     Key("r", "r", "retry", "retry", "connect again now", "Console"),
     Key(
         "colon",

@@ -34,9 +34,7 @@ class NotRecorded(AsyncClient):
         if what == "requests":
             return "tokens and block tables are not in it, only the row in the panel of requests."
         if what == "blocks" and name.isdigit():
-            return (
-                f"slots are asked of a running server and are not in it. {self._block(int(name))}"
-            )
+            return f"slots are not in it. {self._block(int(name))}"
         return "there is no server to ask; nothing was sent"
 
     def _block(self, block: int) -> str:
@@ -50,9 +48,9 @@ class NotRecorded(AsyncClient):
             word
             for bit, word in (
                 (wire.FLAG_SHARED, "shared"),
-                (wire.FLAG_HASHED, "in the prefix cache"),
-                (wire.FLAG_IN_FLIGHT, "source or destination of a move"),
-                (wire.FLAG_TAIL, "the block its request appends to"),
+                (wire.FLAG_HASHED, "cached"),
+                (wire.FLAG_IN_FLIGHT, "being moved"),
+                (wire.FLAG_TAIL, "appended to"),
             )
             if flags & bit
         ]

@@ -54,7 +54,7 @@ class Replay(Client):
         self._steps = 0
         self._at_end = False
         self._skipping = False  # to the next key frame, after a gap
-        self._moment = moment
+        self._moment = moment  # None once it was gone to
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ controls
@@ -75,6 +75,10 @@ class Replay(Client):
             marks=tuple((mark.ts, mark.kind, mark.text) for mark in index.marks),
             note=self.note or str(index.error or "") or index.torn,
         )
+
+    @property
+    def ready(self) -> bool:
+        return super().ready and self._goal is None and self._moment is None
 
     def toggle_pause(self) -> None:
         if self._at_end and not self._playhead.paused:
@@ -141,6 +145,7 @@ class Replay(Client):
             except ValueError as error:
                 self.note = str(error)
             self._playhead = self._playhead.pausing(True, time.monotonic())
+            self._moment = None
 
     async def _scan(self) -> None:
         with RecordingReader(self._path) as reader:

@@ -97,6 +97,8 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         "theme": "auto",
         "colors": "auto",
         "motion": True,
+        "recording": None,
+        "moment": None,
     }
 
 

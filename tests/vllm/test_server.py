@@ -21,6 +21,7 @@ from websockets.asyncio.client import connect
 from vtoken import wire
 from vtoken.client import AsyncClient
 from vtoken.demo.server import Server
+from vtoken.recording import Index, RecordingReader, scan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -48,6 +49,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "--vtoken-budget-tokens=128",
         "--vtoken-interval-tokens=16",
         "--vtoken-verify-ratio=1.0",
+        f"--vtoken-state-dir={log.parent / 'state'}",
     ]
     with Server(
         str(demo_model),
@@ -327,3 +329,26 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
         events = [msgspec.json.decode(line, type=wire.Event) for line in shown.splitlines()]
         assert events[-1].data["confirmed"] == trial.revision
     assert traffic.wrong == []
+
+
+async def test_flight_recorder_has_what_the_server_just_did(
+    http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    async with Traffic(http):
+        result = await patched(http, interval_tokens=24)
+        await asyncio.sleep(5)
+    answer = await http.get("/vtoken/v1/recording", params={"seconds": 60})
+    assert answer.status_code == 200, answer.text
+    recording = tmp_path / "just-now.jsonl.gz"
+    recording.write_bytes(answer.content)
+    with RecordingReader(recording) as reader:
+        *_, index = scan(reader, Index())
+        assert (index.error, index.torn) == (None, "")
+        assert index.keyframes
+        reader.rewind()
+        lines = [entry.line for entry in iter(reader.next, None)]
+    steps = [line.status.step for line in lines if isinstance(line, wire.Delta) and line.status]
+    assert len(set(steps)) >= 3
+    changes = [line.event for line in lines if isinstance(line, wire.EventMessage)]
+    assert result.revision in [e.data["revision"] for e in changes if e.kind == "config"]
+    assert [line for line in lines if isinstance(line, wire.AuditLine)]

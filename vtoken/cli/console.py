@@ -1,15 +1,17 @@
-"""`vtoken console`: on a server, or on a recording.
+"""`vtoken console`: on a server or a recording, in the terminal, in a browser, or into a file.
 
 Knows which console the arguments ask for; imports it when it is asked for.
 """
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.text import say
 from vtoken.client import Client
 
 if TYPE_CHECKING:
@@ -17,9 +19,38 @@ if TYPE_CHECKING:
 
 
 def console(arguments: Namespace, client: Client) -> int:
-    """Runs until it is left."""
+    """Runs until it is left, or until the export is written."""
     if arguments.at is not None and arguments.replay is None:
         raise UsageError("--at is a moment of a recording: it needs --replay FILE")
+    keys = _keys(arguments)
+    if arguments.keys:
+        return 0
+    if arguments.replay is not None:
+        _check_recording(Path(arguments.replay))
+    if arguments.web:
+        return _serve(arguments, client)
+    if arguments.export is not None:
+        return _export(arguments, client)
+    from vtoken_console.app import run
+
+    return run(
+        _source(arguments, client),
+        token=client.server.token,
+        read_only=arguments.read_only,
+        fps=arguments.fps,
+        ascii_only=arguments.ascii,
+        recording=_recording(arguments),
+        moment=arguments.at,
+        theme=arguments.theme,
+        colors=arguments.colors,
+        motion=not arguments.no_motion,
+        guide=arguments.guide,
+        keys=keys,
+    )
+
+
+def _keys(arguments: Namespace) -> tuple[Key, ...]:
+    """The keys as the user has them; printed when that was asked for."""
     from vtoken_console.keyfile import KeyFileError, default_path, listing, load
 
     try:
@@ -29,45 +60,79 @@ def console(arguments: Namespace, client: Client) -> int:
     if arguments.keys:
         print(listing(keys))
         print(f"\nof your own: {default_path()}, section [keys]")
-        return 0
-    if arguments.replay is not None:
-        return _replay(arguments, keys)
-    from vtoken_console.app import run
-
-    return run(
-        client.server.url,
-        token=client.server.token,
-        read_only=arguments.read_only,
-        fps=arguments.fps,
-        ascii_only=arguments.ascii,
-        theme=arguments.theme,
-        colors=arguments.colors,
-        motion=not arguments.no_motion,
-        guide=arguments.guide,
-        keys=keys,
-    )
+    return keys
 
 
-def _replay(arguments: Namespace, keys: tuple[Key, ...]) -> int:
+def _check_recording(path: Path) -> None:
     from vtoken.recording import RecordingError, RecordingReader
 
-    path = Path(arguments.replay)
     try:
         RecordingReader(path).close()
     except RecordingError as error:
         raise CommandError(str(error)) from error
-    from vtoken_console.app import run
 
-    return run(
-        path.name,
-        token=None,
+
+def _recording(arguments: Namespace) -> Path | None:
+    return None if arguments.replay is None else Path(arguments.replay)
+
+
+def _source(arguments: Namespace, client: Client) -> str:
+    recording = _recording(arguments)
+    return client.server.url if recording is None else recording.name
+
+
+def _export(arguments: Namespace, client: Client) -> int:
+    from vtoken_console.app import ConsoleApp
+    from vtoken_console.appearance import choose
+    from vtoken_console.export_run import ExportError, run
+
+    app = ConsoleApp(
+        _source(arguments, client),
+        token=client.server.token,
         read_only=True,
-        fps=arguments.fps,
-        ascii_only=arguments.ascii,
-        keys=keys,
-        recording=path,
+        look=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
+        recording=_recording(arguments),
         moment=arguments.at,
-        theme=arguments.theme,
-        colors=arguments.colors,
-        motion=not arguments.no_motion,
     )
+    try:
+        for path in run(app, Path(arguments.export), arguments.size):
+            say(str(path))
+    except ExportError as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def _colors(arguments: Namespace) -> str:
+    """Where there is no terminal to ask, all colours are there."""
+    colors: str = arguments.colors
+    return "truecolor" if colors == "auto" else colors
+
+
+def _serve(arguments: Namespace, client: Client) -> int:
+    try:
+        from vtoken_console import web
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"this installation lacks the module {error.name!r}", "pip install 'vtoken[web]'"
+        ) from error
+    if not web.is_loopback(arguments.host):
+        raise UsageError(
+            f"--host {arguments.host}: the page has no login of its own, so it is for this machine",
+            "reach it from another one with: ssh -L 8001:127.0.0.1:8001 HOST",
+        )
+    token = client.server.token
+    can_control = token is not None and not arguments.read_only
+    command = [sys.executable, "-m", "vtoken.cli", "console", "--url", client.server.url]
+    command += ["--fps", f"{arguments.fps:g}", "--theme", arguments.theme]
+    command += ["--colors", _colors(arguments)]
+    command += [] if can_control else ["--read-only"]
+    command += ["--replay", arguments.replay] if arguments.replay is not None else []
+    command += ["--at", arguments.at] if arguments.at is not None else []
+    try:
+        return web.run(
+            command, host=arguments.host, port=arguments.port, token=token, can_control=can_control
+        )
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {arguments.host}:{arguments.port}: {error}"
+        ) from error

@@ -14,7 +14,9 @@ from vtoken.cli.values import (
     fps,
     interval_s,
     latency_ms,
+    port,
     positive,
+    size,
     whole_seconds,
 )
 
@@ -212,6 +214,13 @@ def _add_console(console: argparse.ArgumentParser) -> None:
     console.add_argument(
         "--at", metavar="TIME", help="of a recording: HH:MM:SS, or seconds from its start"
     )
+    console.add_argument(
+        "--export", metavar="FILE", help="write .svg, .png, .csv or .json without a terminal, leave"
+    )
+    console.add_argument("--size", type=size, default=(120, 36), metavar="WxH", help="(120x36)")
+    console.add_argument("--web", action="store_true", help="serve the console to a browser")
+    console.add_argument("--host", default="127.0.0.1", help="with --web: a loopback address")
+    console.add_argument("--port", type=port, default=8001, help="with --web (8001)")
     console.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     console.add_argument(
         "--theme", choices=("auto", "dark", "light"), default="auto", help="colours (auto)"

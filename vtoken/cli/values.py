@@ -99,3 +99,15 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             node[path[-1]] = text
     return tree
+
+
+def size(text: str) -> tuple[int, int]:
+    """Columns and lines of `120x36`."""
+    width, _, height = text.partition("x")
+    if not (width.isdigit() and height.isdigit() and 0 < int(width) * int(height) <= 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT, like 120x36")
+    return int(width), int(height)
+
+
+def port(text: str) -> int:
+    return int(_within(count(text), 1, 65535))

@@ -1,0 +1,58 @@
+"""Asks in which form to write down what is on the screen."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from vtoken_console import palette
+from vtoken_console.view import View
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+
+CHOICES = (
+    ("s", "svg", "picture that scales"),
+    ("p", "png", "picture"),
+    ("c", "csv", "tables: blocks, requests, series"),
+    ("j", "json", "the server's documents, all blocks"),
+)
+
+
+class Choices(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        self.entitle("export what is on the screen", "esc cancel")
+        return [
+            EMPTY,
+            *(
+                (
+                    (f"  {key}  ", palette.KEY_STYLE),
+                    (f"{kind.upper():<6}", palette.BOLD_STYLE),
+                    (text, palette.MUTED_STYLE),
+                )
+                for key, kind, text in CHOICES
+            ),
+        ]
+
+
+class ExportScreen(ModalScreen[str | None]):
+    """Answers svg, png, csv, json, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,x", "dismiss(None)", show=False),
+        *(Binding(key, f"dismiss('{kind}')", show=False) for key, kind, _ in CHOICES),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._choices = Choices(id="export", classes="page")
+
+    def compose(self) -> ComposeResult:
+        yield self._choices
+
+    def on_mount(self) -> None:
+        self.add_class("-composed")
+
+    def show(self, view: View) -> None:
+        self._choices.show(view)

@@ -1,0 +1,155 @@
+"""What is on the screen, as files that can be read again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from console_harness import running, until
+from fake_server import FakeServer
+from recorded import START_TS, record
+
+from vtoken import wire
+from vtoken.cli import main
+from vtoken_console import export
+from vtoken_console.widgets.notice import Notice
+
+
+def notice(app: Any) -> str:
+    note = app.dashboard.query_one(Notice).note
+    return note.text if note else ""
+
+
+async def exported(app: Any, pilot: Any, key: str) -> str:
+    await pilot.press("x")
+    await pilot.pause(0.1)
+    await pilot.press(key)
+    await until(lambda: "xported" in notice(app) or "No PNG" in notice(app), "nothing said")
+    return notice(app)
+
+
+async def test_pictures_show_the_page_and_not_the_question(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with running(server.url) as (app, pilot):
+        said = await exported(app, pilot, "s")
+        (svg,) = tmp_path.glob("vtoken-*.svg")
+        assert said == f"Exported {svg}."
+        text = svg.read_text(encoding="utf-8")
+        assert "test-llama" in text
+        assert "export&#160;what" not in text
+        app.dashboard.say(None)
+        await exported(app, pilot, "p")
+        (png,) = tmp_path.glob("vtoken-*.png")
+        assert png.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_tables_hold_every_block_and_request(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.frozen = True
+    async with running(server.url) as (app, pilot):
+        await pilot.pause(0.3)
+        await exported(app, pilot, "c")
+        model = app.client.model
+    found = {path.stem.rpartition("-")[2]: path for path in tmp_path.glob("*.csv")}
+    assert set(found) == {"blocks", "requests", "series"}
+    blocks = list(csv.DictReader(io.StringIO(found["blocks"].read_text())))
+    assert [int(row["live"]) for row in blocks] == model.live.tolist()
+    assert [row["state"] == "free" for row in blocks] == (model.flags == 0).tolist()
+    requests = list(csv.DictReader(io.StringIO(found["requests"].read_text())))
+    assert {row["id"]: int(row["live"]) for row in requests} == {
+        row.id: row.live for row in model.requests.values()
+    }
+    series = list(csv.DictReader(io.StringIO(found["series"].read_text())))
+    assert float(series[-1]["f"]) == pytest.approx(model.status.fragmentation.f, abs=1e-4)
+
+
+async def test_document_is_the_state_in_the_words_of_the_wire(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with running(server.url) as (app, pilot):
+        await exported(app, pilot, "j")
+        (path,) = tmp_path.glob("*.json")
+        document = msgspec.json.decode(path.read_bytes(), type=export.Exported)
+        assert document.source == server.url
+        assert document.status is not None
+        assert document.status.model == "demo/test-llama"
+        assert len(document.blocks.live) == server.pool.num_blocks
+        assert isinstance(document.requests[0], wire.RequestRow)
+
+
+async def test_disk_that_refuses_is_said(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    async with running(server.url) as (app, pilot):
+        assert "Not exported: " in await exported(app, pilot, "s")
+
+
+def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+    first = export.write(tmp_path, {"a.svg": b"1"})
+    second = export.write(tmp_path, {"a.svg": b"2"})
+    assert [p.name for p in first + second] == ["a.svg", "a-2.svg"]
+    assert first[0].read_bytes() == b"1"
+
+
+def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
+    from vtoken_console.samples import NAMES
+    from vtoken_console.series import Series
+
+    series = Series(NAMES)
+    for n in range(10):
+        series.add(START_TS + n, tuple(float(n) for _ in NAMES))
+    rows = list(csv.reader(io.StringIO(export.tables(_empty(), series)["series"].decode())))
+    assert rows[1:] == [
+        [f"{START_TS + n:.1f}", *([f"{float(n):.6g}"] * len(NAMES))] for n in range(10)
+    ]
+
+
+def _empty() -> Any:
+    from vtoken_console.model import Model
+
+    return Model(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["svg", "json", "csv"])
+def test_a_moment_of_a_recording_is_exported_without_a_terminal(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording, out = tmp_path / "incident.jsonl.gz", tmp_path / f"moment.{kind}"
+    record(recording, 20.0)
+    arguments = ["console", "--replay", str(recording), "--at", "12", "--export", str(out)]
+    assert main(arguments) == 0
+    if kind == "csv":
+        assert (tmp_path / "moment-blocks.csv").exists()
+        return
+    assert capsys.readouterr().out == f"{out}\n"
+    if kind == "json":
+        assert json.loads(out.read_bytes())["ts"] == START_TS + 12
+    assert main(arguments) == 1
+    assert "File exists" in capsys.readouterr().err
+
+
+def test_export_of_a_moment_outside_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "incident.jsonl"
+    record(recording, 5.0)
+    arguments = ["console", "--replay", str(recording), "--at", "99", "--export"]
+    assert main([*arguments, str(tmp_path / "a.svg")]) == 1
+    assert "is not a moment of this recording" in capsys.readouterr().err
+    assert main([*arguments, str(tmp_path / "a.gif")]) == 1
+    assert "the ending must be one of .svg, .png, .csv, .json" in capsys.readouterr().err
