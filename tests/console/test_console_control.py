@@ -152,7 +152,7 @@ async def test_second_change_while_one_is_on_trial_is_refused_in_words(server: F
     async with running(server.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
-        await until(lambda: app.client.model.config.revision == 2, "not seen")
+        await until(lambda: app.screen._form.current.desired == 0.24, "not seen in the form")
         await pilot.press("left", "enter")
         await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
         assert "revision 2 by local is on trial" in app.screen._outcome.text
