@@ -25,8 +25,8 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: $(SETUP) ## the whole suite, on CPU
-	@$(BIN)/pytest -m "not gpu" $(ARGS)
+test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
+	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu $(ARGS)

@@ -23,10 +23,14 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 @pytest.fixture(scope="session")
 def demo_model(pytestconfig: pytest.Config) -> Path:
     """Folder of the embedded demo model; made once, reused by later runs of the same recipe."""
+    from filelock import FileLock
+
     from vtoken.demo.model import build
 
     assert pytestconfig.cache is not None
-    return build(pytestconfig.cache.mkdir("demo-model") / "model")
+    folder = pytestconfig.cache.mkdir("demo-model")
+    with FileLock(folder / "lock"):  # several test processes may want it at once
+        return build(folder / "model")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from console_harness import running, screen_text, until
 from fake_server import FakeServer
+from textual import events
 
 from vtoken_console.app import ConsoleApp
 from vtoken_console.appearance import choose
@@ -227,6 +228,14 @@ async def test_keys_typed_into_the_filter_are_text_not_commands(server: FakeServ
         await pilot.press("slash", "p", "c", "u", "q")
         await pilot.pause(0.2)
         assert app.dashboard.filter.text == "pcuq"
+    assert (server.patches, server.compactions, server.undos) == ([], [], 0)
+
+
+async def test_keys_pasted_after_the_filters_key_are_text_not_commands(server: FakeServer) -> None:
+    async with running(server.url) as (app, _):
+        for key, character in (("slash", "/"), ("p", "p"), ("c", "c"), ("u", "u")):
+            app.post_message(events.Key(key, character))
+        await until(lambda: app.dashboard.filter.text == "pcu", "not typed into the filter")
     assert (server.patches, server.compactions, server.undos) == ([], [], 0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import http
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from vtoken import wire
@@ -244,7 +246,8 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         nonlocal seq
         message = kind(epoch=EPOCH, seq=seq, step=traffic.step, ts=time.time(), **fields)
         seq += 1
-        await socket.send(msgspec.msgpack.encode(message))
+        with contextlib.suppress(ConnectionClosed):  # the console has ended; so will this
+            await socket.send(msgspec.msgpack.encode(message))
 
     await send(
         wire.Hello,
@@ -276,7 +279,7 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         owner=owner.tobytes(),
         requests=traffic.rows(),
     )
-    while True:
+    while socket.close_code is None:
         await asyncio.sleep(1 / fps)
         for event in traffic.frame():
             await send(wire.EventMessage, event=event)

@@ -27,6 +27,7 @@ from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResul
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
 DRAIN_ROUNDS = 20_000
+NEEDS_BUDGET = {"policy", "shadow", "budget_tokens"}  # may be refused for not fitting each other
 START = {
     "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
     "budget_tokens": 32,
@@ -174,7 +175,7 @@ class Soak:
         result = self._ask("patch_config", PatchResult, may_refuse=True, **args)
         if result is None:
             self.tally.refused += 1
-            if refused is None and not {"policy", "budget_tokens"} & patch.keys():
+            if refused is None and not NEEDS_BUDGET & patch.keys():
                 self._fail(f"{patch} was refused")
             if self._ask("config", ConfigDocument).revision != before:
                 self._fail(f"{patch} was refused and yet changed the configuration")
