@@ -43,6 +43,16 @@ class Evictor:
             return None
         return self._judge.victims(table, self._ledger.rules(table.request_id, config))
 
+    def num_waiting(self, table: TokenTable, config: VTokenConfig) -> int:
+        """Tokens of `table` that `config` will evict once its policy has the scores it needs.
+
+        Asked where `pick_victims` has answered None.
+        """
+        rules = self._ledger.rules(table.request_id, config)
+        if self._judge.is_suspended(rules.policy) or not self.is_due(table, config):
+            return 0
+        return table.num_live - rules.budget_tokens
+
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
         ledger = self._ledger

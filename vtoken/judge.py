@@ -50,9 +50,13 @@ class Judge:
                 bound="a policy that does not need token_ids",
             )
 
+    def is_suspended(self, policy: Policy) -> bool:
+        """Whether `policy` has failed and is not asked any more."""
+        return policy in self._suspended
+
     def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
-        if rules.policy in self._suspended:
+        if self.is_suspended(rules.policy):
             return None
         try:
             view = self._view(table, rules, rules.policy)

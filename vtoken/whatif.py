@@ -30,13 +30,15 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     """
     pool = runtime.tables.pool
     size = runtime.geometry.block_size
-    evicted = 0
+    evicted = waiting = 0
     dying: list[Slots] = []
     dropped: Counter[int] = Counter()
     layouts: list[Layout] = []
     for table in runtime.tables:
         victims = runtime.evictor.pick_victims(table, config)
         num_victims = 0 if victims is None else len(victims)
+        if victims is None:
+            waiting += runtime.evictor.num_waiting(table, config)
         if num_victims == 0 and not table.virtual:
             continue
         evicted += num_victims
@@ -80,6 +82,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
         moved_bytes=plan.moved_bytes,
         evicted_tokens=evicted,
         deferred_reason=plan.deferred_reason,
+        waiting_tokens=waiting,
         source_blocks=plan.source_blocks,
         destination_blocks=plan.destination_blocks,
         gates=gates,

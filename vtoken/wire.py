@@ -290,6 +290,7 @@ class WhatIf(Doc):
     moved_bytes: int
     evicted_tokens: int = 0
     deferred_reason: str | None = None
+    waiting_tokens: int = 0  # more will be evicted, once the policy has the scores that it needs
     source_blocks: int = 0
     destination_blocks: int = 0
     gates: list[Gate] = []  # whether an automatic round would run under it

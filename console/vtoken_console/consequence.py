@@ -59,11 +59,12 @@ def what_if_paragraphs(
     what = result.what_if
     if what is not None:
         # Otherwise they are due under the configuration in force as well.
-        costs = bool(what.evicted_tokens) and may_evict(result.changes)
+        dying = bool(what.evicted_tokens or what.waiting_tokens)
+        costs = dying and may_evict(result.changes)
         lost = ", which cannot come back" if costs else ""
         said += [
             (
-                f"evicts now  {units.count(what.evicted_tokens, 9)} tokens{lost}",
+                f"evicts now  {units.count(what.evicted_tokens, 9)} tokens{_later(what)}{lost}",
                 warn if costs else text,
             ),
             (
@@ -78,6 +79,11 @@ def what_if_paragraphs(
         said += gate_paragraphs(what.gates, gates_now)
     said += [(note, warn) for note in result.notes]
     return said
+
+
+def _later(what: wire.WhatIf) -> str:
+    """How many more die once their scores have come."""
+    return f", {units.count(what.waiting_tokens)} more once scored" if what.waiting_tokens else ""
 
 
 def _between(what: wire.WhatIf) -> str:
@@ -126,7 +132,7 @@ def confirm_paragraphs(
     if what is not None:
         said.append(
             (
-                f"Now it would evict {units.count(what.evicted_tokens)} tokens, move "
+                f"Now it would evict {units.count(what.evicted_tokens)} tokens{_later(what)}, move "
                 f"{units.count(what.moved_tokens)} ({units.data_size(what.moved_bytes)}) and free "
                 f"{units.count(what.freed_blocks)} blocks.",
                 palette.TEXT_STYLE,

@@ -172,3 +172,16 @@ def test_the_gates_are_those_after_the_evictions_of_the_change(holes: LiveEngine
     assert answer.evicted_tokens > 0
     assert closed(answer) == []
     assert "theta_f" in closed(what_if(holes, {"theta_f": f + 0.01}))
+
+
+def test_evictions_that_wait_for_scores_are_told_and_come(holes: LiveEngine) -> None:
+    runtime = holes.core.runtime
+    patch = {"policy": {"name": "h2o"}, "budget_tokens": 8, "interval_tokens": 0}
+    due = sum(table.num_live - 8 for table in runtime.tables)
+    predicted = what_if(holes, patch)
+    assert (predicted.evicted_tokens, predicted.waiting_tokens) == (0, due)
+    evicted = runtime.counters.evicted_tokens
+    holes.call("patch_config", patch=patch)
+    holes.steps(60)
+    assert runtime.counters.evicted_tokens - evicted >= due
+    assert what_if(holes, {"budget_tokens": 9}).waiting_tokens == 0

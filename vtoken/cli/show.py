@@ -150,8 +150,11 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     effect = result.what_if
     if effect is None:
         return [*changed, "dry run: nothing was changed"]
+    waiting = effect.waiting_tokens
+    later = f" (and {waiting:,} once they are scored)" if waiting else ""
     outlook = (
-        f"dry run: would evict {effect.evicted_tokens:,} tokens, free {effect.freed_blocks:,} "
+        f"dry run: would evict {effect.evicted_tokens:,} tokens{later}, free "
+        f"{effect.freed_blocks:,} "
         f"blocks, move {effect.moved_tokens:,} tokens ({size(effect.moved_bytes)})"
     )
     if effect.deferred_reason:
