@@ -6,6 +6,8 @@ has already refused every change on a read-only server.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,6 +38,22 @@ IF_MATCH = {
     "description": "apply only if this is still the revision (ETag of GET /config)",
     "schema": {"type": "string"},
 }
+
+
+def _changed(told: str) -> dict[int | str, dict[str, Any]]:
+    """Answers of a call that changes the configuration; `told`: what the result is."""
+    return answers(
+        ref(wire.PatchResult),
+        told,
+        400,
+        408,
+        409,
+        412,
+        413,
+        415,
+        headers={"ETag": "the revision now"},
+    )
+
 
 SECONDS = {"type": "integer", "minimum": 1, "maximum": wire.MAX_TRIAL_SECONDS}
 TRIAL = [
@@ -74,17 +92,7 @@ TRIAL = [
         ],
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
     },
-    responses=answers(
-        ref(wire.PatchResult),
-        "What the engine has applied, or would",
-        400,
-        409,
-        412,
-        408,
-        413,
-        415,
-        headers={"ETag": "the revision now"},
-    ),
+    responses=_changed("What the engine has applied, or would"),
 )
 async def patch_config(request: Request, service: Served) -> Response:
     check_query(request, ("validate_only", *TRIAL_PARAMETERS))
@@ -103,14 +111,7 @@ async def patch_config(request: Request, service: Served) -> Response:
     summary="Keep the change that is on trial",
     operation_id="vtoken_confirm",
     openapi_extra={"parameters": [IF_MATCH]},
-    responses=answers(
-        ref(wire.PatchResult),
-        "It stays; the revision is the same",
-        400,
-        409,
-        412,
-        headers={"ETag": "the revision now"},
-    ),
+    responses=_changed("It stays; the revision is the same"),
 )
 async def post_confirm(request: Request, service: Served) -> Response:
     check_query(request)
@@ -153,17 +154,7 @@ async def post_compaction(request: Request, service: Served) -> Response:
     summary="Restore the revision before, as a new revision",
     operation_id="vtoken_undo",
     openapi_extra={"parameters": [IF_MATCH]},
-    responses=answers(
-        ref(wire.PatchResult),
-        "What the engine has applied",
-        400,
-        408,
-        409,
-        412,
-        413,
-        415,
-        headers={"ETag": "the revision now"},
-    ),
+    responses=_changed("What the engine has applied"),
 )
 async def post_undo(request: Request, service: Served) -> Response:
     check_query(request)
