@@ -6,8 +6,10 @@ through the API is therefore what the core really answers.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +22,24 @@ from vtoken.runtime import GrownRequest, Runtime
 from vtoken.step import WorkerReport
 from vtoken.table import Ids, Mask, TokenTable
 from vtoken.telemetry import Publisher
+
+
+@contextlib.asynccontextmanager
+async def stepping_on(core: CoreEngine, pause_s: float = 0.02) -> AsyncIterator[None]:
+    """`core` takes a step every `pause_s` seconds, as an engine does while requests run."""
+
+    async def go() -> None:
+        while True:
+            core.step()
+            await asyncio.sleep(pause_s)
+
+    task = asyncio.create_task(go())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 @dataclass

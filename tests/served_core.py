@@ -5,12 +5,10 @@ A folder's conftest imports what its tests use.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from core_engine import CoreEngine
+from core_engine import CoreEngine, stepping_on
 from serving import Served, serve
 
 
@@ -42,13 +40,5 @@ async def served(core: CoreEngine) -> AsyncIterator[Served]:
 async def stepping(core: CoreEngine) -> AsyncIterator[None]:
     """The engine takes steps, as it does while requests run."""
 
-    async def go() -> None:
-        while True:
-            core.step()
-            await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(go())
-    yield
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with stepping_on(core):
+        yield

@@ -88,7 +88,7 @@ class Judge:
         if table.num_tokens < state.prefill_end:
             return
         for policy in policies:
-            if not policy.profiles or policy in state.profiles or policy in self._suspended:
+            if not policy.profiles or policy in state.profiles or self.is_suspended(policy):
                 continue
             try:
                 self.require(policy)

@@ -167,9 +167,8 @@ class Runtime(Ledger):
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """The worker is done with `step`; `report` is None when it had nothing to say."""
-        for earlier in self.relocator.steps_in_flight(
-            before=step
-        ):  # steps run in order: it is lost
+        # Steps run in order: what is still awaited of an earlier one is lost.
+        for earlier in self.relocator.steps_in_flight(before=step):
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
         fault = self._check_copies(report, step)
         copy_us = report.copy_us if report is not None else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine
+from core_engine import CoreEngine, stepping_on
 from serving import Served, serve
 
 from vtoken import wire
@@ -36,16 +36,8 @@ async def core() -> AsyncIterator[CoreEngine]:
     core.admit("a", 100)
     core.step(3)
 
-    async def go() -> None:
-        while True:
-            core.step()
-            await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(go())
-    yield core
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with stepping_on(core):
+        yield core
     core.close()
 
 

@@ -19,7 +19,6 @@ import uvicorn
 from fake_control import RefusedError
 from simulated_controls import Controls
 from simulated_documents import POLICIES
-from simulated_engine import BYTES_PER_TOKEN
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -101,26 +100,8 @@ class FakeServer(Controls):
 
         pool = self.pool
         with contextlib.suppress(WebSocketDisconnect):
-            await send(
-                wire.Hello,
-                schema=1,
-                vtoken_version="0.0-test",
-                vllm_version="0.32.0",
-                model="demo/test-llama",
-                device="cpu",
-                geometry=wire.Geometry(
-                    num_blocks=pool.num_blocks,
-                    block_size=pool.block_size,
-                    num_layers=4,
-                    num_kv_heads=2,
-                    head_size=64,
-                    bytes_per_token=BYTES_PER_TOKEN,
-                ),
-                policies=POLICIES,
-                topics=["blocks", "requests", "events", "metrics"],
-                fps=fps,
-                can_control=self.can_control,
-            )
+            hello = self.hello_fields(fps, can_control=self.can_control)
+            await send(wire.Hello, **hello)
             live, flags, owner = pool.live.copy(), pool.flags.copy(), pool.owner.copy()
             rows = {r.id: self.row(r) for r in pool.requests.values()}
             sent_event = self.events[-1].seq

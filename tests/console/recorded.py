@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from fake_server import BYTES_PER_TOKEN, POLICIES, FakeServer
+from fake_server import FakeServer
 
 from vtoken import wire
 from vtoken.recording import Recorder, RecordingWriter
@@ -35,27 +35,7 @@ def record(
         def status(ts: float) -> wire.Status:
             return msgspec.structs.replace(fake.status(), ts=ts)
 
-        say(
-            wire.Hello,
-            START_TS,
-            schema=1,
-            vtoken_version="0.0-test",
-            vllm_version="0.32.0",
-            model="demo/test-llama",
-            device="cpu",
-            geometry=wire.Geometry(
-                num_blocks=pool.num_blocks,
-                block_size=pool.block_size,
-                num_layers=4,
-                num_kv_heads=2,
-                head_size=64,
-                bytes_per_token=BYTES_PER_TOKEN,
-            ),
-            policies=POLICIES,
-            topics=["blocks", "requests", "events", "metrics"],
-            fps=fps,
-            can_control=True,
-        )
+        say(wire.Hello, START_TS, **fake.hello_fields(fps, can_control=True))
         live, flags = pool.live.copy(), pool.flags.copy()
         rows = {r.id: fake.row(r) for r in pool.requests.values()}
         say(

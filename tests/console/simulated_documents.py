@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fake_control import RefusedError, gates
 from pool_simulation import SimRequest
@@ -66,7 +67,29 @@ POLICIES = [
 
 
 class Documents(SimulatedEngine):
-    """What GET answers."""
+    """What GET answers, and how the stream opens."""
+
+    def hello_fields(self, fps: float, *, can_control: bool) -> dict[str, Any]:
+        """Of `wire.Hello`, beside those of every message."""
+        return {
+            "schema": 1,
+            "vtoken_version": "0.0-test",
+            "vllm_version": "0.32.0",
+            "model": "demo/test-llama",
+            "device": "cpu",
+            "geometry": wire.Geometry(
+                num_blocks=self.pool.num_blocks,
+                block_size=self.pool.block_size,
+                num_layers=4,
+                num_kv_heads=2,
+                head_size=64,
+                bytes_per_token=BYTES_PER_TOKEN,
+            ),
+            "policies": POLICIES,
+            "topics": ["blocks", "requests", "events", "metrics"],
+            "fps": fps,
+            "can_control": can_control,
+        }
 
     def row(self, r: SimRequest) -> wire.RequestRow:
         size, live = self.pool.block_size, r.live_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from console_harness import running, screen_text, until
-from core_engine import CoreEngine
+from core_engine import CoreEngine, stepping_on
 from serving import Served, serve
 
 from vtoken_console.screens.confirm import ConfirmScreen
@@ -36,16 +35,8 @@ async def core() -> AsyncIterator[CoreEngine]:
     core.admit("b", 280)
     core.step(3)
 
-    async def go() -> None:
-        while True:
-            core.step()
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(go())
-    yield core
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with stepping_on(core, pause_s=0.05):
+        yield core
     core.close()
 
 
