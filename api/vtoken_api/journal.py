@@ -23,7 +23,7 @@ from vtoken_api.statedir import FILE_MODE
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_HEAD_BYTES = 64
-MOST_READ_BYTES = 2 * MAX_BYTES
+MOST_READ_BYTES = 2 * MAX_BYTES  # of one file, whatever it is: a device without an end too
 
 
 class _Head(msgspec.Struct):
@@ -42,29 +42,40 @@ class Journal:
 
     def append(self, line: bytes) -> None:
         """Add a line without its end; raises OSError, and then nothing was added."""
-        with self._locked() as file:
-            size = os.fstat(file).st_size
-            if size > MAX_HEAD_BYTES and size + len(line) > self._max_bytes:
-                lines_before = _count(_read(self.path))
+        while True:
+            with self._locked() as file:
+                size = os.fstat(file).st_size
+                if size <= MAX_HEAD_BYTES or size + len(line) <= self._max_bytes:
+                    _write(file, size, self._seam(file, size) + line + b"\n")
+                    return
                 os.rename(self.path, self._older)
-            else:
-                data = line + b"\n"
-                if not size:
-                    data = msgspec.json.encode(_Head(0)) + b"\n" + data
-                elif os.pread(file, 1, size - 1) != b"\n":
-                    data = b"\n" + data
-                _write(file, size, data)
-                return
-        with self._locked() as file:  # the new file, unless another process was first
-            if os.fstat(file).st_size == 0:
-                _write(file, 0, msgspec.json.encode(_Head(lines_before)) + b"\n")
-        self.append(line)
 
     def read(self, limit: int) -> tuple[list[bytes], int]:
         """The newest `limit` lines, oldest first, and how many lines are no longer held."""
-        newer, older = _read(self.path), _read(self._older)
-        lines = [*_lines(older), *_lines(newer)]
-        return lines[-limit:], _head(older or newer)
+        while True:
+            newer, older, moved = self._both()
+            if not moved:
+                lines = [*_lines(older), *_lines(newer)]
+                return lines[-limit:], _head(older or newer)
+
+    def _seam(self, file: int, size: int) -> bytes:
+        """What stands before the next line: the head of an empty file, or the end of a torn line.
+
+        Whoever finds the file empty takes its head from the older one, which nobody writes to any
+        more: it is the same for every process, and after a crash between rename and head.
+        """
+        if not size:
+            return msgspec.json.encode(_Head(_count(_read(self._older)))) + b"\n"
+        return b"" if os.pread(file, 1, size - 1) == b"\n" else b"\n"
+
+    def _both(self) -> tuple[bytes, bytes, bool]:
+        """Both files' contents, and whether the newer was renamed meanwhile."""
+        try:
+            with self.path.open("rb") as file:  # open until compared, so its inode stays its own
+                newer, older = file.read(MOST_READ_BYTES), _read(self._older)
+                return newer, older, not _is_at(file.fileno(), self.path)
+        except FileNotFoundError:
+            return b"", _read(self._older), self.path.exists()
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -74,11 +85,9 @@ class Journal:
             file = os.open(self.path, flags, FILE_MODE)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if os.path.samestat(os.fstat(file), os.stat(self.path)):
+                if _is_at(file, self.path):
                     yield file
                     return
-            except FileNotFoundError:
-                pass
             finally:
                 os.close(file)
 
@@ -91,10 +100,18 @@ def _write(file: int, size: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(MOST_READ_BYTES)  # whatever `path` is, a device without an end too
+            return file.read(MOST_READ_BYTES)
     except FileNotFoundError:
         return b""
 

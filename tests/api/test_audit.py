@@ -67,6 +67,37 @@ def test_line_longer_than_a_file_is_kept_whole(tmp_path: Path) -> None:
     assert journal.read(10) == ([b"b" * 300, b"c" * 300], 1)
 
 
+def test_process_that_comes_between_a_rotation_and_its_first_line_counts_on(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for n in range(3):
+        Journal(path).append(b"%d" % n)
+    path.rename(tmp_path / "j.1")  # as another process that rotates, up to here
+    assert Journal(path).read(10) == ([b"0", b"1", b"2"], 0)
+    Journal(path).append(b"3")
+    (tmp_path / "j.1").unlink()
+    assert Journal(path).read(10) == ([b"3"], 3)
+
+
+def test_reader_meets_each_line_once_while_files_rotate(tmp_path: Path) -> None:
+    code = (
+        "import itertools, sys; from pathlib import Path\n"
+        "from vtoken_api.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]), 400)\n"
+        "for n in itertools.count(): journal.append(b'%d' % n)"
+    )
+    path = tmp_path / "j"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
+        try:
+            dropped = rotated = 0
+            while rotated < 100:
+                before = dropped
+                lines, dropped = Journal(path, 400).read(1000)
+                rotated += dropped > before
+                assert [int(line) for line in lines] == list(range(dropped, dropped + len(lines)))
+        finally:
+            writer.kill()
+
+
 def test_processes_that_write_and_rotate_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from vtoken_api.journal import Journal\n"
