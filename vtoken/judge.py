@@ -60,7 +60,7 @@ class Judge:
             return None
         try:
             view = self._view(table, rules, rules.policy)
-            return None if view is None else _checked(rules.policy.select_victims(view), view)
+            return None if view is None else _checked(rules.policy, view)
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(rules.policy, error)
             return None
@@ -77,7 +77,7 @@ class Judge:
             if view is None:
                 shadow.wait()
             else:
-                shadow.count(victims, _checked(policy.select_victims(view), view))
+                shadow.count(victims, _checked(policy, view))
         except Exception as error:
             shadow.fail(error)
 
@@ -124,6 +124,8 @@ class Judge:
             view.vocabulary_ids = words = ledger.vocabulary.words(table.request_id, ids)
             view.special = ledger.vocabulary.special(words)
             view.punctuation = ledger.vocabulary.punctuation(words)
+        for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
+            seen.flags.writeable = False  # the answer is checked against them
         return view
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
@@ -146,14 +148,20 @@ def refuse_readers(policy: Policy, why: str, field: str = "policy.name") -> None
         )
 
 
-def _checked(victims: Ids, view: View) -> Ids:
-    """`victims`, ascending; raises InvariantViolation when they are not what a policy owes."""
+def _checked(policy: Policy, view: View) -> Ids:
+    """The victims that `policy` names, ascending; raises InvariantViolation when they are not what
+    it owes. What it owes is noted before it is asked: the view is in its hands.
+    """
+    live, num_victims = view.token_ids, view.num_victims
+    victims = np.asarray(policy.select_victims(view))
     found = np.unique(victims)
-    live = view.token_ids
-    if len(found) != len(victims) or len(found) != view.num_victims:
+    if len(found) != victims.size or len(found) != num_victims:
         raise InvariantViolation(
-            "policy", f"{len(found)} different victims of {len(victims)}, not {view.num_victims}"
+            "policy", f"{len(found)} different victims of {victims.size}, not {num_victims}"
         )
+    if found.dtype.kind not in "iu":  # nor would they index anything
+        raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
+    found = found.astype(np.int64)
     strangers = found[~np.isin(found, live, assume_unique=True)]
     if len(strangers):
         raise InvariantViolation("policy", f"victims {strangers[:5].tolist()} are not live")

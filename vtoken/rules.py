@@ -91,7 +91,7 @@ def _policy(ours: dict[str, Any]) -> Policy | None:
         return None
     try:
         params = msgspec.json.decode(text) if isinstance(text, str) else text or {}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise RefusedError(
             f"vtoken_policy_params is not JSON: {error}",
             field="vtoken_policy_params",

@@ -51,6 +51,16 @@ def boom(view: View) -> Any:
     raise ZeroDivisionError("nobody is worth anything")
 
 
+def with_a_smaller_budget(view: View) -> Any:
+    view.budget_tokens -= 3
+    return oldest(view, 0)
+
+
+def newest_first(view: View) -> Any:
+    view.token_ids[:] = view.token_ids[::-1].copy()
+    return oldest(view, 0)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -60,8 +70,17 @@ def boom(view: View) -> Any:
         (lambda view: view.token_ids[: view.num_victims] - 1, "not live"),
         (nothing, "policy answering failed"),
         (boom, "nobody is worth anything"),
+        (lambda view: oldest(view, 0).astype(np.float64), "of type float64"),
+        (lambda view: oldest(view, 0).astype(object), "of type object"),
+        (lambda view: np.arange(len(view.token_ids)) < view.num_victims, "2 different victims"),
+        (lambda view: {int(token) for token in oldest(view, 0)}, "1 different victims of 1"),
+        (with_a_smaller_budget, "7 different victims of 7, not 4"),
+        (newest_first, "read-only"),
     ],
-    ids=["too few", "twice", "the newest", "strangers", "nothing", "raises"],
+    ids=[
+        *("too few", "twice", "the newest", "strangers", "nothing", "raises"),
+        *("floats", "objects", "a mask", "a set", "a smaller budget", "reordered"),
+    ],
 )
 def test_a_wrong_answer_kills_nothing_and_is_told_once(
     answer: Callable[[View], Any], said: str
@@ -83,6 +102,18 @@ def test_a_right_answer_is_followed_in_any_order() -> None:
     assert engine.runtime.counters.evicted_tokens > 0
     assert engine.runtime.counters.violations == 0
     assert engine.runtime.tables["a"].live_ids()[0] > 0
+
+
+def test_victims_may_be_a_list_or_small_integers() -> None:
+    for answer in (
+        lambda view: oldest(view, 0).tolist(),
+        lambda view: oldest(view, 0).astype(np.uint8),
+    ):
+        Answering.answer = answer
+        engine = engine_with(Answering())
+        run(engine, 12)
+        assert engine.runtime.counters.evicted_tokens > 0
+        assert engine.runtime.counters.violations == 0
 
 
 def test_another_policy_evicts_after_one_has_failed() -> None:

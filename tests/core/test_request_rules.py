@@ -57,6 +57,10 @@ def test_a_live_policy_that_needs_more_raises_the_budget_to_its_least() -> None:
             {"vtoken_policy": "streaming_llm", "vtoken_policy_params": '{"sinks": -1}'},
             "vtoken_policy_params.sinks",
         ),
+        (
+            {"vtoken_policy": "streaming_llm", "vtoken_policy_params": "\ud800"},
+            "vtoken_policy_params",
+        ),
         ({"vtoken_budget_tokens": 0}, "vtoken_budget_tokens"),
         ({"vtoken_budget_tokens": 2.5}, "vtoken_budget_tokens"),
         ({"vtoken_budget_tokens": "64"}, "vtoken_budget_tokens"),

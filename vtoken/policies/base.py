@@ -30,7 +30,8 @@ Recent = Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always k
 
 @dataclass(slots=True)
 class View:
-    """One request between two steps, as its last scheduled step left it.
+    """One request between two steps, as its last scheduled step left it. Its arrays cannot be
+    written: copy what you sort in place.
 
     `token_ids` [n]: ids of the live tokens, ascending; a token's id is its RoPE position.
     `num_tokens`: tokens ever computed, dead ones included; the newest has id `num_tokens - 1`.
