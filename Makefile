@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak constraints clean
+.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -66,6 +66,10 @@ bench: bench-planner bench-telemetry bench-stream bench-overhead bench-memory be
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
 	$(BIN)/vtoken soak --minutes $(or $(MINUTES),20) $(ARGS)
+
+wheel: $(SETUP) ## wheel and sdist into dist/, the wheel tried out in an environment of its own
+	@rm -rf dist && PATH="$(CURDIR)/$(BIN):$$PATH" uv build --quiet
+	@PATH="$(CURDIR)/$(BIN):$$PATH" VTOKEN_WHEEL=$$(echo dist/*.whl) $(BIN)/pytest -q tests/cli/test_wheel.py $(ARGS)
 
 constraints: $(SETUP) ## write constraints.txt from what is installed
 	@{ head -n 1 constraints.txt; uv pip freeze --quiet --python $(BIN)/python --exclude-editable \

@@ -50,7 +50,7 @@ def svg_to_png(svg: str, *, zoom: float = 1.0) -> bytes:
     try:
         import resvg_py
     except ImportError:
-        raise PngUnavailable("resvg-py is not installed") from None
+        raise PngUnavailable("resvg-py is not installed; pip install 'vtoken[png]'") from None
     path, family = find_font()
     # A cell is 1.22 em high, the block glyphs of these fonts 1.16: larger letters close the gap.
     svg = svg.replace("font-size: 20px", "font-size: 21px")

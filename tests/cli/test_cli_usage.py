@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -14,8 +12,8 @@ from core_engine import CoreEngine
 from serving import Served, serve
 
 from vtoken import __version__
-from vtoken.cli import PASSED_THROUGH, main
-from vtoken.cli.pages import EPILOG, EXAMPLES
+from vtoken.cli import main
+from vtoken.cli.pages import EPILOG
 from vtoken.cli.parser import make_parser
 from vtoken.client.server import DEFAULT_URL
 
@@ -139,24 +137,6 @@ async def test_help_and_version_import_nothing_heavy() -> None:
         sys.executable, "-c", code, stdout=asyncio.subprocess.DEVNULL
     )
     assert await process.wait() == 0
-
-
-def command_lines(text: str) -> list[tuple[str, str]]:
-    """What follows `vtoken` in examples: comments, pipes and redirections taken away."""
-    return re.findall(r"^(?:\w+: +)?vtoken ([^#|>\n]+)|; vtoken (\w+)", text, re.MULTILINE)
-
-
-def test_examples_of_readme_and_help_are_command_lines_that_parse() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    shell = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
-    texts = [shell, *("\n".join(lines) for lines in EXAMPLES.values())]
-    lines = [first or second for text in texts for first, second in command_lines(text)]
-    assert len(lines) > 30
-    for line in lines:
-        for command in line.split(" ; vtoken "):
-            arguments = shlex.split(command.rstrip(" ;"))
-            if arguments[0] not in PASSED_THROUGH:
-                make_parser().parse_args(arguments)
 
 
 def test_help_names_the_default_server() -> None:

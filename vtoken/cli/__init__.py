@@ -58,16 +58,24 @@ def _run(arguments: list[str]) -> int:
 
 def _pass_through(command: str, arguments: list[str]) -> int:
     from importlib import import_module
+    from importlib.util import find_spec
 
-    module = PASSED_THROUGH[command]
+    asks_for_help = bool({"-h", "--help"} & set(arguments))
+    if find_spec("vllm") is None and not asks_for_help:
+        return _lacks(command, "vllm")
     try:
-        run = import_module(module).main
+        code: int | None = import_module(PASSED_THROUGH[command]).main(arguments)
     except ModuleNotFoundError as error:
-        print(
-            f"vtoken {command}: this installation lacks the module {error.name!r}\n"
-            "  install the engine with: pip install 'vtoken[cpu]' or 'vtoken[cuda]'",
-            file=sys.stderr,
-        )
-        return 1
-    code: int | None = run(arguments)
+        if find_spec("vllm") is not None:
+            raise  # an installation that should have it: the traceback says who wanted it
+        return _lacks(command, error.name)
     return code or 0
+
+
+def _lacks(command: str, module: str | None) -> int:
+    print(
+        f"vtoken {command}: this installation lacks the module {module!r}\n"
+        "  the engine comes with: make setup, or pip install '.[cpu]' or '.[cuda]' in a checkout",
+        file=sys.stderr,
+    )
+    return 1

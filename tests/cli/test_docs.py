@@ -1,0 +1,165 @@
+"""README and docs/ say what is so: commands parse, code runs, names and files exist.
+
+Blocks of docs/client.md run in `tests/client/test_client_docs.py`, the policy of policies.md in
+`tests/core/test_other_packages.py`, the tables of docs/metrics.md in `tests/api/test_metrics.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_harness import run
+from serving import Served
+
+from vtoken.bench import BENCHES
+from vtoken.cli.pages import EXAMPLES
+from vtoken.cli.parser import make_parser
+from vtoken.demo.run import parse as parse_demo
+from vtoken.rules import request_rules
+from vtoken.vllm.serve import build_parser, initial_patch
+from vtoken_console.keyfile import load
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+IDS = [page.name for page in PAGES]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced blocks; those without a language count as `sh`, drawings aside."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if (name or "sh") == language and "──" not in text]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every simple command of the page's blocks and of its inline code, as words."""
+    text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
+    inline = re.findall(r"(?<!`)`((?:vtoken|make|python -m) [^`]+)`(?!`)", page.read_text())
+    lines = [*text.splitlines(), *(" ".join(code.split()) for code in inline)]
+    return [words for line in lines for words in simple_commands(line)]
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """The parts of a command line between pipes and semicolons; comments are no part."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";|&"):
+            if words:
+                yield words
+            words = []
+        elif words or "=" not in word:  # VTOKEN_TOKEN=… before a command
+            words.append(word)
+
+
+def check(words: list[str]) -> None:
+    """Raises, or exits as argparse does, unless the program would take these words."""
+    program, *rest = words
+    if program == "vtoken" and rest[0] == "serve":
+        arguments, others = build_parser().parse_known_args(rest[1:])
+        assert arguments.model
+        assert not [word for word in others if word.startswith("--vtoken")], others
+        if arguments.vtoken_policy != "evenly_spaced":  # the example's, not installed here
+            initial_patch(arguments)
+    elif program == "vtoken" and rest[0] == "demo":
+        parse_demo(rest[1:])
+    elif program == "vtoken" and rest[0] == "bench":
+        assert rest[1] in {*BENCHES, "results"}
+    elif program == "vtoken" and rest != ["--help"]:
+        make_parser().parse_args(rest)
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert rest[0] in targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_line_is_one_that_the_program_takes(page: Path) -> None:
+    wrong = []
+    for words in commands(page):
+        if any("|" in word for word in words):
+            continue  # bash|zsh|fish
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                check([word.replace("…", "") for word in words if word != "…"])
+        except (Exception, SystemExit) as error:
+            wrong.append(f"{shlex.join(words)}: {error} {said.getvalue()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_examples_of_help_are_command_lines_that_parse() -> None:
+    found = [
+        words for lines in EXAMPLES.values() for line in lines for words in simple_commands(line)
+    ]
+    assert sum(words[0] == "vtoken" for words in found) > 30
+    for words in found:
+        check(words)
+
+
+def test_the_command_lines_are_found() -> None:
+    found = [words for page in PAGES for words in commands(page)]
+    assert sum(words[0] == "vtoken" for words in found) > 45
+    assert sum(words[0] == "make" for words in found) > 12
+    with pytest.raises(SystemExit):
+        check(["vtoken", "config", "put", "theta_f=0.1"])
+    with pytest.raises(AssertionError):
+        check(["vtoken", "serve", "MODEL", "--vtoken-polciy", "h2o"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_link_and_every_file_named_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    named = re.findall(r"`((?:docs|tests|examples|vtoken|console|api|scripts)/[\w/.-]+)`", text)
+    gone = [x for x in links if not (page.parent / x.partition("#")[0]).exists()]
+    gone += [x for x in named if not (ROOT / x).exists()]
+    assert not gone
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_python_of_readme_and_recordings_runs(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VTOKEN_URL", served.url)
+    ran = await run("record", "now.jsonl.gz", "--duration", "1", "--url", served.url)
+    assert ran.code == 0, ran.err
+    look, request = blocks(ROOT / "README.md", "python")
+    (read,) = blocks(ROOT / "docs" / "recordings.md", "python")
+    for example in (look, read):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            await asyncio.to_thread(exec, compile(example, "example", "exec"), {})
+        assert out.getvalue()
+    said: dict[str, Any] = {}
+    create = SimpleNamespace(create=lambda *_, **more: said.update(more))
+    exec(request, {"client": SimpleNamespace(chat=SimpleNamespace(completions=create))})
+    rules = request_rules(said["extra_body"]["vllm_xargs"])
+    assert rules is not None
+    assert rules.budget_tokens == 1024
+
+
+def test_keys_and_packages_in_toml_are_read(tmp_path: Path) -> None:
+    (keys,) = blocks(ROOT / "docs" / "console.md", "toml")
+    (tmp_path / "console.toml").write_text(keys)
+    assert load(tmp_path / "console.toml")
+    (package,) = blocks(ROOT / "docs" / "policies.md", "toml")
+    assert "vtoken.policies" in tomllib.loads(package)["project"]["entry-points"]
+
+
+def test_every_metric_of_an_alert_is_in_the_table() -> None:
+    page = ROOT / "docs" / "metrics.md"
+    (alerts,) = blocks(page, "promql")
+    names = re.findall(r"vllm:vtoken_\w+", alerts)
+    assert len(names) == 5
+    assert not [name for name in names if f"| `{name}` |" not in page.read_text()]
