@@ -7,9 +7,9 @@ Operations and their arguments (`Command.op`, `Command.args`):
   describe, status, config, policies, blocks, requests, frame      -
   patch_config   patch, if_match?, validate_only?, confirm_within_s?, guard_inter_token_p95_ms?,
                  guard_preemptions?, guard_for_s?
-  undo, confirm  if_match?
+  undo, confirm  if_match?, validate_only?
   compact        request_id?, batch_size?, dry_run?         operation   id
-  block id       request id      tokens request_id, start, limit      events after, limit
+  block id       request id      tokens request_id, start, limit      events after, limit, kind?
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from vtoken.arguments import boolean, check_fit, integer, text
-from vtoken.config import diff, merge_patch
+from vtoken.config import merge_patch
 from vtoken.errors import RefusedError, UnknownRequestError
 from vtoken.operations import describe_round
 from vtoken.policies import describe_broken, describe_policies
@@ -29,7 +29,6 @@ from vtoken.reclaim import plan_round
 from vtoken.report import Reporter
 from vtoken.revisions import Revisions
 from vtoken.trials import Clock, Terms
-from vtoken.whatif import what_if
 from vtoken.wire import (
     BlocksDocument,
     Command,
@@ -190,9 +189,11 @@ class Controller:
             integer("limit", limit, low=1, high=MAX_PAGE),
         )
 
-    def events(self, after: int = 0, limit: int = 256) -> Any:
+    def events(self, after: int = 0, limit: int = 256, kind: str | None = None) -> Any:
+        if kind is not None:
+            text("kind", kind)
         return self.runtime.events.page(
-            integer("after", after), integer("limit", limit, low=1, high=MAX_PAGE)
+            integer("after", after), integer("limit", limit, low=1, high=MAX_PAGE), kind
         )
 
     def operation(self, id: str) -> Operation:  # noqa: A002
@@ -228,25 +229,24 @@ class Controller:
         if not validate_only:
             self.revisions.require_no_trial()
             return self.revisions.change(merged, actor, terms)
-        before, after = runtime.config.values(), merged.values()
-        return PatchResult(
-            revision=runtime.revision,
-            applied_at_step=None,
-            previous=before,
-            effective=before,
-            changes=diff(before, after),
-            what_if=what_if(runtime, merged),
-            notes=self.revisions.notes(merged, terms),
-        )
+        return self.revisions.outlook(merged, terms)
 
-    def undo(self, if_match: int | None = None, actor: str = "local") -> PatchResult:
-        """A new revision that restores the configuration before the newest one."""
+    def undo(
+        self, if_match: int | None = None, validate_only: bool = False, actor: str = "local"
+    ) -> PatchResult:
+        """A new revision that restores the configuration before the newest one; or its outlook."""
         self._match(if_match)
+        if boolean("validate_only", validate_only):
+            return self.revisions.outlook_of_undo()
         return self.revisions.undo(actor)
 
-    def confirm(self, if_match: int | None = None, actor: str = "local") -> PatchResult:
-        """Keep the change that is on trial."""
+    def confirm(
+        self, if_match: int | None = None, validate_only: bool = False, actor: str = "local"
+    ) -> PatchResult:
+        """Keep the change that is on trial; or say what that would mean."""
         self._match(if_match)
+        if boolean("validate_only", validate_only):
+            return self.revisions.outlook_of_confirm()
         return self.revisions.confirm(actor)
 
     def _match(self, if_match: int | None) -> None:

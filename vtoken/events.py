@@ -46,10 +46,11 @@ class EventLog:
         self._unpublished.clear()
         return events
 
-    def page(self, after: int, limit: int) -> EventPage:
-        """Up to `limit` events with seq > `after`, oldest first."""
+    def page(self, after: int, limit: int, kind: str | None = None) -> EventPage:
+        """Up to `limit` events with seq > `after`, of `kind` only if given, oldest first."""
         merged = heapq.merge(self._rare, self._frequent, key=_seq)
-        events = list(islice((e for e in merged if e.seq > after), limit))
+        wanted = (e for e in merged if e.seq > after and kind in (None, e.kind))
+        events = list(islice(wanted, limit))
         first = min(
             (ring[0].seq for ring in (self._rare, self._frequent) if ring),
             default=self.last_seq + 1,

@@ -22,10 +22,11 @@ TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
     "cancelled": (),
 }
 MAX_KEPT = 256
+MAX_DRY_KEPT = 32  # dry runs push out dry runs only: whoever may only read forgets nothing
 
 
 class Operations:
-    """The newest operations by id; finished ones are forgotten when `MAX_KEPT` are exceeded."""
+    """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[str, Operation] = OrderedDict()
@@ -48,7 +49,8 @@ class Operations:
             created_ts=time.time(),
         )
         self._all[operation.id] = operation
-        for old in list(self._all.values())[:-MAX_KEPT]:
+        alike = [old for old in self._all.values() if old.dry_run == dry_run]
+        for old in alike[: -MAX_DRY_KEPT if dry_run else -MAX_KEPT]:
             if not TRANSITIONS[old.state]:
                 del self._all[old.id]
         return operation

@@ -20,7 +20,9 @@ from vtoken.errors import RefusedError, StaleRevisionError
 from vtoken.runtime import Runtime
 from vtoken.scoring import swap_notes
 from vtoken.trials import Clock, RunningTrial, Terms, judged_p95
+from vtoken.whatif import what_if
 from vtoken.wire import ConfigDocument, PatchResult
+from vtoken.wording import told_changes, waiting_notes
 
 MAX_HISTORY = 64
 
@@ -75,6 +77,60 @@ class Revisions:
                 title="On trial",
             )
 
+    def require_trial(self) -> None:
+        """Raises RefusedError unless a revision is on trial."""
+        if self._trial is None:
+            raise RefusedError(
+                "no change is on trial: it was reverted, or kept, or never began",
+                field="confirm",
+                bound="while GET /vtoken/v1/config shows a trial",
+                status=409,
+                title="Nothing on trial",
+            )
+
+    def require_history(self) -> None:
+        """Raises RefusedError unless there is something to undo."""
+        if not self._history:
+            raise RefusedError(
+                "there is no earlier configuration",
+                field="undo",
+                bound=f"at most {MAX_HISTORY} steps back",
+                status=409,
+                title="Nothing to undo",
+            )
+
+    def outlook(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
+        """What a change to `config` would do; nothing is changed."""
+        notes = self.notes(config, terms)
+        if self._trial is not None:
+            notes.append(
+                f"revision {self._runtime.revision} is on trial: refused until that has ended"
+            )
+        return self._outlook(config, notes)
+
+    def outlook_of_undo(self) -> PatchResult:
+        """What `undo` would do; nothing is changed."""
+        self.require_history()
+        notes = self.notes(self._history[-1])
+        if self._trial is not None:
+            notes.append(f"it ends the trial of revision {self._runtime.revision}")
+        return self._outlook(self._history[-1], notes)
+
+    def outlook_of_confirm(self) -> PatchResult:
+        """What `confirm` would do; nothing is changed."""
+        self.require_trial()
+        told = f"revision {self._runtime.revision} would be confirmed and stay"
+        return self._outlook(self._runtime.config, [told])
+
+    def _outlook(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
+        runtime = self._runtime
+        changes = diff(runtime.config.values(), config.values())
+        result = self._answer(runtime.config, changes, notes)
+        result.applied_at_step, result.outcome = None, "dry_run"
+        result.overtaken = self._overtaken() if changes else None
+        result.what_if = what_if(runtime, config)
+        return result
+
     def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
         """What a change to `config` means, in words: for the scores held, for what it overtakes.
 
@@ -82,12 +138,10 @@ class Revisions:
         """
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.geometry.num_layers // 2)
-        notes += _waiting_notes(runtime.config, config)
+        notes += waiting_notes(runtime.config, config)
         overtaken = self._overtaken()
         if overtaken is not None:
             notes.append(f"revision {overtaken} is overtaken: no step has run with it")
-        if self._trial is not None:
-            notes.append(f"revision {runtime.revision} is on trial: refused until that has ended")
         guard = None if terms is None else terms.guard
         limit = None if guard is None else guard.inter_token_p95_ms
         p95 = judged_p95(runtime.latency.inter_token(self._clock()))
@@ -118,14 +172,7 @@ class Revisions:
 
     def undo(self, actor: str) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
-        if not self._history:
-            raise RefusedError(
-                "there is no earlier configuration",
-                field="undo",
-                bound=f"at most {MAX_HISTORY} steps back",
-                status=409,
-                title="Nothing to undo",
-            )
+        self.require_history()
         story, undone = _Story(), self._runtime.revision
         if self._trial is not None:
             story.summary = f"{{told}}, which ends the trial of rev {undone}"
@@ -134,19 +181,11 @@ class Revisions:
 
     def confirm(self, actor: str) -> PatchResult:
         """Keep what is on trial; the revision stays the same."""
-        if self._trial is None:
-            raise RefusedError(
-                "no change is on trial: it was reverted, or kept, or never began",
-                field="confirm",
-                bound="while GET /vtoken/v1/config shows a trial",
-                status=409,
-                title="Nothing on trial",
-            )
+        self.require_trial()
         revision = self._runtime.revision
-        told = f"revision {revision} is confirmed and stays"
         self._end_trial(actor, f"rev {revision} confirmed by {actor}", {"confirmed": revision})
-        result = self._result(self._runtime.config)
-        result.notes.append(told)
+        result = self._answer(self._runtime.config, {})
+        result.notes.append(f"revision {revision} is confirmed and stays")
         return result
 
     def check_trial(self) -> None:
@@ -176,15 +215,15 @@ class Revisions:
     def _install(
         self, config: VTokenConfig, actor: str, story: _Story, terms: Terms | None = None
     ) -> PatchResult:
-        runtime = self._runtime
-        result = self._result(config)
-        if not result.changes:
-            return result
-        result.notes = self.notes(config, terms)
-        overtaken = self._overtaken()
+        runtime, before = self._runtime, self._runtime.config
+        changes = diff(before.values(), config.values())
+        if not changes:
+            return self._answer(before, changes)
+        notes, overtaken = self.notes(config, terms), self._overtaken()
         runtime.config = config
         runtime.revision += 1
-        result.revision = runtime.revision
+        result = self._answer(before, changes, notes)
+        result.overtaken = overtaken
         data: dict[str, Any] = {
             "revision": runtime.revision,
             "actor": actor,
@@ -196,10 +235,7 @@ class Revisions:
         if terms is not None:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
-        told = ", ".join(
-            f"{name} {_short(old)} -> {_short(new)}" for name, (old, new) in result.changes.items()
-        )
-        told = f"{told} by {actor} (rev {runtime.revision})"
+        told = f"{told_changes(changes)} by {actor} (rev {runtime.revision})"
         summary = story.summary.replace("{told}", told)
         runtime.events.add(runtime.step + 1, "config", summary, data | story.data)
         return result
@@ -222,34 +258,21 @@ class Revisions:
         if trial is not None and trial.gaps is not None:
             self._runtime.latency.unwatch(trial.gaps)
 
-    def _result(self, config: VTokenConfig) -> PatchResult:
-        """`config` in place of what is desired now."""
-        before, after = self._runtime.config.values(), config.values()
+    def _answer(
+        self, previous: VTokenConfig, changes: dict[str, list[Any]], notes: list[str] | None = None
+    ) -> PatchResult:
+        """What is so now, after a call that found `previous` and made `changes`."""
+        runtime = self._runtime
+        effective, revision = runtime.effective
+        in_force = revision == runtime.revision
         return PatchResult(
-            revision=self._runtime.revision,
-            applied_at_step=self._runtime.step + 1,
-            previous=before,
-            effective=after,
-            changes=diff(before, after),
+            revision=runtime.revision,
+            applied_at_step=runtime.step + 1,
+            previous=previous.values(),
+            effective=effective.values(),
+            changes=changes,
+            notes=notes or [],
+            desired=runtime.config.values(),
+            effective_revision=revision,
+            outcome="unchanged" if not changes else "in_force" if in_force else "accepted",
         )
-
-
-def _waiting_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
-    """Which of the values that change wait for something else, in words."""
-    changed = diff(old.values(), new.values())
-    notes = []
-    gates = [name for name in ("theta_f", "low_watermark_blocks") if name in changed]
-    if gates and new.reclamation != "auto":
-        told = " and ".join(gates)
-        notes.append(f"{told}: without effect while reclamation is {new.reclamation}")
-    limits = [n for n in ("budget_tokens", "interval_tokens", "evict_during") if n in changed]
-    if limits and not new.evicts:
-        told = " and ".join(limits)
-        notes.append(f"{told}: only for requests with a policy of their own, while policy is none")
-    return notes
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict) and "name" in value:
-        return str(value["name"])
-    return "none" if value is None else str(value)

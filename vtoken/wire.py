@@ -33,6 +33,13 @@ AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
 RequestState = Literal["running", "waiting", "preempted"]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
+PatchOutcome = Literal[
+    "in_force",  # the engine runs with it
+    "accepted",  # desired; no step has run with it yet, `applied_at_step` will be the first
+    "unchanged",  # it changes nothing, or keeps what is: the revision is the same
+    "dry_run",  # validate_only: nothing was changed
+]
+HealthPart = Literal["engine", "frames", "audit", "recorder"]
 SlotState = Literal["live", "dead", "free"]
 EventKind = Literal[
     "relocation",  # data: Relocation
@@ -173,6 +180,15 @@ class Shadow(Doc):
     error: str | None = None  # it failed, and is not asked any more
 
 
+class Health(Doc):
+    """A part of the server that must work before an incident, so that one can be looked into."""
+
+    name: HealthPart
+    ok: bool
+    detail: str  # in plain words, with the reason or the age
+    since_ts: float | None = None  # since when it is not ok, where that is known
+
+
 class Status(Doc):
     schema: int
     vtoken_version: str
@@ -196,6 +212,7 @@ class Status(Doc):
     step_ms: float = 0.0  # exponential mean of the time between two steps while busy
     latency: Latency | None = None
     shadow: Shadow | None = None
+    health: list[Health] = []  # of the API process that answers, which fills it in
 
 
 class Geometry(Doc):
@@ -297,14 +314,20 @@ class WhatIf(Doc):
 
 
 class PatchResult(Doc):
-    revision: int
-    applied_at_step: int | None  # None for validate_only
-    previous: ConfigValues
-    effective: ConfigValues  # from step `applied_at_step` on, see GET /config for what is now
-    changes: dict[str, list[Any]]  # field -> [old, new]
+    """A change as it stands when it is answered; `effective` is never what was only asked for."""
+
+    revision: int  # the newest, of `desired`
+    applied_at_step: int | None  # the first step that runs with `desired`; None for validate_only
+    previous: ConfigValues  # what was desired before
+    effective: ConfigValues  # what the engine's newest step ran with, as in GET /config
+    changes: dict[str, list[Any]]  # field -> [old, new], what is desired; validate_only: would be
     what_if: WhatIf | None = None  # validate_only
     notes: list[str] = []  # what it means for the scores held; the revision that it overtook
     trial: Trial | None = None
+    desired: ConfigValues | None = None  # after the call; None: a server that does not tell
+    effective_revision: int = 0  # of `effective`
+    outcome: PatchOutcome | None = None
+    overtaken: int | None = None  # revision that this one replaced, or would, before a step ran
 
 
 class Relocation(Doc):
@@ -448,6 +471,8 @@ class AuditEntry(Doc):
     changes: dict[str, list[Any]]
     revision: int
     dry_run: bool
+    epoch: str = ""  # with `event_seq`: the engine's life that the event belongs to
+    event_seq: int | None = None  # `seq` of the event, where the engine acted by itself
 
 
 class AuditPage(Doc):

@@ -244,9 +244,9 @@ def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
         engine.call("patch_config", patch={"theta_f": 0.5})
         second = engine.call("config").desired
         engine.call("patch_config", patch={"planner": "pack", "batch_size": 3})
-        assert engine.call("undo").effective == second
+        assert engine.call("undo").desired == second
         undone = engine.call("undo", actor="ann")
-        assert (undone.revision, undone.effective) == (5, first)
+        assert (undone.revision, undone.desired) == (5, first)
         assert problem(engine.handle(Command(op="undo"))).status == 409
         assert engine.call("config").revision == 5
         events = [e for e in engine.call("events", limit=10_000).events if e.kind == "config"]
@@ -276,7 +276,7 @@ def test_validate_only_changes_nothing() -> None:
             done = engine.call("patch_config", patch=patch, validate_only=True)
             assert done.what_if is not None
             assert (done.revision, done.applied_at_step) == (1, None)
-            assert done.effective == done.previous
+            assert done.effective == done.desired == done.previous
             assert state_of(engine) == before
     finally:
         engine.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.errors import InvariantViolation
-from vtoken.operations import MAX_KEPT, TRANSITIONS, Operations
+from vtoken.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
 from vtoken.reclaim import Round
 from vtoken.wire import Command, Operation, OperationState
 
@@ -55,9 +55,21 @@ def test_finished_operations_are_forgotten_before_unfinished_ones() -> None:
     operations = Operations()
     waiting = operations.add("me", None, 1, False)
     for _ in range(MAX_KEPT + 20):
-        operations.finish(operations.add("me", None, 1, True))
+        operations.finish(operations.add("me", None, 1, False))
     assert operations.get(waiting.id) is waiting
     assert len(operations._all) <= MAX_KEPT + 1
+
+
+def test_dry_runs_push_out_dry_runs_only() -> None:
+    operations = Operations()
+    done = operations.add("me", None, 1, False)
+    operations.finish(done)
+    for _ in range(MAX_KEPT + 20):
+        newest = operations.add("somebody who may only read", None, 1, True)
+        operations.finish(newest)
+    assert operations.get(done.id) is done
+    assert operations.get(newest.id) is newest
+    assert len(operations._all) <= MAX_DRY_KEPT + 1
 
 
 def test_a_round_without_plans_finishes_with_zeroes() -> None:

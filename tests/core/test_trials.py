@@ -97,12 +97,59 @@ def test_effective_is_what_the_newest_step_ran_with_until_another_step_runs(benc
     assert config.effective == config.desired
 
 
+def test_an_answer_never_calls_effective_what_no_step_has_run_with(bench: Bench) -> None:
+    first = bench.patch({"theta_f": 0.5})
+    assert (first.outcome, first.overtaken) == ("accepted", None)
+    assert first.desired is not None
+    assert (first.desired.theta_f, first.effective.theta_f) == (0.5, 0.25)
+    assert (first.revision, first.effective_revision) == (2, 1)
+    second = bench.patch({"theta_f": 0.75})
+    assert (second.outcome, second.overtaken) == ("accepted", 2)
+    assert (second.effective.theta_f, second.effective_revision) == (0.25, 1)
+    same = bench.patch({"theta_f": 0.75})
+    assert (same.outcome, same.revision, same.effective_revision) == ("unchanged", 3, 1)
+    assert second.applied_at_step == bench.runtime.step + 1
+    bench.engine.steps()
+    assert bench.patch({"theta_f": 0.75}).effective == second.desired
+    undone = bench.engine.call("undo")
+    assert (undone.outcome, undone.desired.theta_f, undone.effective.theta_f) == (
+        "accepted",
+        0.5,
+        0.75,
+    )
+
+
+def test_undo_and_confirm_are_tried_out_without_being_done(bench: Bench) -> None:
+    for op, title in (("undo", "Nothing to undo"), ("confirm", "Nothing on trial")):
+        assert bench.refused(op, validate_only=True).title == title
+    bench.patch({"theta_f": 0.5})
+    bench.patch({"planner": "pack"}, confirm_within_s=60)
+    before, seq = bench.config, bench.runtime.events.last_seq
+    for _ in range(2):  # nothing was consumed by the first
+        undone = bench.engine.call("undo", if_match=3, validate_only=True)
+        assert (undone.outcome, undone.revision, undone.applied_at_step) == ("dry_run", 3, None)
+        assert undone.changes == {"planner": ["pack", "plug"]}
+        assert undone.desired == undone.previous == before.desired
+        assert undone.effective == before.effective
+        assert undone.what_if is not None
+        assert "it ends the trial of revision 3" in undone.notes
+        kept = bench.engine.call("confirm", validate_only=True)
+        assert (kept.outcome, kept.changes) == ("dry_run", {})
+        assert kept.notes == ["revision 3 would be confirmed and stay"]
+    assert bench.refused("undo", if_match=1, validate_only=True).status == 412
+    assert bench.refused("undo", validate_only="yes").field == "validate_only"
+    assert (bench.config, bench.runtime.events.last_seq) == (before, seq)
+    assert bench.engine.call("undo").desired.theta_f == 0.5
+
+
 def test_a_change_of_an_idle_engine_is_effective_at_once(make: Make) -> None:
     bench = make(concurrency=0)
     bench.patch({"theta_f": 0.5})
     second = bench.patch({"theta_f": 0.75})
     assert (bench.config.effective_revision, bench.config.effective.theta_f) == (3, 0.75)
     assert second.notes == []
+    assert (second.outcome, second.overtaken) == ("in_force", None)
+    assert (second.effective, second.effective_revision) == (second.desired, 3)
 
 
 def test_the_stream_shows_a_change_when_a_step_ran_with_it(bench: Bench) -> None:
@@ -213,7 +260,7 @@ def test_a_confirmed_change_stays(bench: Bench) -> None:
     bench.runtime.counters.preemptions += 9
     bench.engine.steps()
     assert (bench.config.revision, bench.config.trial) == (2, None)
-    assert bench.engine.call("undo").effective.theta_f == 0.25
+    assert bench.engine.call("undo").desired.theta_f == 0.25
 
 
 def test_confirming_is_refused_when_nothing_is_on_trial_or_another_revision(bench: Bench) -> None:
@@ -232,7 +279,7 @@ def test_while_a_change_is_on_trial_another_one_is_refused_and_undo_ends_it(benc
         problem = bench.refused("patch_config", patch={"theta_f": 0.1}, **terms)
         assert (problem.status, problem.value) == (409, 3)
         assert "confirm keeps it, undo takes it back" in problem.detail
-    assert bench.engine.call("undo").effective.theta_f == 0.25
+    assert bench.engine.call("undo").desired.theta_f == 0.25
     assert (bench.config.trial, bench.config.desired.planner) == (None, "pack")
     assert "ends the trial of rev 3" in bench.events[-1].summary
     bench.now = 1e6

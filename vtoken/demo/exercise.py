@@ -112,7 +112,7 @@ class Exercise:
     def change(self, control: str, patch: dict[str, Any]) -> None:
         with self._row(control) as row:
             result = self._change(row, lambda: self._client.patch_config(patch))
-            self._expect(result.effective, patch)
+            self._expect(result.desired, patch)
 
     def undo(self) -> None:
         """Undo of the last change: what it had replaced is effective again."""
@@ -121,7 +121,7 @@ class Exercise:
             marker = {"theta_f": 0.9 if before.effective.theta_f < 0.5 else 0.1}
             self._client.patch_config(marker)
             result = self._change(row, self._client.undo)
-            if result.effective != before.effective:
+            if result.desired != before.desired:
                 raise MismatchError("undo did not restore the configuration before the last change")
 
     def try_out(self) -> None:
@@ -200,7 +200,7 @@ class Exercise:
             if document.revision != result.revision:
                 found = document.revision
                 raise MismatchError(f"{where} shows revision {found}, not {result.revision}")
-            if not document.desired == document.effective == result.effective:
+            if not document.desired == document.effective == result.desired:
                 raise MismatchError(f"{where} does not show the answered configuration")
         self.switches += 1
         row.outcome = ", ".join(
@@ -208,10 +208,10 @@ class Exercise:
         )
         return result
 
-    def _expect(self, effective: wire.ConfigValues, patch: dict[str, Any]) -> None:
-        values = msgspec.to_builtins(effective)
+    def _expect(self, desired: wire.ConfigValues | None, patch: dict[str, Any]) -> None:
+        values = msgspec.to_builtins(desired) or {}
         for name, wanted in patch.items():
-            found = values[name]
+            found = values.get(name)
             if name in ("policy", "shadow") and wanted is not None and found is not None:
                 wanted, found = wanted["name"], found["name"]
             if found != wanted:
