@@ -5,13 +5,14 @@ leaves no entry. `GET /events` has what the engine did, this has who wanted it.
 
 1. The event loop never waits for the disk: one thread writes, in the order of the entries.
 2. A disk that is full or gone stops nothing: entries stay in memory, `error` and the log say so,
-   and they are written, in order, as soon as an entry gets through.
+   and they are written, in order, as soon as the disk takes them (`probe`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ class AuditLog:
 
     def __init__(self, journal: Journal | None = None, *, error: str = "") -> None:
         self.error = error  # why entries are in memory only
+        self.error_ts = time.time() if error else 0.0  # since when
         self._journal = journal
         self._recent: deque[wire.AuditEntry] = deque(maxlen=MAX_RECENT)
         self._unwritten: deque[wire.AuditEntry] = deque()
@@ -50,18 +52,24 @@ class AuditLog:
         dry_run: bool = False,
     ) -> None:
         """Append an entry and log it; `changes` is field -> [old, new]. Does not wait."""
-        entry = wire.AuditEntry(
-            ts=time.time(),
-            actor=actor,
-            action=action,
-            changes=changes,
-            revision=revision,
-            dry_run=dry_run,
+        self.enter(
+            wire.AuditEntry(
+                ts=time.time(),
+                actor=actor,
+                action=action,
+                changes=changes,
+                revision=revision,
+                dry_run=dry_run,
+            )
         )
+
+    def enter(self, entry: wire.AuditEntry) -> None:
+        """Append an entry as it is, and log it. Does not wait."""
         self._recent.append(entry)
         self._newest = self._thread.submit(self._take, entry)
-        if not dry_run:
-            logger.info("vtoken: %s by %s: %s (revision %d)", action, actor, changes, revision)
+        if not entry.dry_run:
+            what = (entry.action, entry.actor, entry.changes, entry.revision)
+            logger.info("vtoken: %s by %s: %s (revision %d)", *what)
 
     def recent(self) -> list[wire.AuditEntry]:
         """The newest MAX_RECENT entries of this process, oldest first, from memory."""
@@ -73,6 +81,15 @@ class AuditLog:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await asyncio.shield(asyncio.wrap_future(self._newest))
+
+    async def newest_event(self, epoch: str) -> int:
+        """The highest `event_seq` of an epoch that has an entry, 0 without; raises OSError."""
+        return await asyncio.wrap_future(self._thread.submit(self._newest_event, epoch))
+
+    async def probe(self) -> None:
+        """Find out whether the disk takes entries, and write those that wait for it."""
+        if self._journal is not None:
+            await asyncio.wrap_future(self._thread.submit(self._write, self._journal))
 
     async def page(self, limit: int) -> wire.AuditPage:
         """The newest `limit` entries, oldest first; those that are not on disk come last."""
@@ -94,17 +111,25 @@ class AuditLog:
 
     def _write(self, journal: Journal) -> None:
         try:
+            if not self._unwritten:
+                journal.check()
             while self._unwritten:
                 journal.append(msgspec.json.encode(self._unwritten[0]))
                 self._unwritten.popleft()
         except OSError as error:
             if not self.error:
+                self.error_ts = time.time()
                 logger.error("vtoken: the audit log cannot be written, going on: %s", error)
             self.error = str(error)
             return
         if self.error:
             logger.warning("vtoken: the audit log is written again, %d entries lost", self._lost)
             self.error = ""
+
+    def _newest_event(self, epoch: str) -> int:
+        lines = [] if self._journal is None else self._journal.read(sys.maxsize)[0]
+        entries = [*_decode(lines), *self._unwritten]
+        return max((e.event_seq or 0 for e in entries if e.epoch == epoch), default=0)
 
     def _page(self, limit: int) -> wire.AuditPage:
         lines: list[bytes] = []

@@ -1,7 +1,8 @@
 """The REST routes that change something: configuration, confirm, undo, compaction.
 
-Knows HTTP and the service. A call that is refused here or by the engine changes nothing; the guard
-has already refused every change on a read-only server.
+Knows HTTP and the service. A call that is refused here or by the engine changes nothing. Who may
+only read may try all of them out (`validate_only`, `dry_run`): that changes nothing either, and a
+route asks `permit` before it does anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken_api.access import actor_of
+from vtoken_api.access import Grant, actor_of
+from vtoken_api.guard import GRANT, permit
 from vtoken_api.inputs import (
     JSON_TYPES,
     TRIAL_PARAMETERS,
@@ -28,6 +30,7 @@ from vtoken_api.inputs import (
 )
 from vtoken_api.openapi import MERGE_PATCH_SCHEMA, answers, body, query, ref
 from vtoken_api.routes import Served, document, etag
+from vtoken_api.service import Caller, Service
 
 router = APIRouter(tags=["vToken"])
 
@@ -53,6 +56,26 @@ def _changed(told: str) -> dict[int | str, dict[str, Any]]:
         415,
         headers={"ETag": "the revision now"},
     )
+
+
+VALIDATE_ONLY = query(
+    "validate_only",
+    {"type": "boolean", "default": False},
+    "answer what would happen, change nothing; open to whoever may read",
+)
+
+
+def _permitted(request: Request, service: Service) -> bool:
+    """Whether the call is only a dry run by its query; raises 403 for a change that may not be."""
+    dry = query_flag(request, "validate_only")
+    permit(request.scope, service, dry_run=dry)
+    return dry
+
+
+def _caller(request: Request) -> Caller:
+    """Who is calling, and whether it is somebody who may change things."""
+    grant: Grant = request.scope[GRANT]
+    return Caller(actor_of(request.headers, request.client), grant.can_control)
 
 
 SECONDS = {"type": "integer", "minimum": 1, "maximum": wire.MAX_TRIAL_SECONDS}
@@ -83,11 +106,7 @@ TRIAL = [
     openapi_extra={
         "parameters": [
             IF_MATCH,
-            query(
-                "validate_only",
-                {"type": "boolean", "default": False},
-                "answer what would happen, change nothing",
-            ),
+            VALIDATE_ONLY,
             *TRIAL,
         ],
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
@@ -96,12 +115,9 @@ TRIAL = [
 )
 async def patch_config(request: Request, service: Served) -> Response:
     check_query(request, ("validate_only", *TRIAL_PARAMETERS))
+    dry = _permitted(request, service)
     result = await service.patch_config(
-        await read_patch(request),
-        if_match(request),
-        query_flag(request, "validate_only"),
-        actor_of(request.headers, request.client),
-        trial_terms(request),
+        await read_patch(request), if_match(request), dry, _caller(request), trial_terms(request)
     )
     return document(result, headers=etag(result.revision))
 
@@ -110,14 +126,14 @@ async def patch_config(request: Request, service: Served) -> Response:
     "/confirm",
     summary="Keep the change that is on trial",
     operation_id="vtoken_confirm",
-    openapi_extra={"parameters": [IF_MATCH]},
+    openapi_extra={"parameters": [IF_MATCH, VALIDATE_ONLY]},
     responses=_changed("It stays; the revision is the same"),
 )
 async def post_confirm(request: Request, service: Served) -> Response:
-    check_query(request)
+    check_query(request, ("validate_only",))
+    dry = _permitted(request, service)
     await read_nothing(request, "confirm")
-    actor = actor_of(request.headers, request.client)
-    result = await service.confirm(if_match(request), actor)
+    result = await service.confirm(if_match(request), dry, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -143,7 +159,8 @@ async def post_confirm(request: Request, service: Served) -> Response:
 async def post_compaction(request: Request, service: Served) -> Response:
     check_query(request)
     wanted = await read_compaction(request)
-    operation = await service.compact(wanted, actor_of(request.headers, request.client))
+    permit(request.scope, service, dry_run=wanted.dry_run)
+    operation = await service.compact(wanted, _caller(request))
     root = request.scope.get("root_path", "")
     location = {"Location": f"{root}/operations/{operation.id}"}
     return document(operation, status=202, headers=location)
@@ -153,12 +170,12 @@ async def post_compaction(request: Request, service: Served) -> Response:
     "/undo",
     summary="Restore the revision before, as a new revision",
     operation_id="vtoken_undo",
-    openapi_extra={"parameters": [IF_MATCH]},
-    responses=_changed("What the engine has applied"),
+    openapi_extra={"parameters": [IF_MATCH, VALIDATE_ONLY]},
+    responses=_changed("What the engine has applied, or would"),
 )
 async def post_undo(request: Request, service: Served) -> Response:
-    check_query(request)
+    check_query(request, ("validate_only",))
+    dry = _permitted(request, service)
     await read_nothing(request, "undo")
-    actor = actor_of(request.headers, request.client)
-    result = await service.undo(if_match(request), actor)
+    result = await service.undo(if_match(request), dry, _caller(request))
     return document(result, headers=etag(result.revision))

@@ -65,6 +65,7 @@ class FlightRecorder:
         self.problem = ""  # why it has stopped
         self.stopped_ts = 0.0  # when it has
         self.num_faults = 0  # times that the disk refused
+        self._peer_wrote_ts: float | None = None  # by the process that leads, where that is another
         self._hub = hub
         self._state_dir = state_dir
         self._audit = audit
@@ -76,10 +77,15 @@ class FlightRecorder:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._written_at = 0.0
-        self._audited_ts = 0.0
+        self._audited: wire.AuditEntry | None = None  # the newest that was written
         self._resume: tuple[str, int] | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="vtoken-flight")
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def peer_silent_s(self) -> float | None:
+        """How long ago another process, which leads, has written; None where none was seen."""
+        return None if self._peer_wrote_ts is None else time.time() - self._peer_wrote_ts
 
     def start(self) -> None:
         """Begin to record, in the background."""
@@ -110,6 +116,8 @@ class FlightRecorder:
                         await self._record_segment()
                     if self._state_dir.error:
                         self._stop(self._state_dir.error, fault=True)
+                    else:
+                        self._peer_wrote_ts = await self._on_disk(self.segments.newest_write_ts)
                 except ProblemError as error:
                     self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
                 except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
@@ -182,9 +190,12 @@ class FlightRecorder:
 
     async def _write(self) -> None:
         lines, self._pending, self._pending_bytes = self._pending, [], 0
-        entries = [entry for entry in self._audit() if entry.ts > self._audited_ts]
+        entries = list(self._audit())
+        for place, entry in enumerate(entries):
+            if entry is self._audited:
+                entries = entries[place + 1 :]
         if entries:
-            self._audited_ts = entries[-1].ts
+            self._audited = entries[-1]
         await self._on_disk(lambda: self._put(lines, entries))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

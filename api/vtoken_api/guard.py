@@ -3,6 +3,9 @@
 Knows ASGI, the access rules and the problem documents. It stands in front of the whole mounted
 application, so that no route, known or not, can be reached without passing it. A token in a URL is
 refused, and blotted out of the scope before the server writes its access log.
+
+Routes of DRY_RUNS are open to readers: whether a call only tries a change out may stand in its
+body, so the route itself asks `permit` before it does anything.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtoken_api.access import Access, Grant, address_of
-from vtoken_api.limits import COSTS
+from vtoken_api.limits import COSTS, DRY_RUN_COST
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+DRY_RUNS = frozenset({"config", "undo", "confirm", "compactions"})
 SECRET_NAMES = frozenset(
     {"token", "access_token", "auth_token", "api_key", "apikey", "key", "authorization", "bearer"}
 )
@@ -74,10 +78,11 @@ def _admit(scope: Scope, service: Service) -> None:
     headers = Headers(scope=scope)
     service.access.check_browser(headers)
     http = scope["type"] == "http"
-    changes = http and scope["method"] not in SAFE_METHODS
+    route = scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
+    changes = http and scope["method"] not in SAFE_METHODS and route not in DRY_RUNS
     kind = "change" if changes else "read" if http else "stream"
-    route = scope["path"].removeprefix(scope.get("root_path", "")).strip("/").split("/")[0]
-    service.limits.spend(address_of(scope.get("client")), kind, COSTS.get(route, 1.0))
+    cost = COSTS.get(route.split("/")[0], 1.0)
+    service.limits.spend(address_of(scope.get("client")), kind, cost)
     # A websocket may send its token as the first message: browsers cannot set headers.
     grant: Grant | None = None
     if http or "authorization" in headers or not service.access.needs_token:
@@ -85,6 +90,20 @@ def _admit(scope: Scope, service: Service) -> None:
     if grant is not None and changes:
         grant.check_control()
     scope[GRANT] = grant
+
+
+def permit(scope: Scope, service: Service, *, dry_run: bool) -> None:
+    """What a call to a route of DRY_RUNS must pass; raises 403 (it is none) or 429."""
+    address = address_of(scope.get("client"))
+    try:
+        if dry_run:
+            service.limits.spend(address, "read", DRY_RUN_COST)
+        else:
+            scope[GRANT].check_control()
+            service.limits.spend(address, "change")
+    except ProblemError as error:
+        service.refusals.note(scope, error)
+        raise
 
 
 def _refuse_secrets(scope: Scope, access: Access | None) -> None:

@@ -53,12 +53,14 @@ class MissedEvents:
 class Hub:
     """One per API server process; `start` once, inside the event loop.
 
-    `on_events` is told every event, as clients are, whether or not there is a client.
+    `on_events` is told every event, as clients are, whether or not there is a client. `health` says
+    how this process is; every frame carries it.
     """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
-        self.on_events: Callable[[list[wire.Event]], None] = lambda _: None
+        self.on_events: Callable[[list[wire.Event], int], None] = lambda _, __: None
+        self.health: Callable[[], list[wire.Health]] = list
         self.num_dropped = 0  # events that one of the clients has missed, cumulative
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
@@ -95,6 +97,11 @@ class Hub:
         return self._view
 
     @property
+    def view_age_s(self) -> float | None:
+        """Seconds since the newest frame came, None before the first."""
+        return None if self._view is None else self._age()
+
+    @property
     def last_event(self) -> int:
         """`seq` of the newest event that was passed on; 0 before the first."""
         return self._last_event or 0
@@ -113,8 +120,14 @@ class Hub:
                 view = FrameView.of(await self._bus.ask("frame", wire.Frame))
                 if self._view is before:  # else the engine has published a newer one meanwhile
                     self._take(view)
-                return view
+                return self._view or view
             return before
+
+    async def config_events(self, after: int) -> wire.EventPage:
+        """Changes of the configuration after `after` that the engine holds; raises ProblemError."""
+        return await self._bus.ask(
+            "events", wire.EventPage, after=after, limit=EVENT_PAGE, kind="config"
+        )
 
     async def events_after(self, seq: int) -> MissedEvents:
         """Everything after `seq`; raises ProblemError."""
@@ -169,7 +182,7 @@ class Hub:
         """An idle engine takes no steps and publishes nothing: ask it, while anybody looks."""
         while True:
             await asyncio.sleep(max(MIN_REFRESH_S, FRESH_S - self._age()))
-            if self._wants_state() and self._age() >= FRESH_S and self.alive:
+            if self.wants_state and self._age() >= FRESH_S and self.alive:
                 with contextlib.suppress(ProblemError):
                     await self.current()
 
@@ -178,6 +191,7 @@ class Hub:
 
     def _take(self, view: FrameView) -> None:
         self._view, self._view_at = view, asyncio.get_running_loop().time()
+        view.status.health = self.health()
         for subscriber in self._subscribers:
             subscriber.wake()
 
@@ -190,7 +204,7 @@ class Hub:
                 events, lost = await self._fill(last, events)
         if events:
             self._last_event = events[-1].seq
-            self.on_events(events)
+            self.on_events(events, lost)
             for subscriber in tuple(self._subscribers):
                 subscriber.offer(events, lost)
 
@@ -205,9 +219,11 @@ class Hub:
 
     def _follow_wishes(self) -> None:
         if self._reader is not None:
-            self._reader.want_state(self._wants_state())
+            self._reader.want_state(self.wants_state)
 
-    def _wants_state(self) -> bool:
+    @property
+    def wants_state(self) -> bool:
+        """Whether any client wants frames."""
         return any(subscriber.wants_state for subscriber in self._subscribers)
 
     def _age(self) -> float:

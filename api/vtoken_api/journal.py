@@ -40,6 +40,14 @@ class Journal:
         self._older = path.with_name(path.name + ".1")
         self._max_bytes = max_bytes
 
+    def check(self) -> None:
+        """Raises OSError when the next line could not be added, as far as can be told before."""
+        with self._locked():
+            space = os.statvfs(self.path)
+            free = space.f_bfree if os.geteuid() == 0 else space.f_bavail
+            if space.f_blocks and not free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def append(self, line: bytes) -> None:
         """Add a line without its end; raises OSError, and then nothing was added."""
         while True:

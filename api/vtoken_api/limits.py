@@ -30,10 +30,11 @@ class Rate:
 
 
 RATES: Mapping[str, Rate] = {
-    "change": Rate(20, 100),  # everything but GET, HEAD and OPTIONS
+    "change": Rate(20, 100),  # everything but GET, HEAD, OPTIONS and dry runs
     "read": Rate(100, 400),
     "stream": Rate(10, 100),  # connections
 }
+DRY_RUN_COST = 4.0  # more reads than one: the engine plans a round
 COSTS: Mapping[str, float] = {"blocks": 5, "recording": 20}  # reads that encode much, else 1
 
 

@@ -74,8 +74,7 @@ class VTokenEndpointPlugin:
             audit=audit,
             flight=FlightRecorder(hub, state_dir, audit=audit.recent),
         )
-        hub.start()
-        service.flight.start()
+        service.start()
         self.app.state.service = state.vtoken = service
 
     def _service(self) -> Service | None:

@@ -6,6 +6,7 @@ steps, never a copy that has aged in this process.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from vtoken import wire
 from vtoken_api.inputs import check_query, parse_int, query_int
 from vtoken_api.openapi import answers, array_of, query, ref
+from vtoken_api.problems import ProblemError
 from vtoken_api.service import Service
 
 MAX_ID = 2**31 - 1
@@ -60,7 +62,15 @@ def etag(revision: int) -> dict[str, str]:
 )
 async def get_status(request: Request, service: Served) -> Response:
     check_query(request)
-    return document(await service.bus.ask("status", wire.Status))
+    try:
+        status = await service.bus.ask("status", wire.Status)
+    except ProblemError as error:
+        age_s = service.hub.view_age_s
+        if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
+            error.problem.detail += f"; its newest frame is {age_s:.0f} s old"
+        raise
+    status.health = service.health()
+    return document(status)
 
 
 @router.get(

@@ -62,6 +62,14 @@ class Segments:
                         found.append(Segment(path, int(match[1]) / 1000, bool(match[2]), size))
         return sorted(found, key=lambda segment: segment.path.name)
 
+    def newest_write_ts(self) -> float:
+        """When a segment was last written to, Unix seconds; 0 without any."""
+        newest = 0.0
+        for segment in self.listed()[-2:]:
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest, segment.path.stat().st_mtime)
+        return newest
+
     def prune(self, room_bytes: int = 0) -> None:
         """Delete the oldest until `room_bytes` more fit into the bound, and what is too old."""
         segments = self.listed()

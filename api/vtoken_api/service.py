@@ -13,11 +13,21 @@ from vtoken_api.access import Access
 from vtoken_api.audit import AuditLog
 from vtoken_api.bus import EngineBus
 from vtoken_api.flight import FlightRecorder
+from vtoken_api.health import health
 from vtoken_api.hub import Hub
 from vtoken_api.inputs import CompactionRequest
 from vtoken_api.limits import RateLimits
 from vtoken_api.refusals import Refusals
 from vtoken_api.statedir import StateDir
+from vtoken_api.upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling; what somebody tries out who may only read does not fill the audit log."""
+
+    name: str
+    can_control: bool = True
 
 
 @dataclass(slots=True)
@@ -33,25 +43,25 @@ class Service:
     audit: AuditLog = field(default_factory=AuditLog)
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)
+    upkeep: Upkeep = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub.on_events = self.record_own
+        self.upkeep = Upkeep(self.hub, self.audit, self.state)
+        self.hub.health = self.health
 
-    def record_own(self, events: list[wire.Event]) -> None:
-        """Enter into the audit log what the engine did by itself: how trials ended.
+    def start(self) -> None:
+        """Begin to follow the engine, to record, and to keep the audit log."""
+        self.hub.start()
+        self.flight.start()
+        self.upkeep.start()
 
-        Every process of this server sees the events; on disk, where they share the log, the one
-        that leads enters them.
-        """
-        for event in events:
-            data = event.data
-            own = event.kind == "config" and data.get("actor") in ("trial", "guard")
-            if own and (self.state.error or self.state.try_lead()):
-                action = "revert" if "reverted" in data else "keep"
-                self.audit.record(data["actor"], action, data["changes"], data["revision"])
+    def health(self) -> list[wire.Health]:
+        """How this process is, part by part."""
+        return health(self.hub, self.audit, self.flight)
 
     async def close(self) -> None:
         """Stop what runs in the background and let another process lead; clients stay connected."""
+        await self.upkeep.close()
         await self.flight.close()
         await self.hub.close()
         self.audit.close()
@@ -62,52 +72,75 @@ class Service:
         patch: dict[str, Any],
         if_match: int | None,
         validate_only: bool,
-        actor: str,
+        caller: Caller,
         terms: dict[str, float],
     ) -> wire.PatchResult:
         """Apply or try out a merge patch, all or nothing; `terms` put it on trial."""
         result = await self.bus.ask(
             "patch_config",
             wire.PatchResult,
-            actor=actor,
+            actor=caller.name,
             patch=patch,
             if_match=if_match,
             validate_only=validate_only,
             **terms,
         )
         action = "config" if result.trial is None else "trial"
-        self.audit.record(actor, action, result.changes, result.revision, dry_run=validate_only)
-        await self.audit.settle()
+        await self._enter(caller, action, result.changes, result.revision, validate_only)
         return result
 
-    async def confirm(self, if_match: int | None, actor: str) -> wire.PatchResult:
-        """Keep the change that is on trial."""
-        result = await self.bus.ask("confirm", wire.PatchResult, actor=actor, if_match=if_match)
-        self.audit.record(actor, "confirm", result.changes, result.revision)
-        await self.audit.settle()
+    async def confirm(
+        self, if_match: int | None, validate_only: bool, caller: Caller
+    ) -> wire.PatchResult:
+        """Keep the change that is on trial, or say what that would mean."""
+        return await self._settle_trial("confirm", if_match, validate_only, caller)
+
+    async def undo(
+        self, if_match: int | None, validate_only: bool, caller: Caller
+    ) -> wire.PatchResult:
+        """A new revision that restores the one before, or what it would do."""
+        return await self._settle_trial("undo", if_match, validate_only, caller)
+
+    async def _settle_trial(
+        self, op: str, if_match: int | None, validate_only: bool, caller: Caller
+    ) -> wire.PatchResult:
+        result = await self.bus.ask(
+            op,
+            wire.PatchResult,
+            actor=caller.name,
+            if_match=if_match,
+            validate_only=validate_only,
+        )
+        await self._enter(caller, op, result.changes, result.revision, validate_only)
         return result
 
-    async def undo(self, if_match: int | None, actor: str) -> wire.PatchResult:
-        """A new revision that restores the one before."""
-        result = await self.bus.ask("undo", wire.PatchResult, actor=actor, if_match=if_match)
-        self.audit.record(actor, "undo", result.changes, result.revision)
-        await self.audit.settle()
-        return result
-
-    async def compact(self, body: CompactionRequest, actor: str) -> wire.Operation:
+    async def compact(self, body: CompactionRequest, caller: Caller) -> wire.Operation:
         """Start a compaction, or plan one (`dry_run`)."""
         args: dict[str, Any] = {"dry_run": body.dry_run}
         if body.request_id is not None:
             args["request_id"] = body.request_id
         if body.batch_size is not None:
             args["batch_size"] = body.batch_size
-        operation = await self.bus.ask("compact", wire.Operation, actor=actor, **args)
+        operation = await self.bus.ask("compact", wire.Operation, actor=caller.name, **args)
         config = await self.bus.ask("config", wire.ConfigDocument)
         changes: dict[str, list[Any]] = {
             "operation": [None, operation.id],
             "request_id": [None, operation.request_id],
             "batch_size": [None, operation.batch_size],
         }
-        self.audit.record(actor, "compact", changes, config.revision, dry_run=body.dry_run)
-        await self.audit.settle()
+        await self._enter(caller, "compact", changes, config.revision, body.dry_run)
         return operation
+
+    async def _enter(
+        self,
+        caller: Caller,
+        action: str,
+        changes: dict[str, list[Any]],
+        revision: int,
+        dry_run: bool,
+    ) -> None:
+        """Enter an accepted call into the audit log."""
+        if dry_run and not caller.can_control:
+            return
+        self.audit.record(caller.name, action, changes, revision, dry_run=dry_run)
+        await self.audit.settle()

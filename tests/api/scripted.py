@@ -94,9 +94,9 @@ class ScriptedEngine:
                 return wire.Reply(value=self.page(**command.args))
         return wire.Reply(problem=wire.Problem(status=404, title="?", detail=command.op))
 
-    def page(self, after: int, limit: int) -> wire.EventPage:
+    def page(self, after: int, limit: int, kind: str | None = None) -> wire.EventPage:
         first = self.held[0].seq if self.held else self.last_seq + 1
-        events = [event for event in self.held if event.seq > after][:limit]
+        events = [e for e in self.held if e.seq > after and kind in (None, e.kind)][:limit]
         return wire.EventPage(events=events, first_seq=first, last_seq=self.last_seq)
 
     def describe(self) -> wire.Describe:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-from scripted import ScriptedEngine
-from serving import serve
+from core_engine import CoreEngine
+from serving import Served, serve
 
 from vtoken import wire
 from vtoken_api.audit import AuditLog
 from vtoken_api.journal import Journal
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine()
-    yield engine
-    engine.close()
+from vtoken_api.plugin import AUDIT_FILE
 
 
 def record(log: AuditLog, *numbers: int) -> None:
@@ -185,38 +179,146 @@ async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) ->
     log.close()
 
 
-def reverted(seq: int) -> wire.Event:
-    data = {"actor": "trial", "revision": 9, "changes": {"theta_f": [0.5, 0.25]}, "reverted": 8}
-    return wire.Event(seq=seq, ts=0.0, step=1, kind="config", summary="taken back", data=data)
+# ---------------------------------------------------------------- the engine's own acts
 
 
-async def test_what_the_engine_takes_back_is_entered_once_not_once_a_process(
-    engine: ScriptedEngine, tmp_path: Path
+async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
+    """Once there are `count`: who, what, and of which event; fails if there are more."""
+    async with asyncio.timeout(60):
+        while True:
+            entries = (await served.service.audit.page(1000)).entries
+            acts = [e for e in entries if e.actor in ("trial", "guard")]
+            if len(acts) >= count:
+                break
+            await asyncio.sleep(0.02)
+    assert all(act.epoch == "e1" for act in acts)
+    seqs = [act.event_seq for act in acts]
+    assert len(seqs) == count
+    assert seqs == sorted(set(seqs))
+    return [(act.actor, act.action, act.revision) for act in acts]
+
+
+def pass_guard(core: CoreEngine, theta_f: float) -> None:
+    """A change on trial that the engine takes back at its next step."""
+    args = {"patch": {"theta_f": theta_f}, "guard_preemptions": 0}
+    assert core.handle(wire.Command(op="patch_config", args=args)).problem is None
+    core.runtime.counters.preemptions += 1
+    core.step()
+
+
+async def test_what_the_engine_takes_back_is_entered_once_with_its_event_and_time(
+    core: CoreEngine, tmp_path: Path
 ) -> None:
     async with (
-        serve(engine.handle, state_dir=str(tmp_path)) as one,
-        serve(engine.handle, state_dir=str(tmp_path)) as two,
+        serve(core.handle, state_dir=str(tmp_path)) as one,
+        serve(core.handle, state_dir=str(tmp_path)) as two,
     ):
+        pass_guard(core, 0.5)
         for served in (one, two):
-            served.service.record_own([reverted(1)])
-            await served.service.audit.settle()
-        for served in (one, two):
-            (entry,) = (await served.service.audit.page(10)).entries
-            assert (entry.actor, entry.action, entry.revision) == ("trial", "revert", 9)
-        await one.service.close()
-        two.service.record_own([reverted(2)])  # the first has gone, the second leads now
-        assert len((await two.service.audit.page(10)).entries) == 2
+            assert await own_acts(served, 1) == [("guard", "revert", 3)]
+        (event,) = [e for e in core.runtime.events.page(0, 1000).events if "reverted" in e.data]
+        (entry,) = (await one.service.audit.page(1)).entries
+        assert (entry.event_seq, entry.ts) == (event.seq, event.ts)
+
+
+async def test_engines_acts_are_entered_once_whichever_process_leads_and_after_restarts(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    state = {"state_dir": str(tmp_path)}
+    async with serve(core.handle, **state) as one, serve(core.handle, **state) as two:
+        pass_guard(core, 0.5)
+        await own_acts(one, 1)
+        leader, other = (one, two) if one.service.state._lock is not None else (two, one)
+        await leader.service.close()
+        pass_guard(core, 0.6)
+        assert len(await own_acts(other, 2)) == 2
+    pass_guard(core, 0.7)  # while no process of the server runs
+    for _ in range(2):
+        async with serve(core.handle, **state) as again:
+            acts = await own_acts(again, 3)
+            assert [revision for _, _, revision in acts] == [3, 5, 7]
+    async with serve(core.handle, **state) as again:
+        pass_guard(core, 0.8)
+        assert len(await own_acts(again, 4)) == 4
+
+
+async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_process(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    (tmp_path / AUDIT_FILE).symlink_to("/dev/full")
+    async with serve(core.handle, state_dir=str(tmp_path)) as one:
+        pass_guard(core, 0.5)
+        await own_acts(one, 1)
+        assert "No space left" in one.service.audit.error
+    (tmp_path / AUDIT_FILE).unlink()
+    async with serve(core.handle, state_dir=str(tmp_path)) as two:
+        assert await own_acts(two, 1) == [("guard", "revert", 3)]
+        assert two.service.audit.error == ""
+
+
+async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / AUDIT_FILE)
+    old = wire.AuditEntry(
+        ts=1.0,
+        actor="trial",
+        action="keep",
+        changes={},
+        revision=9,
+        dry_run=False,
+        epoch="an earlier one",
+        event_seq=10**6,
+    )
+    journal.append(msgspec.json.encode(old))
+    async with serve(core.handle, state_dir=str(tmp_path)) as served:
+        pass_guard(core, 0.5)
+        async with asyncio.timeout(60):
+            while len((await served.service.audit.page(10)).entries) < 2:
+                await asyncio.sleep(0.02)
+
+
+async def test_entries_in_memory_are_written_as_soon_as_the_disk_takes_them_without_another(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / AUDIT_FILE
+    path.symlink_to("/dev/full")
+    log = AuditLog(Journal(path))
+    record(log, 1)
+    await log.settle()
+    assert log.error
+    path.unlink()
+    await log.probe()
+    assert log.error == ""
+    assert len(path.read_bytes().splitlines()) == 1 + 1
+    log.close()
+
+
+async def test_file_that_cannot_be_written_is_noticed_before_there_is_an_entry(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / AUDIT_FILE
+    log = AuditLog(Journal(path))
+    await log.probe()
+    assert log.error == ""
+    path.unlink()
+    path.mkdir()
+    await log.probe()
+    assert "Is a directory" in log.error
+    assert log.error_ts > 0
+    log.close()
 
 
 async def test_server_without_a_usable_state_directory_serves_and_says_so(
-    engine: ScriptedEngine, tmp_path: Path
+    core: CoreEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     async with (
-        serve(engine.handle, state_dir=str(tmp_path / "file" / "x")) as served,
+        serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        served.service.record_own([reverted(1)])
+        pass_guard(core, 0.5)
+        assert await own_acts(served, 1) == [("guard", "revert", 3)]
         page = msgspec.json.decode(
             (await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage
         )

@@ -195,7 +195,7 @@ async def test_undo_restores_the_revision_before_as_a_new_one(
     assert problem(await http.post("/undo"), 409).title == "Nothing to undo"
     await http.patch("/config", json={"theta_f": 0.5})
     result = read(await http.post("/undo"), wire.PatchResult)
-    assert (result.revision, result.effective.theta_f) == (3, 0.25)
+    assert (result.revision, result.desired.theta_f) == (3, 0.25)
     assert core.runtime.config.theta_f == 0.25
     actions = [e.action for e in read(await http.get("/audit"), wire.AuditPage).entries]
     assert actions == ["config", "undo"]

@@ -1,0 +1,59 @@
+"""How this API process is, part by part: engine, frames, audit log, flight recorder.
+
+Knows the parts, not who asks. All of it must be seen before an incident: a recorder that has died
+is of no use after one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vtoken import wire
+from vtoken_api.audit import AuditLog
+from vtoken_api.flight import FlightRecorder
+from vtoken_api.hub import Hub
+
+STALE_FRAME_S = 10.0  # while anybody follows the engine, a frame comes every IDLE_STATE_S at least
+STALE_PEER_S = 20.0  # a recorder writes once a second
+
+
+def health(hub: Hub, audit: AuditLog, flight: FlightRecorder) -> list[wire.Health]:
+    """Every part, whether it is ok or not."""
+    return [_engine(hub), _frames(hub, flight), _audit(audit), _recorder(flight)]
+
+
+def _engine(hub: Hub) -> wire.Health:
+    return wire.Health(name="engine", ok=hub.alive, detail="runs" if hub.alive else "has stopped")
+
+
+def _frames(hub: Hub, flight: FlightRecorder) -> wire.Health:
+    age_s = hub.view_age_s
+    if age_s is None:
+        return wire.Health(name="frames", ok=True, detail="none yet")
+    followed = hub.wants_state or flight.recording
+    told = f"the newest is {age_s:.1f} s old" + ("" if followed else "; nobody follows")
+    ok = age_s <= STALE_FRAME_S or not followed
+    since = None if ok else time.time() - age_s
+    return wire.Health(name="frames", ok=ok, detail=told, since_ts=since)
+
+
+def _audit(audit: AuditLog) -> wire.Health:
+    if not audit.error:
+        return wire.Health(name="audit", ok=True, detail="written to disk")
+    told = f"entries are in memory only and end with this process: {audit.error}"
+    return wire.Health(name="audit", ok=False, detail=told, since_ts=audit.error_ts)
+
+
+def _recorder(flight: FlightRecorder) -> wire.Health:
+    if flight.recording:
+        return wire.Health(name="recorder", ok=True, detail="records")
+    if flight.problem:
+        told = f"stopped: {flight.problem}"
+        return wire.Health(name="recorder", ok=False, detail=told, since_ts=flight.stopped_ts)
+    silent_s = flight.peer_silent_s
+    if silent_s is None:
+        return wire.Health(name="recorder", ok=True, detail="starting")
+    told = f"another process of this server records; it last wrote {silent_s:.0f} s ago"
+    ok = silent_s <= STALE_PEER_S
+    since = None if ok else time.time() - silent_s
+    return wire.Health(name="recorder", ok=ok, detail=told, since_ts=since)

@@ -1,0 +1,141 @@
+"""What would happen, for those who may not make it happen: dry runs with a token that reads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from core_engine import CoreEngine
+from doors import bearer
+from serving import Served, serve
+
+from vtoken import wire
+from vtoken_api.limits import Rate, RateLimits
+
+READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
+REAL: list[tuple[str, str, Any]] = [
+    ("PATCH", "/config", {"budget_tokens": 32}),
+    ("PATCH", "/config?validate_only=false", {"budget_tokens": 32}),
+    ("POST", "/undo", None),
+    ("POST", "/confirm", None),
+    ("POST", "/compactions", None),
+    ("POST", "/compactions", {"dry_run": False}),
+]
+DRY: list[tuple[str, str, Any]] = [
+    ("PATCH", "/config?validate_only=true", {"budget_tokens": 32}),
+    ("PATCH", "/config?validate_only=true&confirm_within_s=5", {"theta_f": 0.1}),
+    ("POST", "/undo?validate_only=true", None),
+    ("POST", "/compactions", {"dry_run": True}),
+    ("POST", "/compactions", {"dry_run": True, "request_id": "a"}),
+]
+
+
+@pytest.fixture
+async def guarded(core: CoreEngine, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server that reads with one token and changes with another, with something to undo."""
+    for name, token in (("read", READ), ("control", CONTROL)):
+        (tmp_path / name).write_text(token)
+        (tmp_path / name).chmod(0o600)
+    files = {f"{name}_token_file": str(tmp_path / name) for name in ("read", "control")}
+    async with serve(core.handle, **files) as served:
+        yield served
+
+
+@pytest.fixture
+async def http(guarded: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=guarded.url + "/vtoken/v1") as http:
+        changed = await http.patch("/config", json={"theta_f": 0.5}, headers=bearer(CONTROL))
+        assert changed.status_code == 200
+        yield http
+
+
+async def call(
+    http: httpx.AsyncClient, method: str, path: str, body: Any, token: str = READ
+) -> httpx.Response:
+    content = {} if body is None else {"json": body}
+    return await http.request(method, path, headers=bearer(token), **content)
+
+
+async def test_reader_tries_out_every_change_and_leaves_no_trace(
+    guarded: Served, http: httpx.AsyncClient, core: CoreEngine
+) -> None:
+    before, revision = core.runtime.config, core.runtime.revision
+    events, tables = core.runtime.events.last_seq, dict(core.pool.tables)
+    entries = (await guarded.service.audit.page(100)).entries
+    for method, path, body in DRY:
+        answer = await call(http, method, path, body)
+        assert answer.is_success, (path, answer.text)
+        if path == "/compactions":
+            operation = msgspec.json.decode(answer.content, type=wire.Operation)
+            assert operation.dry_run
+            assert operation.plan is not None
+        else:
+            result = msgspec.json.decode(answer.content, type=wire.PatchResult)
+            assert (result.outcome, result.revision) == ("dry_run", revision)
+            assert result.changes
+            assert result.what_if is not None
+    assert (core.runtime.config, core.runtime.revision) == (before, revision)
+    assert (core.runtime.events.last_seq, core.pool.tables) == (events, tables)
+    assert not core.runtime.operations.pending
+    assert (await guarded.service.audit.page(100)).entries == entries
+
+
+async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
+    guarded: Served, http: httpx.AsyncClient
+) -> None:
+    asked = len(guarded.client.calls)
+    for method, path, body in REAL:
+        answer = await call(http, method, path, body)
+        assert answer.status_code == 403, path
+        assert answer.json()["title"] == "Read-only"
+        assert answer.headers["Content-Type"] == "application/problem+json"
+    changed = {"patch_config", "undo", "confirm", "compact"}
+    assert not changed & {command.op for command in guarded.client.calls[asked:]}
+    assert guarded.service.refusals.counts[403] == len(REAL)
+
+
+async def test_dry_run_is_refused_like_its_twin(http: httpx.AsyncClient) -> None:
+    for path, body, status, field in (
+        ("/config", {"theta_f": 2}, 422, "theta_f"),
+        ("/config", {"budget": 2}, 422, "budget"),
+        ("/confirm", None, 409, "confirm"),
+    ):
+        method = "PATCH" if path == "/config" else "POST"
+        tried = await call(http, method, f"{path}?validate_only=true", body)
+        meant = await call(http, method, path, body, CONTROL)
+        assert (tried.status_code, tried.json()["field"]) == (status, field)
+        assert tried.json() == meant.json()
+    unclear = await call(http, "POST", "/undo?validate_only=1", None)
+    assert (unclear.status_code, unclear.json()["field"]) == (422, "validate_only")
+    stale = await http.post("/undo?validate_only=true", headers={**bearer(READ), "If-Match": '"9"'})
+    assert stale.status_code == 412
+
+
+async def test_nobody_may_try_out_anything_where_a_token_is_needed(http: httpx.AsyncClient) -> None:
+    for method, path, body in DRY:
+        answer = await call(http, method, path, body, "unknown-token-0123")
+        assert answer.status_code == 401
+
+
+async def test_dry_runs_spend_reads_and_leave_changes_to_those_who_make_them(
+    guarded: Served, http: httpx.AsyncClient
+) -> None:
+    guarded.service.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
+    tried = [(await call(http, *DRY[0])).status_code for _ in range(3)]
+    assert tried == [200, 200, 429]
+    guarded.service.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
+    assert (await call(http, *DRY[0])).status_code == 200
+    meant = [(await call(http, *REAL[0], CONTROL)).status_code for _ in range(2)]
+    assert meant == [200, 429]
+
+
+async def test_who_may_change_leaves_a_dry_entry_in_the_audit_log(
+    guarded: Served, http: httpx.AsyncClient
+) -> None:
+    await call(http, "POST", "/undo?validate_only=true", None, CONTROL)
+    entry = (await guarded.service.audit.page(100)).entries[-1]
+    assert (entry.action, entry.dry_run, entry.changes) == ("undo", True, {"theta_f": [0.5, 0.25]})
