@@ -1,4 +1,4 @@
-"""The keys that change the server: pause, compact, undo, keep, and the settings page.
+"""The keys that change the server, or say what would: pause, compact, undo, keep, settings.
 
 Knows the wire through `controls` only, which is imported when first needed.
 """
@@ -24,12 +24,17 @@ class ControlActions(Base):
     def action_compact_dry(self) -> None:
         from vtoken_console import controls
 
-        self.control(lambda client: controls.compact(client.rest, dry_run=True))
+        self.try_out(lambda client: controls.compact(client.rest, dry_run=True))
 
     def action_undo(self) -> None:
         from vtoken_console import controls
 
         self.control(lambda client: controls.undo(client.rest, self.change_watch))
+
+    def action_undo_dry(self) -> None:
+        from vtoken_console import controls
+
+        self.try_out(lambda client: controls.undo_dry(client.rest))
 
     def action_confirm(self) -> None:
         from vtoken_console import controls
@@ -39,5 +44,6 @@ class ControlActions(Base):
     async def action_control(self, field: str) -> None:
         from vtoken_console.screens.control import ControlScreen
 
-        if not self.refused() and self.client is not None:
-            await self.push_screen(ControlScreen(self.client, self.change_watch, field))
+        if not self.refused(dry_run=True) and self.client is not None:
+            why = self.make_view().read_only_reason
+            await self.push_screen(ControlScreen(self.client, self.change_watch, field, why))

@@ -19,7 +19,7 @@ from vtoken_console.cost import Cost, metered
 from vtoken_console.keys import KEYS, Key
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.view import View
-from vtoken_console.watch import Watch
+from vtoken_console.watch import HealthWatch, Watch
 from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Base(App[int]):
         self.dashboard = Dashboard()
         self.keys = keys
         self.change_watch = Watch()
+        self.health_watch = HealthWatch()
         self.guide: Guide | None = None
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
@@ -111,15 +112,20 @@ class Base(App[int]):
         self.dashboard.say(Note(text, is_error or grave, until, grave))
 
     def tell_changes(self, view: View) -> None:
-        """Says what became of changes since the last frame."""
+        """Says what became of changes, and of the server's parts, since the last frame."""
         if view.model is not None and view.replay is None:
-            for told in self.change_watch.look(view.model, view.monotonic):
+            status = view.model.status
+            health = self.health_watch.look(status.health) if status is not None else []
+            for told in (*self.change_watch.look(view.model, view.monotonic), *health):
                 self.say(told.text, grave=told.grave)
 
-    def refused(self) -> bool:
-        """Whether controls are off or the link is down; then says why."""
+    def refused(self, *, dry_run: bool = False) -> bool:
+        """Whether controls are off or the link is down; then says why.
+
+        `dry_run`: whoever may look may do it, on a server.
+        """
         view = self.make_view()
-        why = view.read_only_reason
+        why = view.read_only_reason if view.replay is not None or not dry_run else ""
         if not why and not view.connection.is_live:
             why = "no connection to the server"
         if why:
@@ -133,14 +139,23 @@ class Base(App[int]):
             return
 
         async def work() -> None:
-            from vtoken.client import ProblemError
-
             self.change_watch.calls += 1
             try:
-                self.say(await make(client))
-            except ProblemError as error:
-                self.say(problem_text(error.problem), is_error=True)
+                await self._tell(make(client))
             finally:
                 self.change_watch.calls -= 1
 
         self.run_worker(work(), group="control")
+
+    def try_out(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+        """Makes one call that changes nothing, and says what it answers."""
+        if not self.refused(dry_run=True) and self.client is not None:
+            self.run_worker(self._tell(make(self.client)), group="try-out")
+
+    async def _tell(self, call: Coroutine[Any, Any, str]) -> None:
+        from vtoken.client import ProblemError
+
+        try:
+            self.say(await call)
+        except ProblemError as error:
+            self.say(problem_text(error.problem), is_error=True)

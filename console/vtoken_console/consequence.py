@@ -1,4 +1,4 @@
-"""What a change would come to, in words: its what-if, its gates, and what of it nobody can undo.
+"""What a change would come to, or has, in words: its what-if, its gates, what nobody can undo.
 
 Knows no widget and no socket.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console import palette, units
-from vtoken_console.controls import change_text
+from vtoken_console.controls import applied_text, change_text, effective_text
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -139,3 +139,15 @@ def confirm_paragraphs(
             )
         )
     return said
+
+
+def applied_paragraphs(result: wire.PatchResult) -> list[Paragraph]:
+    """What became of a change: accepted or in force, and what the engine runs with until then."""
+    verb = "Accepted" if result.outcome == "accepted" else "Applied"
+    said: list[Paragraph] = [(f"{verb}: {applied_text(result)}.", palette.GOOD_STYLE)]
+    if result.trial is not None:
+        text = "On trial: the engine takes it back by itself, also when this console is gone."
+        said.append((text, palette.WARN_STYLE))
+    if result.changes:
+        said.append((effective_text(result), palette.TEXT_STYLE))
+    return [*said, ("esc closes, then u undoes.", palette.MUTED_STYLE)]

@@ -1,6 +1,7 @@
-"""The one-key actions: pause, resume, compact, undo. Each makes its calls and answers a sentence.
+"""The one-key actions: pause, resume, compact, undo, and dry runs.
 
-Knows no widget. A refusal is raised as ProblemError and has changed nothing.
+Each makes its calls and answers a sentence. Knows no widget. A refusal is raised as ProblemError
+and has changed nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from vtoken_console import units
 
@@ -47,7 +50,19 @@ def applied_text(result: wire.PatchResult) -> str:
     """What a PatchResult says happened."""
     changes = change_text(result.changes) or "nothing differed"
     told = "; ".join([changes, *result.notes])
-    return f"revision {result.revision}, applied at step {result.applied_at_step}: {told}"
+    since = f"in force from step {result.applied_at_step} on"
+    if result.outcome == "in_force":
+        since = "in force"
+    return f"revision {result.revision}, {since}: {told}"
+
+
+def effective_text(result: wire.PatchResult) -> str:
+    """What the engine runs with of the fields that a change names, in words."""
+    effective = msgspec.to_builtins(result.effective)
+    values = ", ".join(f"{name} {value_text(effective[name])}" for name in result.changes)
+    if result.outcome == "accepted":
+        return f"Effective until then: revision {result.effective_revision}, {values}."
+    return f"Effective: {values}."
 
 
 async def toggle_pause(rest: AsyncClient, state: str, watch: Watch) -> str:
@@ -63,6 +78,13 @@ async def undo(rest: AsyncClient, watch: Watch) -> str:
     result = await rest.undo()
     watch.own(result, time.monotonic())
     return f"Undone: {applied_text(result)}"
+
+
+async def undo_dry(rest: AsyncClient) -> str:
+    """Says what undo would do."""
+    result = await rest.undo(validate_only=True)
+    told = "; ".join([change_text(result.changes) or "nothing differs", *result.notes])
+    return f"Undo would take revision {result.revision} back: {told}."
 
 
 async def confirm(rest: AsyncClient) -> str:

@@ -1,6 +1,7 @@
 """The one table of keys: bindings, the key bar, the help page and the palette are made from it.
 
-Knows no widget. `control` keys change the server and are refused when the console is read-only.
+Knows no widget. `control` keys change the server and are refused when the console is read-only;
+settings can be opened all the same, to see what they would do.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ class Key:
 KEYS: tuple[Key, ...] = (
     Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
     Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
-    Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", True, 8),
+    Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", rank=8),
     Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
+    Key("U", "U", "undo_dry", "undo?", "say what undo would do", "Act"),
     Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
-    Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", True, 2),
-    Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", True, 3),
-    Key("b", "b", "control('batch_size')", "batch", "set B, blocks of one round", "Set", True, 4),
-    Key("m", "m", "control('budget_tokens')", "more", "all settings, with what-if", "Set", True, 5),
+    Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", rank=2),
+    Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", rank=3),
+    Key("b", "b", "control('batch_size')", "batch", "set B, blocks of one round", "Set", rank=4),
+    Key("m", "m", "control('budget_tokens')", "more", "all settings, with what-if", "Set", rank=5),
     Key("z", "z", "zoom_in", "zoom", "pool, region, blocks, slots of a block", "Look", rank=4),
     Key("Z,backspace", "Z", "zoom_out", "zoom out", "back out", "Look"),
     Key(

@@ -1,4 +1,6 @@
-"""What became of changes: taken back by the engine, kept, overtaken by others, not in force yet.
+"""What must be said unasked: what became of changes, and which part of the server fails.
+
+A change may be taken back by the engine, kept, overtaken by others, or not in force yet.
 
 Knows no widget. `look` is given the newest model and answers what must be said. Invariants:
 1. an event is told once; those from before this console came are not told
@@ -106,3 +108,21 @@ class Watch:
             f"ran with revision {effective}."
         )
         return Told(text, grave=True)
+
+
+class HealthWatch:
+    """Follows the parts of the server: says once that one fails, and once that it works again."""
+
+    def __init__(self) -> None:
+        self._failing: set[str] = set()
+
+    def look(self, health: list[wire.Health]) -> list[Told]:
+        """What came of the parts since the last look."""
+        before, self._failing = self._failing, {part.name for part in health if not part.ok}
+        told = []
+        for part in health:
+            if not part.ok and part.name not in before:
+                told.append(Told(f"The server's {part.name} FAILS: {part.detail}", grave=True))
+            elif part.ok and part.name in before:
+                told.append(Told(f"The server's {part.name} works again.", grave=False))
+        return told

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from cli_harness import run
 from core_engine import CoreEngine
-from serving import Served
+from serving import Served, serve
 
 from vtoken import wire
 
@@ -43,6 +45,64 @@ async def test_dry_run_tells_the_effect_and_changes_nothing(
         assert "dry run: would" in ran.out
     assert core.runtime.config is before
     assert not core.runtime.operations.pending
+
+
+async def test_every_change_is_tried_out_with_a_token_that_only_reads(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    files = {}
+    for name in ("read", "control"):
+        (tmp_path / name).write_text(f"the-{name}-token-0123")
+        (tmp_path / name).chmod(0o600)
+        files[f"{name}_token_file"] = str(tmp_path / name)
+    async with serve(core.handle, **files) as served:
+        server = ("--url", served.url)
+        may_change = (*server, "--token-file", files["control_token_file"])
+        trial = ("--confirm-within", "5m")
+        assert (await run("config", "set", "theta_f=0.5", *trial, *may_change)).code == 0
+        for command, told in (
+            (("config", "set", "budget_tokens=32"), "dry run: would evict"),
+            (("policy", "use", "streaming_llm"), "dry run: would evict"),
+            (("pause",), "nothing to change, revision 2"),
+            (("resume",), "reclamation: paused -> auto"),
+            (("undo",), "theta_f: 0.5 -> 0.25"),
+            (("undo",), "it ends the trial of revision 2"),
+            (("confirm",), "revision 2 would be confirmed and stay"),
+            (("compact",), "dry run: would move"),
+        ):
+            reads = (*server, "--token-file", files["read_token_file"])
+            ran = await run(*command, "--dry-run", *reads)
+            assert (ran.code, ran.err) == (0, "")
+            assert told in ran.out
+            meant = await run(*command, *reads)
+            assert (meant.code, "403 Read-only" in meant.err) == (1, True)
+    assert (core.runtime.revision, core.runtime.config.theta_f) == (2, 0.5)
+
+
+async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
+    served: Served, core: CoreEngine
+) -> None:
+    url = ("--url", served.url)
+    step = core.runtime.step
+    ran = await run("config", "set", "theta_f=0.5", *url)
+    told = f"accepted as revision 2, in force from step {step + 1} on; the newest step ran with"
+    assert f"{told} revision 1" in ran.out
+    shown = (await run("config", "get", *url)).out
+    assert "revision 2, not in force yet: the newest step ran with revision 1" in shown
+    assert "0.25 (desired: 0.5)" in shown
+    document = (await run("config", "set", "theta_f=0.75", "--json", *url)).json(wire.PatchResult)
+    assert (document.outcome, document.overtaken, document.effective.theta_f) == (
+        "accepted",
+        2,
+        0.25,
+    )
+    core.step()
+    shown = (await run("config", "get", *url)).out
+    assert shown.startswith("revision 3\n")
+    for request_id in ("a", "b"):
+        core.finish(request_id)
+    ran = await run("config", "set", "theta_f=0.1", *url)
+    assert "in force, revision 4" in ran.out
 
 
 async def test_policies_are_listed_and_used(served: Served, core: CoreEngine) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import msgspec
 import pytest
 from cli_harness import run
 from core_engine import CoreEngine
-from serving import Served
+from serving import Served, serve
 
 from vtoken import wire
 
@@ -24,6 +27,27 @@ async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
     findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
     assert [f["check"] for f in findings if f["verdict"] == "FAIL"] == ["invariants"]
     assert ran.code == 1
+
+
+async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
+        async with asyncio.timeout(60):
+            while not served.service.flight.problem:
+                await asyncio.sleep(0.02)
+        shown = (await run("status", "--url", served.url)).out.splitlines()
+        assert "FAILS: audit: entries are in memory only and end with this process:" in shown[0]
+        assert "FAILS: recorder: stopped: " in shown[1]
+        assert "Not a directory" in shown[1]
+        assert "(since " in shown[1]
+        ran = await run("doctor", "--json", "--url", served.url)
+        findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
+        failed = {f["check"]: f["todo"] for f in findings if f["verdict"] == "FAIL"}
+        assert set(failed) == {"audit", "recorder"}
+        assert "vtoken record FILE" in failed["recorder"]
+        assert ran.code == 1
 
 
 async def test_doctor_without_a_server_fails_and_says_what_to_do() -> None:

@@ -140,6 +140,7 @@ class Documents(SimulatedEngine):
             step=self.step,
             ts=time.time(),
             block_size=size,
+            health=self.health,
             blocks=wire.BlockCounts(
                 total=pool.num_blocks - 1,
                 free=free,

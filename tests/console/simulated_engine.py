@@ -54,6 +54,7 @@ class SimulatedEngine:
             interval_tokens=64,
             probe=wire.Probe(layers=[], every_steps=4),
         )
+        self.health: list[wire.Health] = []
         self.revision = 1
         self.history: list[wire.ConfigValues] = []
         self.control = Control(self)

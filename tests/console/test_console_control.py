@@ -8,6 +8,7 @@ import pytest
 from console_harness import running, screen_text, until
 from fake_server import FakeServer
 
+from vtoken import wire
 from vtoken_console.consequence import irreversible
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
@@ -128,8 +129,8 @@ async def test_guard_passed_reverts_and_is_said_until_it_was_seen(server: FakeSe
 async def test_trial_nobody_confirms_is_reverted_with_another_mark(server: FakeServer) -> None:
     async with running(server.url, size=(120, 40)) as (app, pilot):
         await open_trial(app, pilot, "backspace", *"0.02", "enter")
-        await until(lambda: server.control.trial is not None, "no trial")
-        await until(lambda: server.config.theta_f == 0.25, "not reverted")
+        await until(lambda: server.revision == 3, "not tried and reverted")
+        assert server.config.theta_f == 0.25
         await pilot.press("escape")
         await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
         assert "nobody confirmed it in time" in notices(app)
@@ -202,6 +203,22 @@ async def test_change_overtaken_by_another_says_so_until_seen(server: FakeServer
         server.commit(new, {"reclamation": ["paused", "auto"]}, actor="ana")
         await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
+
+
+async def test_part_of_the_server_that_fails_is_in_the_header_and_said_until_seen(
+    server: FakeServer,
+) -> None:
+    async with running(server.url, size=(80, 24)) as (app, pilot):
+        assert "FAILS" not in screen_text(app)
+        dead = "stopped: No space left on device"
+        server.health = [wire.Health(name="recorder", ok=False, detail=dead)]
+        await until(lambda: "recorder FAILS" in screen_text(app).splitlines()[0], "no badge")
+        await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not said")
+        await pilot.press("escape")
+        assert notices(app) == ""
+        server.health = [wire.Health(name="recorder", ok=True, detail="records")]
+        await until(lambda: "recorder works again" in notices(app), "not said")
+        await until(lambda: "FAILS" not in screen_text(app).splitlines()[0], "the badge stays")
 
 
 def _fields(server: FakeServer) -> dict:

@@ -61,21 +61,20 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, serve
         assert runtime.config.theta_f == 0.5
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.01, "not applied")
-        await until(lambda: "Applied: revision 2" in outcome.text, "not said")
+        await until(lambda: "Accepted: revision 2" in outcome.text, "not said")
         await until(lambda: app.client.model.config.effective_revision == 2, "not effective")
 
         await pilot.press(*"0.2", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("backspace", *"0.02", "enter")
-        await until(lambda: runtime.config.theta_f == 0.2, "not tried")
-        await until(lambda: "ON TRIAL" in screen_text(app), "no countdown")
-        await until(lambda: runtime.config.theta_f == 0.01, "not reverted by the engine")
+        await until(lambda: runtime.revision == 4, "not tried, or not reverted by the engine")
+        assert runtime.config.theta_f == 0.01
         await until(lambda: "Taken back: revision 3, not confirmed within 1 s" in notices(app), "?")
 
         await pilot.press(*"0.3", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("tab", *"0.001", "enter")
-        await until(lambda: runtime.config.theta_f == 0.3, "not tried")
+        await until(lambda: runtime.revision == 6, "not tried, or not reverted by the engine")
         await until(lambda: "Taken back: revision 5, p95 inter-token" in notices(app), "no guard")
         assert runtime.config.theta_f == 0.01
 
@@ -124,7 +123,7 @@ async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngin
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
     ):
-        for key in ("p", "c", "u", "t", "y"):
+        for key in ("p", "c", "u", "y"):
             await pilot.press(key)
             await until(lambda: "bound to more than loopback" in notices(app), "no reason")
             await pilot.press("escape")
@@ -132,6 +131,29 @@ async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngin
         await pilot.press("p")
         await until(lambda: "403" in notices(app), "the server does not enforce it")
         assert core.runtime.config.reclamation == "auto"
+
+
+async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: CoreEngine) -> None:
+    async with (
+        serve(core.handle, host="0.0.0.0") as served,
+        running(served.url) as (app, pilot),
+    ):
+        await pilot.press("m", *"32")
+        outcome = app.screen._outcome
+        await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
+        await until(lambda: "evicts now" in outcome.text, "no consequences")
+        await until(lambda: "apply is off: read-only" in screen_text(app), "not shown as off")
+        for key in ("enter", "ctrl+t", "ctrl+y"):
+            await pilot.press(key)
+            await until(lambda: "Not applied: this server is read-only" in outcome.text, "unsaid")
+            assert outcome.text.count("Not applied") == 1
+            assert "evicts now" in outcome.text, "the consequences are gone"
+        await pilot.press("escape", "U")
+        await until(lambda: "there is no earlier configuration" in notices(app), "not asked")
+        await pilot.press("escape", "C")
+        await until(lambda: "Dry run over all requests" in notices(app), "not tried out")
+        assert core.runtime.revision == 1
+        assert (await served.service.audit.page(10)).entries == []
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -164,7 +186,7 @@ async def test_real_terminal_shows_the_what_if_and_applies(
         await tmux("send-keys", "-t", "vtoken", "0.25")
         await shows("theta_f 0.5 → 0.25")
         await tmux("send-keys", "-t", "vtoken", "Enter")
-        await shows("Applied: revision 2")
+        await shows("Accepted: revision 2")
         assert core.runtime.config.theta_f == 0.25
         await tmux("send-keys", "-t", "vtoken", "Escape")
         await shows("θ 0.25")

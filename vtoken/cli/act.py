@@ -10,7 +10,7 @@ from typing import Any
 
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.see import config_get, policies
-from vtoken.cli.show import operation_lines, patch_lines
+from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
 from vtoken.cli.text import say_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
@@ -40,16 +40,13 @@ def resume(arguments: Namespace, client: Client) -> int:
 
 
 def confirm(arguments: Namespace, client: Client) -> int:
-    say_document(
-        arguments,
-        client.confirm(),
-        lambda result: [f"confirmed: revision {result.revision} stays", *result.notes],
-    )
+    result = client.confirm(validate_only=arguments.dry_run)
+    say_document(arguments, result, confirm_lines)
     return 0
 
 
 def undo(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.undo(), patch_lines)
+    say_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
     return 0
 
 
@@ -75,7 +72,7 @@ def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
     result = client.patch_config(
         patch,
         revision=getattr(arguments, "if_revision", None),
-        validate_only=getattr(arguments, "dry_run", False),
+        validate_only=arguments.dry_run,
         confirm_within_s=arguments.confirm_within,
         guard_inter_token_p95_ms=arguments.guard_p95,
         guard_preemptions=arguments.guard_preemptions,

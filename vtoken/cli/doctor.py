@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
+from vtoken.cli.show import part_found
 from vtoken.cli.text import say, say_json, tinted
 from vtoken.client import Client, ProblemError
 
@@ -59,6 +60,7 @@ def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
     yield _same_version(status)
     yield _stream(client)
     yield _invariants(status)
+    yield from _health(status)
     yield from _policies(client)
     yield _eviction(status)
     yield _reclamation(status)
@@ -134,6 +136,21 @@ def _invariants(status: wire.Status) -> Finding:
     if seen.violations:
         return Finding("invariants", "FAIL", found, "see: vtoken events -n 1000")
     return Finding("invariants", "ok", found)
+
+
+TODO = {
+    "engine": "see the server's log",
+    "frames": "see the server's log; `vtoken status` asks the engine itself",
+    "audit": "free or repair the disk under the state directory (--vtoken-state-dir)",
+    "recorder": "free or repair the disk under the state directory (--vtoken-state-dir); until\n"
+    "then nothing is kept for later, so record yourself: vtoken record FILE",
+}
+
+
+def _health(status: wire.Status) -> Iterator[Finding]:
+    for part in status.health:
+        verdict, todo = ("ok", "") if part.ok else ("FAIL", TODO[part.name])
+        yield Finding(part.name, verdict, part_found(part), todo)
 
 
 def _policies(client: Client) -> Iterator[Finding]:

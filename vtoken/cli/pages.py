@@ -59,7 +59,7 @@ EXAMPLES = {
     "doctor": ["vtoken doctor", "vtoken doctor --url http://gpu7:8000"],
     "compact": ["vtoken compact --dry-run", "vtoken compact --request cmpl-7 --batch-size 64"],
     "confirm": ["vtoken config set theta_f=0.1 --confirm-within 5m", "vtoken confirm"],
-    "undo": ["vtoken undo"],
+    "undo": ["vtoken undo --dry-run", "vtoken undo"],
     "record": ["vtoken record incident.jsonl.gz --duration 5m"],
     "console": ["vtoken console", "vtoken console --url http://gpu7:8000 --read-only"],
     "completion": [

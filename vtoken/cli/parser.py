@@ -76,9 +76,10 @@ def make_parser() -> Parser:
     _add_config(_add_actions(commands, "config"), [server, json], dry, trial)
     _add_policy(_add_actions(commands, "policy"), [server, json], dry, trial)
     _add_compact(add("compact", dry))
-    for name in ("pause", "resume", "undo"):
-        add(name, *([trial] if name != "undo" else []))
-    add("confirm")
+    for name in ("pause", "resume"):
+        add(name, dry, trial)
+    for name in ("undo", "confirm"):
+        add(name, dry)
     _add_console(_add(commands, "console", server))
     _add_record(add("record"))
     for name in ("serve", "demo", "bench", "soak"):  # with parsers of their own
@@ -129,7 +130,9 @@ def _json_flag() -> argparse.ArgumentParser:
 def _dry_flag() -> argparse.ArgumentParser:
     flag = argparse.ArgumentParser(add_help=False)
     flag.add_argument(
-        "--dry-run", action="store_true", help="say what would happen, change nothing"
+        "--dry-run",
+        action="store_true",
+        help="say what would happen, change nothing; a token that reads is enough",
     )
     return flag
 

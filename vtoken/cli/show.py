@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from vtoken import wire
-from vtoken.cli.text import clock, plain, size, table, tinted
+from vtoken.cli.text import clock, plain, size, table, tinted, when
 
 
 def status_lines(status: wire.Status) -> list[str]:
@@ -53,8 +53,22 @@ def status_lines(status: wire.Status) -> list[str]:
         rows.insert(2, ("latency", _latency(status.latency)))
     if status.shadow is not None:
         rows.append(("shadow", _shadow(status.shadow)))
+    if status.health and not any(not part.ok for part in status.health):
+        found = "; ".join(f"{part.name} {part.detail}" for part in status.health)
+        rows.append(("health", f"ok: {found}"))
     sentence = fragmentation.sentence or fragmentation.cause
-    return [tinted(sentence, fragmentation.cause), *table(rows)]
+    return [*failing_lines(status), tinted(sentence, fragmentation.cause), *table(rows)]
+
+
+def failing_lines(status: wire.Status) -> list[str]:
+    """The parts of the server that fail, a line each."""
+    failing = [part for part in status.health if not part.ok]
+    return [tinted(f"FAILS: {part.name}: {part_found(part)}", "full") for part in failing]
+
+
+def part_found(part: wire.Health) -> str:
+    """How a part of the server is, and since when it fails."""
+    return part.detail if part.since_ts is None else f"{part.detail} (since {when(part.since_ts)})"
 
 
 def _latency(latency: wire.Latency) -> str:
@@ -104,13 +118,20 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
     for name, value in effective.items():
         shown = plain(value)
         if desired[name] != value:
-            shown += f" (wanted: {plain(desired[name])})"
+            shown += f" (desired: {plain(desired[name])})"
         bound = config.bounds.get(name)
         rows.append((name, shown, "" if bound is None else _bound(bound)))
-    head = [f"revision {config.revision}"]
+    head = [f"revision {config.revision}{behind(config.revision, config.effective_revision)}"]
     if config.trial is not None:
         head.append(trial_line(config.trial))
     return [*head, *table(rows)]
+
+
+def behind(revision: int, effective_revision: int) -> str:
+    """What the engine still runs with, where that is not the newest revision."""
+    if effective_revision in (0, revision):  # 0: a server that does not tell
+        return ""
+    return f", not in force yet: the newest step ran with revision {effective_revision}"
 
 
 def trial_line(trial: wire.Trial) -> str:
@@ -141,11 +162,19 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     changed = [
         f"{name}: {plain(old)} -> {plain(new)}" for name, (old, new) in result.changes.items()
     ]
+    late = behind(result.revision, result.effective_revision)
     if not changed:
-        return [f"nothing to change, revision {result.revision}"]
+        return [f"nothing to change, revision {result.revision}{late}"]
     changed += result.notes
     if result.applied_at_step is not None:
-        changed.append(f"applied at step {result.applied_at_step:,}, revision {result.revision}")
+        since = f"from step {result.applied_at_step:,} on"
+        if result.outcome == "in_force":
+            changed.append(f"in force, revision {result.revision}")
+        elif result.outcome == "accepted":
+            ran = f"the newest step ran with revision {result.effective_revision}"
+            changed.append(f"accepted as revision {result.revision}, in force {since}; {ran}")
+        else:
+            changed.append(f"applied {since}, revision {result.revision}")
         return changed if result.trial is None else [*changed, trial_line(result.trial)]
     effect = result.what_if
     if effect is None:
@@ -161,6 +190,13 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
         outlook += f"; deferred: {effect.deferred_reason}"
     closed = [f"no round by itself: {gate.detail}" for gate in effect.gates if not gate.open]
     return [*changed, outlook, *closed]
+
+
+def confirm_lines(result: wire.PatchResult) -> list[str]:
+    """That a change on trial stays, or would."""
+    if result.outcome == "dry_run":
+        return [*result.notes, "dry run: nothing was changed"]
+    return [f"confirmed: revision {result.revision} stays", *result.notes]
 
 
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:

@@ -70,6 +70,13 @@ def clock(ts: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(ts))
 
 
+def when(ts: float) -> str:
+    """The time of day, with the date where that is not today's."""
+    then = time.localtime(ts)
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
 def plain(value: Any) -> str:
     """A configuration value, as `config set` takes it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -60,9 +60,10 @@ def patch_config(
     """Merge-patch the configuration, all or nothing, between two engine steps.
 
     `revision`: refuse (412) unless it is still the newest. `validate_only`: say what would happen,
-    change nothing. `confirm_within_s` puts the change on trial: the engine takes it back unless
-    `confirm` comes in time; `guard_…`: or as soon as p95 inter-token latency or the preemptions
-    since the change pass the guard, watched for `guard_for_s` seconds.
+    change nothing; a token that may only read is enough. `confirm_within_s` puts the change on
+    trial: the engine takes it back unless `confirm` comes in time; `guard_…`: or as soon as p95
+    inter-token latency or the preemptions since the change pass the guard, watched for
+    `guard_for_s` seconds.
     """
     params = _params(
         validate_only="true" if validate_only else None,
@@ -76,14 +77,17 @@ def patch_config(
     return Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
 
 
-def confirm(*, revision: int | None = None) -> Call[wire.PatchResult]:
+def confirm(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
     """Keep the change that is on trial, `revision` only (412) if given; 409 when none is."""
-    return Call("POST", "/confirm", _json(wire.PatchResult), headers=_if_match(revision))
+    return _settle("/confirm", revision, validate_only)
 
 
-def undo() -> Call[wire.PatchResult]:
-    """A new revision that restores the one before."""
-    return Call("POST", "/undo", _json(wire.PatchResult))
+def undo(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
+    """A new revision that restores the one before; `validate_only`: say what that would do.
+
+    `revision`: refuse (412) unless it is still the newest.
+    """
+    return _settle("/undo", revision, validate_only)
 
 
 def policies() -> Call[list[wire.PolicyInfo]]:
@@ -158,6 +162,11 @@ def recording(seconds: int | None = None) -> Call[bytes]:
 
 def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
     return Call("GET", path, _json(kind), _params(**params))
+
+
+def _settle(path: str, revision: int | None, validate_only: bool) -> Call[wire.PatchResult]:
+    params = _params(validate_only="true" if validate_only else None)
+    return Call("POST", path, _json(wire.PatchResult), params, _if_match(revision))
 
 
 def _if_match(revision: int | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from vtoken.client import ProblemError
 from vtoken_console import controls, palette
 from vtoken_console.asciify import asciify
 from vtoken_console.consequence import (
+    applied_paragraphs,
     confirm_paragraphs,
     gate_paragraphs,
     irreversible,
@@ -53,8 +54,9 @@ class ControlScreen(ModalScreen[None]):
         Binding("ctrl+y", "keep", id="keep", show=False, priority=True),
     ]
 
-    def __init__(self, client: Client, watch: Watch, first: str) -> None:
+    def __init__(self, client: Client, watch: Watch, first: str, read_only_reason: str) -> None:
         super().__init__()
+        self._read_only_reason = read_only_reason
         self._client = client
         self._watch = watch
         self._page = Vertical(id="control", classes="page")
@@ -89,7 +91,10 @@ class ControlScreen(ModalScreen[None]):
 
     def show(self, view: View) -> None:
         """New desired and effective values, while the draft stays."""
+        self._read_only_reason = view.read_only_reason
         keys = f"{view.key('apply')} apply   {view.key('trial')} on trial   esc close"
+        if view.read_only_reason:
+            keys = "apply is off: read-only   esc close"
         steps = "←→ step   shift+←→ leap   type a value   del reset   "
         wide = self._page.size.width > len(steps + keys) + 4
         self._page.border_subtitle = self._text(steps + keys if wide else keys)
@@ -176,10 +181,21 @@ class ControlScreen(ModalScreen[None]):
 
     # ------------------------------------------------------------ applying
 
+    def _refused(self) -> bool:
+        """Whether nothing may be changed; then says why, above what would happen."""
+        if self._read_only_reason:
+            why = (f"Not applied: {self._read_only_reason}. Nothing was sent.", palette.BAD_STYLE)
+            self._outcome.say(why, *(said for said in self._outcome.paragraphs if said != why))
+            self._idling = False
+        return bool(self._read_only_reason)
+
     def action_apply(self) -> None:
-        self._go(None)
+        if not self._refused():
+            self._go(None)
 
     def action_trial(self) -> None:
+        if self._refused():
+            return
         change, config = self.patch, self._client.model.config
         if not change or config is None:
             self._nothing()
@@ -199,6 +215,8 @@ class ControlScreen(ModalScreen[None]):
         self.app.push_screen(TrialScreen(told, self._host, p95), chosen)
 
     def action_keep(self) -> None:
+        if self._refused():
+            return
         self._settle()
         self.run_worker(self._keep(), group="apply", exclusive=True)
 
@@ -248,7 +266,7 @@ class ControlScreen(ModalScreen[None]):
             return
         self._form.draft.clear()
         self._form.moved()
-        self._outcome.say(*self._applied(result))
+        self._outcome.say(*applied_paragraphs(result))
 
     async def _is_agreed(self, patch: dict[str, Any], config: wire.ConfigDocument) -> bool:
         """Whether nothing is lost for good, or somebody wants that."""
@@ -263,24 +281,6 @@ class ControlScreen(ModalScreen[None]):
         question = confirm_paragraphs(why, self._host, model, result)
         answer: bool = await self.app.push_screen_wait(ConfirmScreen(question, "Apply"))
         return answer
-
-    def _applied(self, result: wire.PatchResult) -> list[Paragraph]:
-        effective, trial = result.effective, result.trial
-        said: list[Paragraph] = [
-            (f"Applied: {controls.applied_text(result)}.", palette.GOOD_STYLE),
-        ]
-        if trial is not None:
-            text = "On trial: the engine takes it back by itself, also when this console is gone."
-            said.append((text, palette.WARN_STYLE))
-        said.append(
-            (
-                f"In effect: theta_f {show_value(effective.theta_f)}, B {effective.batch_size}, "
-                f"policy {effective.policy.name}, budget {effective.budget_tokens}, "
-                f"planner {effective.planner}, reclamation {effective.reclamation}.",
-                palette.TEXT_STYLE,
-            )
-        )
-        return [*said, ("esc closes, then u undoes.", palette.MUTED_STYLE)]
 
     def action_leave(self) -> None:
         self.dismiss()

@@ -59,7 +59,7 @@ def page(view: View, width: int) -> list[Line]:
     lines: list[Line] = []
     off = view.read_only_reason
     for group in dict.fromkeys(k.group for k in view.keys):
-        note = f"   off: {off}" if off and group in ("Act", "Set", "Settings") else ""
+        note = f"   changes are off: {off}" if off and group in ("Act", "Set", "Settings") else ""
         lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
         lines += [
             ((f"   {k.shown:<8}", key), (f"{k.label:<10}", text), (k.help, muted))

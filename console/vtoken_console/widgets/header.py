@@ -47,6 +47,12 @@ def _cost(view: View) -> list[Span]:
     return [*spans, ("   ", muted)]
 
 
+def failing_parts(view: View) -> list[str]:
+    """Names of the parts of a live server that fail: recorder, audit, …"""
+    status = view.model.status if view.model is not None and view.replay is None else None
+    return [part.name for part in status.health if not part.ok] if status is not None else []
+
+
 class Header(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
@@ -55,6 +61,9 @@ class Header(LinesWidget):
         if reconnecting:
             word = "reconnecting"
         right: list[Span] = []
+        if failing := failing_parts(view):
+            badge = f" {' + '.join(failing)} FAILS "
+            right += [(badge, palette.style("#000000", palette.BAD)), (" ", text)]
         if view.read_only_reason:
             badge = " read-only " if view.replay is None else " recording "
             right.append((badge, palette.style("#000000", palette.WARN)))
