@@ -65,14 +65,43 @@ async def page_url(server: FakeServer) -> AsyncIterator[str]:
         yield url
 
 
-async def test_page_shows_the_console_and_keys_reach_it(server: FakeServer, page_url: str) -> None:
+SECRET = "a-token-nobody-should-see"
+
+
+@contextlib.asynccontextmanager
+async def acting_console(server: FakeServer, folder: Path) -> AsyncIterator[str]:
+    """A web console that has a token; its page keys are told in `folder`."""
+    env = {"VTOKEN_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
+    async with web_console("--url", server.url, **env) as url:
+        yield url
+
+
+def page_key(folder: Path) -> str:
+    """The key for the next browser, as the user who started the console reads it."""
+    (file,) = folder.glob("vtoken/console-*.key")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    return file.read_text().strip()
+
+
+async def test_page_asks_for_its_key_then_shows_the_console_and_keys_reach_it(
+    server: FakeServer, tmp_path: Path
+) -> None:
     executable = find_browser()
     if executable is None:
         pytest.skip("no Chromium on this machine (Debian: apt install chromium-headless-shell)")
-    async with browsing(executable) as page:
+    async with acting_console(server, tmp_path) as page_url, browsing(executable) as page:
         await page.open(page_url)
+        form = "document.activeElement && document.activeElement.name"
+        async with asyncio.timeout(60):
+            while await page.evaluate(form) != "key":
+                await asyncio.sleep(0.05)
+        assert page.received == b""
+        await page.call("Input.insertText", text=page_key(tmp_path))
+        await page.evaluate("document.querySelector('button').click()")
         await page.until("test-llama")
-        await page.until("read-only")
+        assert await page.evaluate("document.cookie") == "", "a script can read the cookie"
+        assert await page.evaluate("location.pathname + location.search") == "/"
         await asyncio.sleep(1.0)
         assert await page.evaluate("document.querySelectorAll('canvas').length") > 0
         assert await page.evaluate("document.fonts.check('14px \"Roboto Mono\"')")
@@ -82,31 +111,78 @@ async def test_page_shows_the_console_and_keys_reach_it(server: FakeServer, page
         assert len(picture) > 20_000  # a picture of a full screen, not of an empty page
         page.received = b""
         await page.click(300, 400)
+        await page.press("p")
+        await page.until("Reclamation paused")
         await page.press("?")
         await page.until("restore the configuration")
-        page.received = b""
-        await page.press("p")
-        await asyncio.sleep(0.5)
         hosts = {address.split("/")[2] for address in page.requested if "//" in address}
         assert hosts == {page_url.removeprefix("http://")}
         assert page.problems == []
-    assert server.patches == []
+    assert server.patches[0][0] == {"reclamation": "paused"}
 
 
-async def test_read_only_without_a_token_and_acting_with_one(server: FakeServer) -> None:
-    async with web_console("--url", server.url) as url, tab(url) as socket:
-        text = await said(socket, b"read-only")
-        assert b"read-only" in text
+async def test_without_a_token_the_page_looks_and_needs_no_key(
+    server: FakeServer, page_url: str
+) -> None:
+    async with tab(page_url) as socket:
+        await said(socket, b"read-only")
         await socket.send('["stdin", "p"]')
         await said(socket, b"started with --read-only")
     assert server.patches == []
-    secret = "a-token-nobody-should-see"
-    async with web_console("--url", server.url, VTOKEN_TOKEN=secret) as url, tab(url) as socket:
-        await said(socket, b"test-llama")
-        await socket.send('["stdin", "p"]')
-        await said(socket, b"Reclamation paused")
-        assert secret.encode() not in command_lines()
+
+
+async def test_nobody_without_the_key_reaches_a_console_that_can_act(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    async with acting_console(server, tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
+        key = page_key(tmp_path)
+        login = await http.get("/")
+        assert 'name="key"' in login.text
+        assert "terminal" not in login.text
+        for cookie in ({}, {"Cookie": f"vtoken_console_{url.rpartition(':')[2]}=guess"}):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                async with tab(url, **cookie):
+                    pass
+            assert refused.value.response.status_code == 401
+            assert (await http.get("/download/x", headers=cookie)).status_code == 401
+        for wrong in ("", "x" * 64, key[:-1], "\udcff"):
+            data = {"key": wrong.encode(errors="surrogateescape")}
+            answer = await http.post("/login", data=data)
+            assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
+        foreign = await http.post("/login", data={"key": key}, headers={"Origin": "null"})
+        assert foreign.status_code == 403
+        given = await http.post("/login", data={"key": f" {key.upper()} "})
+        assert (given.status_code, given.headers["Location"]) == (303, "/")
+        cookie = given.headers["Set-Cookie"]
+        for part in ("HttpOnly", "SameSite=Strict", "Path=/"):
+            assert part in cookie
+        shown = {"Cookie": cookie.partition(";")[0]}
+        assert "terminal" in (await http.get("/", headers=shown)).text
+        async with httpx.AsyncClient(base_url=url) as other:
+            again = await other.post("/login", data={"key": key})
+        assert again.status_code == 403, "a key opens one browser"
+        assert page_key(tmp_path) != key
+        async with tab(url, **shown) as socket:
+            await said(socket, b"test-llama")
+            await socket.send('["stdin", "p"]')
+            await said(socket, b"Reclamation paused")
+            shown_to_all = command_lines()
+            for secret in (SECRET, key, page_key(tmp_path), shown["Cookie"].partition("=")[2]):
+                assert secret.encode() not in shown_to_all
     assert server.patches[0][0] == {"reclamation": "paused"}
+    assert list(tmp_path.glob("vtoken/*")) == [], "the key outlives the console"
+
+
+def test_cookies_are_bounded_and_the_oldest_ends_first() -> None:
+    from vtoken_console.web_login import MAX_BROWSERS, Doorkeeper
+
+    told: list[str] = []
+    door = Doorkeeper(told.append)
+    cookies = [door.open_with(told[-1]) or "" for _ in range(MAX_BROWSERS + 1)]
+    assert [door.admits(cookie) for cookie in cookies] == [False] + [True] * MAX_BROWSERS
+    assert not door.admits("")
+    assert len(set(told)) == MAX_BROWSERS + 2
+    assert door.open_with(told[0]) is None
 
 
 def command_lines() -> bytes:
@@ -166,4 +242,4 @@ def test_the_page_is_for_this_machine_alone(capsys: pytest.CaptureFixture[str]) 
     from vtoken.cli import main
 
     assert main(["console", "--web", "--host", "0.0.0.0"]) == 2
-    assert "has no login" in capsys.readouterr().err
+    assert "for this machine" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def _serve(arguments: Namespace, client: Client) -> int:
         ) from error
     if not web.is_loopback(arguments.host):
         raise UsageError(
-            f"--host {arguments.host}: the page has no login of its own, so it is for this machine",
+            f"--host {arguments.host}: the page is for this machine: it is not encrypted",
             "reach it from another one with: ssh -L 8001:127.0.0.1:8001 HOST",
         )
     token = client.server.token
