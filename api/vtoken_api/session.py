@@ -161,8 +161,8 @@ class Session:
                 self._view = await self._hub.current()
                 await self._send_snapshot()
             else:
+                self._last_event = event.seq  # the recorder ends a segment within `_send`
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
-                self._last_event = event.seq
 
     async def _send_snapshot(self) -> None:
         assert self._view is not None
