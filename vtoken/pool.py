@@ -8,7 +8,8 @@ Invariants, with everything kept incrementally (`check` recomputes it):
 2. readers[b, :] = 0 where holders[b] = 0
 3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
-5. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `bereaved[b]`, the newest
+5. usage[b] = 0 for a free block, `FLAG_USED` for a held one, with `FLAG_SHARED` where holders[b] > 1
+6. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `bereaved[b]`, the newest
    one has left while others stayed, and `TokenTables.owners` finds out who is newest now
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import InvariantViolation
+from vtoken.wire import FLAG_SHARED, FLAG_USED
 
 Slots = npt.NDArray[np.int64]
 FEW = 8  # up to here plain indexing is faster than arrays
@@ -34,6 +36,7 @@ class PoolLiveness:
         self.readers = np.zeros(num_blocks * block_size, dtype=np.uint16)
         self.live = np.zeros(num_blocks, dtype=np.uint16)
         self.holders = np.zeros(num_blocks, dtype=np.uint16)
+        self.usage = np.zeros(num_blocks, dtype=np.uint8)
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
         self.bereaved = np.zeros(num_blocks, dtype=np.bool_)
         self.num_used = 0
@@ -52,11 +55,15 @@ class PoolLiveness:
             array = np.asarray(blocks, dtype=np.int64)
             self.num_used += len(array) - int(np.count_nonzero(self.holders[array]))
             self.holders[array] += 1
+            self.usage[array] = _usage(self.holders[array])
             self.owner[array] = number
             return
         for block in blocks:
             if self.holders[block] == 0:
                 self.num_used += 1
+                self.usage[block] = FLAG_USED
+            else:
+                self.usage[block] = FLAG_USED | FLAG_SHARED
             self.holders[block] += 1
             self.owner[block] = number
 
@@ -69,6 +76,7 @@ class PoolLiveness:
             self.holders[array] -= 1
             held = self.holders[array] > 0
             self.num_used -= len(array) - int(np.count_nonzero(held))
+            self.usage[array] = _usage(self.holders[array])
             self.bereaved[array] |= held & (self.owner[array] == number)
             self.owner[array[~held]] = 0
             return
@@ -78,8 +86,11 @@ class PoolLiveness:
             self.holders[block] -= 1
             if self.holders[block] == 0:
                 self.num_used -= 1
-                self.owner[block] = 0
-            elif self.owner[block] == number:
+                self.usage[block] = self.owner[block] = 0
+                continue
+            if self.holders[block] == 1:
+                self.usage[block] = FLAG_USED
+            if self.owner[block] == number:
                 self.bereaved[block] = True
 
     def add(self, slots: Slots) -> None:
@@ -125,7 +136,7 @@ class PoolLiveness:
         return int(np.count_nonzero(self.live <= self.block_size // 2)) - num_free
 
     def num_shared(self) -> int:
-        return int(np.count_nonzero(self.holders > 1))
+        return int(np.count_nonzero(self.usage > FLAG_USED))
 
     def check(self) -> None:
         """Recompute everything; raises InvariantViolation with both numbers."""
@@ -144,6 +155,12 @@ class PoolLiveness:
         if len(named):
             b = int(named[0])
             raise InvariantViolation("I2", f"owner[{b}] = {self.owner[b]}, but nobody holds it")
+        wrong = np.flatnonzero(_usage(self.holders) != self.usage)
+        if len(wrong):
+            b = int(wrong[0])
+            raise InvariantViolation(
+                "I2", f"usage[{b}] = {self.usage[b]}, but {self.holders[b]} requests hold it"
+            )
         used = int(np.count_nonzero(self.holders))
         if used != self.num_used or int(live.sum()) != self.num_live:
             raise InvariantViolation(
@@ -151,3 +168,10 @@ class PoolLiveness:
                 f"num_used = {self.num_used} (counted {used}), "
                 f"num_live = {self.num_live} (counted {int(live.sum())})",
             )
+
+
+def _usage(holders: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+    """The flags of blocks that so many requests hold."""
+    usage = (holders > 0).view(np.uint8) * np.uint8(FLAG_USED)
+    usage |= (holders > 1).view(np.uint8) * np.uint8(FLAG_SHARED)
+    return usage

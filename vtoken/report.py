@@ -23,7 +23,6 @@ from vtoken.wire import (
     FLAG_IN_FLIGHT,
     FLAG_SHARED,
     FLAG_TAIL,
-    FLAG_USED,
     SCHEMA_VERSION,
     BlockCounts,
     BlockDetail,
@@ -73,11 +72,10 @@ class Reporter:
 
     def flags(self) -> npt.NDArray[np.uint8]:
         """Flags of every block [N], see `vtoken.wire`."""
-        pool, tables = self.runtime.tables.pool, self.runtime.tables
-        used = pool.holders > 0
-        flags = used.view(np.uint8) * np.uint8(FLAG_USED)
-        flags |= (pool.holders > 1).view(np.uint8) * np.uint8(FLAG_SHARED)
-        flags |= (used & self.hashed).view(np.uint8) * np.uint8(FLAG_HASHED)
+        tables = self.runtime.tables
+        usage = tables.pool.usage
+        flags = (usage & self.hashed.view(np.uint8)) * np.uint8(FLAG_HASHED)  # FLAG_USED is 1
+        flags |= usage
         flags[list(self.runtime.relocator.in_flight_blocks)] |= FLAG_IN_FLIGHT
         flags[[table.blocks[-1] for table in tables if table.blocks]] |= FLAG_TAIL
         return flags

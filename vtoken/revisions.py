@@ -43,18 +43,25 @@ class Revisions:
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
+        self._told: tuple[tuple[Any, ...], ConfigDocument] | None = None
 
     def document(self) -> ConfigDocument:
+        """The configuration as it stands; not to be written: the same until something changes."""
         runtime = self._runtime
-        effective, revision = runtime.effective
-        return ConfigDocument(
-            revision=runtime.revision,
-            desired=runtime.config.values(),
-            effective=effective.values(),
-            bounds=bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers),
-            effective_revision=revision,
-            trial=None if self._trial is None else self._trial.document,
-        )
+        trial = None if self._trial is None else self._trial.document
+        state = (runtime.config, runtime.revision, *runtime.effective, trial)
+        if self._told is None or self._told[0] != state:
+            effective, revision = runtime.effective
+            document = ConfigDocument(
+                revision=runtime.revision,
+                desired=runtime.config.values(),
+                effective=effective.values(),
+                bounds=bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers),
+                effective_revision=revision,
+                trial=trial,
+            )
+            self._told = state, document
+        return self._told[1]
 
     # ------------------------------------------------------------ asking
 

@@ -1,10 +1,12 @@
 """Telemetry out of the engine: a ZMQ publisher that costs nothing while nobody listens.
 
 Knows the wire's topics; knows neither vLLM nor who subscribes. State frames go out at most
-`max_hz` times a second, seldom enough to take `max_share` of the time at most, and only while
-somebody subscribes to `state`; events go out as they come.
+`max_hz` times a second, seldom enough that all of this takes `max_share` of the time at most (in
+CPU time of the calling thread), and only while somebody subscribes to `state`; events go out as
+they come.
 A subscriber that does not read loses messages at its high-water mark, alone and silently (events
-are numbered, so it can tell); the engine never waits.
+and frames are numbered, so it can tell); the engine never waits. Whoever subscribes to `state`,
+anew or again, is sent a whole frame next.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import msgspec
 import zmq
 
 from vtoken.events import EventLog
+from vtoken.frames import FrameSequence
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
-MAX_SHARE = 0.01  # of the engine's time that frames may take
+MAX_SHARE = 0.01  # of the engine's time that telemetry may take
 LOOK_S = 0.02  # between two looks for new subscribers
 
 
@@ -35,12 +38,16 @@ class Publisher:
         self._max_share = max_share
         self._next_frame = 0.0
         self._next_look = 0.0
+        self._spent = 0.0  # CPU time since the last frame
+        self._frames = FrameSequence()
+        self._whole = True  # somebody has nothing that changes could be applied to
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
         self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
         self.endpoint = f"ipc://{Path(self._directory.name) / 'telemetry'}"
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, 256)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # every subscription is seen, not the first
         self._socket.bind(self.endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()  # of the newest frame; a new one a frame would cost page faults
@@ -51,18 +58,26 @@ class Publisher:
         if force or now >= self._next_look:
             self._next_look = now + LOOK_S
             self._read_subscriptions()
-        if self._subscribers[TOPIC_EVENTS]:
-            events = self._events.drain()
-            if events:
-                self._send(TOPIC_EVENTS, self._encoder.encode(events))
-        if not self._subscribers[TOPIC_STATE]:
+            now = time.monotonic()
+        events = self._events.drain() if self._subscribers[TOPIC_EVENTS] else []
+        due = self._subscribers[TOPIC_STATE] and (force or now >= self._next_frame)
+        if not events and not due:
             return
-        if force or now >= self._next_frame:
-            started = time.monotonic()
-            self._encoder.encode_into(make_frame(), self._buffer)
+        started = time.thread_time()
+        if events:
+            self._send(TOPIC_EVENTS, self._encoder.encode(events))
+        if due:
+            frame = self._frames.next(make_frame(), whole=self._whole)
+            self._encoder.encode_into(frame, self._buffer)
             self._send(TOPIC_STATE, self._buffer)
-            cost = time.monotonic() - started
-            self._next_frame = now + max(self._period, cost / self._max_share)
+            self._whole = False
+        self._spent += time.thread_time() - started
+        if due:
+            # Counted from when it was due, so that the pace does not suffer from steps that are
+            # longer than what is left; what was missed for longer than that is not made up for.
+            since = min(now, max(self._next_frame, now - self._period))
+            self._next_frame = since + max(self._period, self._spent / self._max_share)
+            self._spent = 0.0
 
     def close(self) -> None:
         self._socket.close()
@@ -71,9 +86,11 @@ class Publisher:
     def _read_subscriptions(self) -> None:
         while self._socket.poll(0, zmq.POLLIN):
             message = self._socket.recv()
-            if message[1:] in self._subscribers:
-                self._subscribers[message[1:]] = message[:1] == b"\x01"
-                self._next_frame = 0.0
+            topic, joined = message[1:], message[:1] == b"\x01"
+            if topic in self._subscribers:
+                self._subscribers[topic] = joined
+            if topic == TOPIC_STATE and joined:
+                self._whole, self._next_frame = True, time.monotonic()
 
     def _send(self, topic: bytes, payload: bytes | bytearray) -> None:
         self._socket.send_multipart([topic, payload], zmq.NOBLOCK)

@@ -523,7 +523,8 @@ class Reply(Doc):
 
 
 class Frame(Doc):
-    """What the engine publishes on topic `state`, newest wins, only while somebody subscribes."""
+    """The state of the engine. The command `frame` answers it whole; on topic `state`, only while
+    somebody subscribes, its arrays may be cut down to `block_ids`, see `vtoken.frames`."""
 
     status: Status
     live: bytes  # u16[num_blocks] little-endian
@@ -531,6 +532,12 @@ class Frame(Doc):
     requests: list[RequestRow]
     config: ConfigDocument
     owner: bytes = b""  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
+    number: int = 0  # of published frames, from 1; 0: not published
+    # u32[k]: the arrays are of these blocks, all others are as in frame `number` - 1; None: of all.
+    block_ids: bytes | None = None
+
+
+BLOCK_ARRAYS = (("live", "<u2"), ("flags", "u1"), ("owner", "<u2"))  # fields of a frame
 
 
 TOPIC_STATE = b"state"  # frames [topic, msgpack Frame]

@@ -1,13 +1,16 @@
-"""One frame of engine state, decoded once for all clients, and what differs between two.
+"""One frame of engine state, put together once for all clients, and what differs between two.
 
 Knows the wire and numpy. N blocks; `live` is u16[N], `flags` u8[N], `owner` u16[N] (empty where the
-engine does not tell it), read-only views of the frame's bytes. Invariant: a snapshot with every
-later delta applied, in order, equals the newest frame that the cursor was given.
+engine does not tell it), never written once they are in a view. Invariants:
+1. a view is the state that the engine published under one number, or answered; where the frame
+   before a change is missing there is no view, until a whole frame comes
+2. a snapshot with every later delta applied, in order, equals the newest frame that the cursor was
+   given
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -45,6 +48,37 @@ class FrameView:
     @classmethod
     def decode(cls, payload: bytes) -> FrameView:
         return cls.of(msgspec.msgpack.decode(payload, type=wire.Frame))
+
+    def followed_by(self, frame: wire.Frame) -> FrameView:
+        """The view of `frame`, whose arrays are of `block_ids` and which follows this one."""
+        assert frame.block_ids is not None
+        ids = np.frombuffer(frame.block_ids, dtype="<u4")
+        parts = FrameView.of(frame)
+        for name, _ in wire.BLOCK_ARRAYS:
+            array = getattr(self, name).copy()
+            array[ids] = getattr(parts, name)
+            parts = replace(parts, **{name: array})
+        return parts
+
+
+class FrameChain:
+    """The published frames of one engine, as they come."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._view: FrameView | None = None
+
+    def take(self, payload: bytes) -> FrameView | None:
+        """The view of the frame in `payload`; None where one before it is missing: the chain goes
+        on with the next whole frame."""
+        frame = msgspec.msgpack.decode(payload, type=wire.Frame)
+        follows = frame.number == self._number + 1
+        self._number = frame.number
+        if frame.block_ids is None:
+            self._view = FrameView.of(frame)
+        elif self._view is not None:
+            self._view = self._view.followed_by(frame) if follows else None
+        return self._view
 
 
 class StateCursor:

@@ -3,6 +3,7 @@
 Knows the bus, the telemetry and its clients' two doors (`offer`, `wake`), not their connections.
 
 1. A frame is decoded once, whatever the number of clients; clients take the newest when they can.
+   Where frames were lost, nothing is shown of what comes until the engine has sent a whole one.
 2. Events reach every client in order; a gap in their `seq` is filled from the engine, or told.
 3. Nothing here waits for a client.
 """
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from vtoken import wire
 from vtoken_api.bus import EngineBus
-from vtoken_api.frame import FrameView
+from vtoken_api.frame import FrameChain, FrameView
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.telemetry import TelemetryReader
@@ -65,6 +66,7 @@ class Hub:
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
+        self._chain = FrameChain()
         self._view: FrameView | None = None
         self._view_at = 0.0
         self._last_event: int | None = None
@@ -169,6 +171,7 @@ class Hub:
         # Known before the subscription, so that an event missed in between shows as a gap.
         newest = await self._bus.ask("events", wire.EventPage, after=0, limit=1)
         self._last_event = newest.last_seq
+        self._chain = FrameChain()  # numbers of another publisher say nothing about this one's
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
         self._follow_wishes()
         try:
@@ -186,8 +189,11 @@ class Hub:
                 with contextlib.suppress(ProblemError):
                     await self.current()
 
-    def _on_frame(self, payload: bytes) -> None:
-        self._take(FrameView.decode(payload))
+    def _on_frame(self, payload: bytes) -> bool:
+        view = self._chain.take(payload)
+        if view is not None:
+            self._take(view)
+        return view is not None
 
     def _take(self, view: FrameView) -> None:
         self._view, self._view_at = view, asyncio.get_running_loop().time()

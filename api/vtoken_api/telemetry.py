@@ -1,13 +1,15 @@
-"""The subscriber of the engine's telemetry: newest frames while wanted, events always.
+"""The subscriber of the engine's telemetry: frames while wanted, events always.
 
-Knows ZMQ and the two topics of the wire, not who listens. The state topic is subscribed only while
-somebody wants it, because the engine publishes it only then; of frames that pile up, all but the
-newest are thrown away undecoded.
+Knows ZMQ and the two topics of the wire, neither what a frame is nor who listens. The state topic
+is subscribed only while somebody wants it, because the engine publishes it only then. A frame that
+is of no use, because others were lost before it, is answered by subscribing anew: the engine sends
+a whole one to whoever does. That too may be lost, so it is done again every `RESYNC_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,30 +20,46 @@ from zmq.constants import SocketOption, SocketType
 from vtoken import wire
 
 EVENTS_HWM = 100_000  # messages that may wait here; each carries the events of one step
+STATE_HWM = 256  # frames
+RESYNC_S = 1.0
 
 
 class TelemetryReader:
-    """Two SUB sockets on one endpoint; `on_frame` gets payloads, `on_events` decoded events."""
+    """Two SUB sockets on one endpoint; `on_frame` gets payloads and says whether it could use it,
+    `on_events` gets decoded events."""
 
     def __init__(
         self,
         endpoint: str,
-        on_frame: Callable[[bytes], None],
+        on_frame: Callable[[bytes], bool],
         on_events: Callable[[list[wire.Event]], Awaitable[None]],
     ) -> None:
         self._on_frame = on_frame
         self._on_events = on_events
         self._context = zmq.asyncio.Context()
-        self._state = self._socket(endpoint, EVENTS_HWM)
+        self._state = self._socket(endpoint, STATE_HWM)
         self._events = self._socket(endpoint, EVENTS_HWM)
         self._events.subscribe(wire.TOPIC_EVENTS)
         self._wanted = False
+        self._subscribed_at = 0.0
 
     def want_state(self, wanted: bool) -> None:
         """Subscribe to frames, or stop."""
         if wanted != self._wanted:
             self._wanted = wanted
-            (self._state.subscribe if wanted else self._state.unsubscribe)(wire.TOPIC_STATE)
+            if wanted:
+                self._subscribe()
+            else:
+                self._state.unsubscribe(wire.TOPIC_STATE)
+
+    def _subscribe(self) -> None:
+        self._subscribed_at = time.monotonic()
+        self._state.subscribe(wire.TOPIC_STATE)
+
+    def _resync(self) -> None:
+        if time.monotonic() - self._subscribed_at >= RESYNC_S:
+            self._state.unsubscribe(wire.TOPIC_STATE)
+            self._subscribe()
 
     async def run(self) -> None:
         """Read until cancelled, then close the sockets."""
@@ -55,10 +73,8 @@ class TelemetryReader:
     async def _read_frames(self) -> None:
         while True:
             _, payload = await self._state.recv_multipart()
-            while await self._state.poll(0):
-                _, payload = await self._state.recv_multipart()
-            if self._wanted:
-                self._on_frame(payload)
+            if self._wanted and not self._on_frame(payload):
+                self._resync()
 
     async def _read_events(self) -> None:
         while True:

@@ -1,0 +1,191 @@
+"""Whoever follows the published frames has the engine's state or none: lost frames, late readers and
+several readers included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import ScriptedEngine
+
+from tests.core_engine import CoreEngine
+from vtoken import wire
+from vtoken.frames import FrameSequence, block_arrays
+from vtoken_api import telemetry
+from vtoken_api.frame import FrameChain, FrameView
+from vtoken_api.telemetry import TelemetryReader
+
+NUM_BLOCKS = 20
+DEADLINE_S = 60
+
+
+def same(view: FrameView, frame: wire.Frame) -> None:
+    """`view` shows the whole `frame`."""
+    for (name, _), array in zip(wire.BLOCK_ARRAYS, block_arrays(frame), strict=True):
+        np.testing.assert_array_equal(getattr(view, name), array)
+    assert view.requests == {row.id: row for row in frame.requests}
+    assert view.status == frame.status
+
+
+class Reader:
+    """One API process: what it makes of the frames that reach it."""
+
+    def __init__(self) -> None:
+        self.chain = FrameChain()
+        self.view: FrameView | None = None
+
+    def take(self, payload: bytes) -> None:
+        self.view = self.chain.take(payload)
+
+
+@given(
+    # Of each step: blocks that change, whether either reader misses the frame, starts anew, and
+    # whether one of them subscribes (again) before it.
+    st.lists(
+        st.tuples(
+            st.sets(st.integers(0, NUM_BLOCKS - 1), max_size=NUM_BLOCKS),
+            st.tuples(st.booleans(), st.booleans()),
+            st.tuples(st.booleans(), st.booleans()),
+            st.booleans(),
+        ),
+        max_size=25,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_reader_shows_the_state_of_the_engine_or_none(steps: list, random: object) -> None:  # type: ignore[type-arg]
+    engine = ScriptedEngine(num_blocks=NUM_BLOCKS)
+    try:
+        frames, readers = FrameSequence(), [Reader(), Reader()]
+        complete = [False, False]  # has every frame since a whole one
+        for changed, lost, restarted, subscribed in steps:
+            engine.step(0)
+            where = sorted(changed)
+            for array in (engine.live, engine.flags, engine.owner):
+                array[where] = [random.randint(0, 3) for _ in where]  # type: ignore[attr-defined]
+            now = engine.frame()
+            sent = frames.next(now, whole=subscribed)
+            assert sent.block_ids is None or not subscribed
+            payload = msgspec.msgpack.encode(sent)
+            for i in range(2):
+                if restarted[i]:
+                    readers[i], complete[i] = Reader(), False
+                if lost[i]:
+                    complete[i] = False
+                    continue
+                complete[i] = complete[i] or sent.block_ids is None
+                readers[i].take(payload)
+                view = readers[i].view
+                assert (view is not None) == complete[i]
+                if view is not None:
+                    same(view, now)
+    finally:
+        engine.close()
+
+
+def test_views_that_clients_hold_are_not_written() -> None:
+    engine = ScriptedEngine(num_blocks=NUM_BLOCKS)
+    try:
+        frames, reader, seen = FrameSequence(), Reader(), []
+        for _ in range(4):
+            frame = engine.frame()
+            reader.take(msgspec.msgpack.encode(frames.next(frame, whole=False)))
+            assert reader.view is not None
+            seen.append((reader.view, frame))
+            engine.step(2)
+    finally:
+        engine.close()
+    for view, frame in seen:
+        same(view, frame)
+
+
+def test_little_change_makes_a_small_frame_and_much_a_whole_one() -> None:
+    engine = ScriptedEngine(num_blocks=10_000)
+    try:
+        frames = FrameSequence()
+        frames.next(engine.frame(), whole=False)
+        engine.step(5)
+        small = frames.next(engine.frame(), whole=False)
+        assert small.block_ids is not None
+        assert len(msgspec.msgpack.encode(small)) < 6_000
+        engine.live[:] += 1
+        assert frames.next(engine.frame(), whole=False).block_ids is None
+    finally:
+        engine.close()
+
+
+@contextlib.asynccontextmanager
+async def following(core: CoreEngine) -> AsyncIterator[list[FrameView | None]]:
+    """What an API process makes of the published frames, one by one, over a real socket."""
+    views: list[FrameView | None] = []
+    chain = FrameChain()
+
+    def on_frame(payload: bytes) -> bool:
+        views.append(chain.take(payload))
+        return views[-1] is not None
+
+    async def on_events(_: list[wire.Event]) -> None:
+        pass
+
+    reader = TelemetryReader(core.publisher.endpoint, on_frame, on_events)
+    reader.want_state(True)
+    task = asyncio.create_task(reader.run())
+    try:
+        yield views
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until_shown(core: CoreEngine, *readers: list[FrameView | None]) -> None:
+    """Step until every reader shows the step that the engine has just published."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            core.step()
+            await asyncio.sleep(0.01)
+            newest = [views[-1] if views else None for views in readers]
+            if all(v is not None and v.status.step == core.runtime.step for v in newest):
+                for view in newest:
+                    assert view is not None
+                    np.testing.assert_array_equal(view.live, core.reporter.live())
+                    np.testing.assert_array_equal(view.flags, core.reporter.flags())
+                    np.testing.assert_array_equal(view.owner, core.reporter.owner())
+                return
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoreEngine]:
+    monkeypatch.setattr(telemetry, "RESYNC_S", 0.0)
+    engine = CoreEngine(num_blocks=400)
+    engine.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=4)
+    for i in range(4):
+        engine.admit(f"r{i}", 200)
+    yield engine
+    engine.close()
+
+
+async def test_reader_that_lost_frames_gets_a_whole_one(core: CoreEngine) -> None:
+    async with following(core) as views:
+        await until_shown(core, views)
+        core.step()
+        core.publisher._frames.next(core.controller.frame(), whole=False)  # sent to nobody
+        shown = len(views)
+        await until_shown(core, views)
+        assert None in views[shown:]  # it noticed
+
+
+async def test_one_process_that_starts_late_or_again_disturbs_no_other(core: CoreEngine) -> None:
+    async with following(core) as first:
+        await until_shown(core, first)
+        for _ in range(2):
+            async with following(core) as second:
+                await until_shown(core, first, second)
+        await until_shown(core, first)
+        assert None not in first
