@@ -60,10 +60,11 @@ class Controller:
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
         self.revisions = Revisions(self.runtime, clock)
+        self._rows_of = -1  # `num_changes` of the tables when rows were told
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "status": lambda: self.status(),
-            "frame": self.frame,
+            "frame": lambda: self.frame(),
             "config": self.revisions.document,
             "policies": lambda: [*describe_policies(), *describe_broken()],
             "patch_config": self.patch_config,
@@ -151,20 +152,26 @@ class Controller:
         status.shadow = self.runtime.shadow.document()
         return status
 
-    def frame(self) -> Frame:
-        """Everything a stream client draws, at this step; to be encoded before the next one.
+    def frame(self, *, figures: bool = True) -> Frame:
+        """What a stream client draws, at this step; to be encoded before the next one.
 
         Its arrays are views of the pool's: at 70,000 blocks a copy costs more than the figures.
+        Without `figures` it still has them where requests came or went since they were told, so
+        that every number in `owner` is that of a row.
         """
-        rows = self.reporter.rows()
-        return Frame(
-            status=self.status(rows),
+        tables = self.runtime.tables
+        frame = Frame(
+            step=self.runtime.step,
             live=self.reporter.live().data,  # type: ignore[arg-type]
             flags=self.reporter.flags().data,  # type: ignore[arg-type]
-            requests=rows,
-            config=self.revisions.document(),
             owner=self.reporter.owner().data,  # type: ignore[arg-type]
         )
+        if figures or self._rows_of != tables.num_changes:
+            self._rows_of = tables.num_changes
+            frame.requests = self.reporter.rows()
+            frame.status = self.status(frame.requests)
+            frame.config = self.revisions.document()
+        return frame
 
     def blocks(self) -> BlocksDocument:
         return BlocksDocument(

@@ -2,9 +2,10 @@
 
 Knows the wire and numpy, neither sockets nor who made the frame. N blocks; what is compared is the
 frames' own arrays, so no part of the engine has to tell what it changes. Invariants:
-1. numbers rise by one; a frame of number n without `block_ids` is whole
-2. with `block_ids`, its arrays [k] are those blocks of frame n, and every other block of frame n is
-   that of frame n - 1
+1. numbers rise by one
+2. a frame is whole if it has no `block_ids`, and figures (status, rows, configuration)
+3. else frame n lacks what is still as in frame n - 1: with `block_ids`, every other block; without
+   figures, those that are shown, which are of the newest frame that has some
 So whoever has frame n - 1 makes frame n of it, and whoever has not waits for a whole one.
 """
 
@@ -32,7 +33,7 @@ class FrameSequence:
         self._told: Arrays = []
 
     def next(self, frame: Frame, *, whole: bool) -> Frame:
-        """`frame` (its arrays are of all blocks) as it is published; `whole`: uncut."""
+        """`frame`, whose arrays are of all blocks, as it is published; `whole`: uncut."""
         arrays = block_arrays(frame)
         ids = None if whole or not self._told else _changed(self._told, arrays)
         self._number += 1

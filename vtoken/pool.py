@@ -8,7 +8,7 @@ Invariants, with everything kept incrementally (`check` recomputes it):
 2. readers[b, :] = 0 where holders[b] = 0
 3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
-5. usage[b] = 0 for a free block, `FLAG_USED` for a held one, with `FLAG_SHARED` where holders[b] > 1
+5. usage[b] = 0 for a free block, FLAG_USED for a held one, and FLAG_SHARED too where holders[b] > 1
 6. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `bereaved[b]`, the newest
    one has left while others stayed, and `TokenTables.owners` finds out who is newest now
 """

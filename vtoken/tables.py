@@ -37,6 +37,7 @@ class TokenTables:
         self._tables: dict[str, TokenTable] = {}
         self._free_numbers: list[int] = []  # heap of those that were given before
         self._last_number = 0  # the highest one that was given
+        self.num_changes = 0  # tables made and released, ever
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
@@ -67,6 +68,7 @@ class TokenTables:
         """
         table = self._tables.get(request_id)
         if table is None:
+            self.num_changes += 1
             table = self._tables[request_id] = TokenTable(
                 request_id, self.pool, self._take_number()
             )
@@ -104,6 +106,7 @@ class TokenTables:
         table = self._tables.pop(request_id, None)
         if table is not None:
             table.release()
+            self.num_changes += 1
             if table.number:
                 heapq.heappush(self._free_numbers, table.number)
         return table

@@ -3,7 +3,8 @@
 Knows the wire's topics; knows neither vLLM nor who subscribes. State frames go out at most
 `max_hz` times a second, seldom enough that all of this takes `max_share` of the time at most (in
 CPU time of the calling thread), and only while somebody subscribes to `state`; events go out as
-they come.
+they come. Not every frame has the figures: they cost as much as the map of blocks, and nobody reads
+as fast as a map is seen to move.
 A subscriber that does not read loses messages at its high-water mark, alone and silently (events
 and frames are numbered, so it can tell); the engine never waits. Whoever subscribes to `state`,
 anew or again, is sent a whole frame next.
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -24,7 +25,13 @@ from vtoken.frames import FrameSequence
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
 MAX_SHARE = 0.01  # of the engine's time that telemetry may take
+FIGURES_EVERY = 5  # of as many frames as `max_hz` allows, one has figures
 LOOK_S = 0.02  # between two looks for new subscribers
+
+
+class MakeFrame(Protocol):
+    def __call__(self, *, figures: bool) -> Frame:
+        """The state of this moment; without `figures` (status, rows, configuration) if it may."""
 
 
 class Publisher:
@@ -37,6 +44,7 @@ class Publisher:
         self._period = 1.0 / max_hz
         self._max_share = max_share
         self._next_frame = 0.0
+        self._next_figures = 0.0
         self._next_look = 0.0
         self._spent = 0.0  # CPU time since the last frame
         self._frames = FrameSequence()
@@ -52,7 +60,7 @@ class Publisher:
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()  # of the newest frame; a new one a frame would cost page faults
 
-    def publish(self, make_frame: Callable[[], Frame], *, force: bool = False) -> None:
+    def publish(self, make_frame: MakeFrame, *, force: bool = False) -> None:
         """Send pending events, and a frame when one is due and wanted; `force` ignores the rate."""
         now = time.monotonic()
         if force or now >= self._next_look:
@@ -67,7 +75,10 @@ class Publisher:
         if events:
             self._send(TOPIC_EVENTS, self._encoder.encode(events))
         if due:
-            frame = self._frames.next(make_frame(), whole=self._whole)
+            frame = make_frame(figures=force or self._whole or now >= self._next_figures)
+            if frame.status is not None:
+                self._next_figures = now + FIGURES_EVERY * self._period
+            frame = self._frames.next(frame, whole=self._whole)
             self._encoder.encode_into(frame, self._buffer)
             self._send(TOPIC_STATE, self._buffer)
             self._whole = False
@@ -84,7 +95,7 @@ class Publisher:
         self._directory.cleanup()
 
     def _read_subscriptions(self) -> None:
-        while self._socket.poll(0, zmq.POLLIN):
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # far cheaper than `poll`
             message = self._socket.recv()
             topic, joined = message[1:], message[:1] == b"\x01"
             if topic in self._subscribers:

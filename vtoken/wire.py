@@ -524,17 +524,18 @@ class Reply(Doc):
 
 class Frame(Doc):
     """The state of the engine. The command `frame` answers it whole; on topic `state`, only while
-    somebody subscribes, its arrays may be cut down to `block_ids`, see `vtoken.frames`."""
+    somebody subscribes, it may lack what has not changed, or is told less often: `vtoken.frames`.
+    """
 
-    status: Status
+    step: int
     live: bytes  # u16[num_blocks] little-endian
     flags: bytes  # u8[num_blocks]
-    requests: list[RequestRow]
-    config: ConfigDocument
+    status: Status | None = None  # the three figures: all or none
+    requests: list[RequestRow] | None = None
+    config: ConfigDocument | None = None
     owner: bytes = b""  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
     number: int = 0  # of published frames, from 1; 0: not published
-    # u32[k]: the arrays are of these blocks, all others are as in frame `number` - 1; None: of all.
-    block_ids: bytes | None = None
+    block_ids: bytes | None = None  # u32[k]: the arrays are of these blocks only; None: of all
 
 
 BLOCK_ARRAYS = (("live", "<u2"), ("flags", "u1"), ("owner", "<u2"))  # fields of a frame

@@ -145,7 +145,7 @@ class FlightRecorder:
                 before = self._hub.view
                 with contextlib.suppress(ProblemError):
                     view = await self._hub.current()
-                    idle = before is not None and before.status.step == view.status.step
+                    idle = before is not None and before.step == view.step
                     pause = IDLE_STATE_S if idle else STATE_S
 
     async def _record_segment(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtoken import wire
+from vtoken.frames import block_arrays
 
 STATE_TOPICS = frozenset({"blocks", "requests", "metrics"})
 TOPICS = (*sorted(STATE_TOPICS), "events")
@@ -25,8 +26,9 @@ TOPICS = (*sorted(STATE_TOPICS), "events")
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """A frame with its arrays and its request rows by id."""
+    """The blocks at `step`, and the newest figures: the status says of which step they are."""
 
+    step: int
     status: wire.Status
     config: wire.ConfigDocument
     live: NDArray[np.uint16]
@@ -36,29 +38,31 @@ class FrameView:
 
     @classmethod
     def of(cls, frame: wire.Frame) -> FrameView:
-        return cls(
-            status=frame.status,
-            config=frame.config,
-            live=np.frombuffer(frame.live, dtype="<u2"),
-            flags=np.frombuffer(frame.flags, dtype="u1"),
-            owner=np.frombuffer(frame.owner, dtype="<u2"),
-            requests={row.id: row for row in frame.requests},
-        )
-
-    @classmethod
-    def decode(cls, payload: bytes) -> FrameView:
-        return cls.of(msgspec.msgpack.decode(payload, type=wire.Frame))
+        """The view of a whole frame."""
+        assert frame.status is not None
+        assert frame.config is not None
+        live, flags, owner = block_arrays(frame)
+        rows = {row.id: row for row in frame.requests or ()}
+        return cls(frame.step, frame.status, frame.config, live, flags, owner, rows)
 
     def followed_by(self, frame: wire.Frame) -> FrameView:
-        """The view of `frame`, whose arrays are of `block_ids` and which follows this one."""
-        assert frame.block_ids is not None
-        ids = np.frombuffer(frame.block_ids, dtype="<u4")
-        parts = FrameView.of(frame)
-        for name, _ in wire.BLOCK_ARRAYS:
-            array = getattr(self, name).copy()
-            array[ids] = getattr(parts, name)
-            parts = replace(parts, **{name: array})
-        return parts
+        """The view of a frame that lacks what is still as in this one."""
+        live, flags, owner = block_arrays(frame)
+        if frame.block_ids is not None:
+            ids = np.frombuffer(frame.block_ids, dtype="<u4")
+            live = _with(self.live, ids, live)
+            flags = _with(self.flags, ids, flags)
+            owner = _with(self.owner, ids, owner)
+        if frame.status is None:
+            return replace(self, step=frame.step, live=live, flags=flags, owner=owner)
+        return replace(FrameView.of(frame), live=live, flags=flags, owner=owner)
+
+
+def _with(before: NDArray[Any], ids: NDArray[np.uint32], values: NDArray[Any]) -> NDArray[Any]:
+    """A copy of `before` with `values` [k] at `ids` [k]."""
+    after = before.copy()
+    after[ids] = values
+    return after
 
 
 class FrameChain:
@@ -74,7 +78,7 @@ class FrameChain:
         frame = msgspec.msgpack.decode(payload, type=wire.Frame)
         follows = frame.number == self._number + 1
         self._number = frame.number
-        if frame.block_ids is None:
+        if frame.block_ids is None and frame.status is not None:
             self._view = FrameView.of(frame)
         elif self._view is not None:
             self._view = self._view.followed_by(frame) if follows else None

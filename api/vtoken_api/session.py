@@ -197,7 +197,7 @@ class Session:
         """A message with the next `seq`; `ts` is the time of sending."""
         assert self._view is not None
         self._seq += 1
-        fields.setdefault("step", self._view.status.step)
+        fields.setdefault("step", self._view.step)
         return kind(epoch=self._describe.epoch, seq=self._seq, ts=time.time(), **fields)
 
     async def _send(self, message: wire.Message) -> None:

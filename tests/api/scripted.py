@@ -124,6 +124,7 @@ class ScriptedEngine:
             revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={}
         )
         return wire.Frame(
+            step=self.steps,
             status=self.status(),
             live=self.live.tobytes(),
             flags=self.flags.tobytes(),

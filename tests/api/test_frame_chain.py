@@ -1,5 +1,5 @@
-"""Whoever follows the published frames has the engine's state or none: lost frames, late readers and
-several readers included.
+"""Whoever follows the published frames has the engine's state or none: where frames are lost, where
+a reader starts late, and where there are several.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripted import ScriptedEngine
 
 from tests.core_engine import CoreEngine
@@ -30,8 +31,9 @@ def same(view: FrameView, frame: wire.Frame) -> None:
     """`view` shows the whole `frame`."""
     for (name, _), array in zip(wire.BLOCK_ARRAYS, block_arrays(frame), strict=True):
         np.testing.assert_array_equal(getattr(view, name), array)
-    assert view.requests == {row.id: row for row in frame.requests}
-    assert view.status == frame.status
+    assert view.step == frame.step
+    assert view.requests == {row.id: row for row in frame.requests or ()}
+    assert (view.status, view.config) == (frame.status, frame.config)
 
 
 class Reader:
@@ -45,14 +47,16 @@ class Reader:
         self.view = self.chain.take(payload)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
-    # Of each step: blocks that change, whether either reader misses the frame, starts anew, and
-    # whether one of them subscribes (again) before it.
+    # Of each step: blocks that change, whether either reader misses the frame, starts anew,
+    # whether one of them subscribes (again) before it, and whether figures are told.
     st.lists(
         st.tuples(
             st.sets(st.integers(0, NUM_BLOCKS - 1), max_size=NUM_BLOCKS),
             st.tuples(st.booleans(), st.booleans()),
             st.tuples(st.booleans(), st.booleans()),
+            st.booleans(),
             st.booleans(),
         ),
         max_size=25,
@@ -64,14 +68,21 @@ def test_reader_shows_the_state_of_the_engine_or_none(steps: list, random: objec
     try:
         frames, readers = FrameSequence(), [Reader(), Reader()]
         complete = [False, False]  # has every frame since a whole one
-        for changed, lost, restarted, subscribed in steps:
+        told = engine.frame()  # the newest figures
+        for changed, lost, restarted, subscribed, figures in steps:
             engine.step(0)
             where = sorted(changed)
             for array in (engine.live, engine.flags, engine.owner):
                 array[where] = [random.randint(0, 3) for _ in where]  # type: ignore[attr-defined]
             now = engine.frame()
+            if figures or subscribed:
+                told = now
+            shown = replace(now, status=told.status, requests=told.requests, config=told.config)
+            if now is not told:
+                now = replace(now, status=None, requests=None, config=None)
             sent = frames.next(now, whole=subscribed)
-            assert sent.block_ids is None or not subscribed
+            whole = sent.block_ids is None and sent.status is not None
+            assert whole or not subscribed
             payload = msgspec.msgpack.encode(sent)
             for i in range(2):
                 if restarted[i]:
@@ -79,12 +90,12 @@ def test_reader_shows_the_state_of_the_engine_or_none(steps: list, random: objec
                 if lost[i]:
                     complete[i] = False
                     continue
-                complete[i] = complete[i] or sent.block_ids is None
+                complete[i] = complete[i] or whole
                 readers[i].take(payload)
                 view = readers[i].view
                 assert (view is not None) == complete[i]
                 if view is not None:
-                    same(view, now)
+                    same(view, shown)
     finally:
         engine.close()
 
@@ -151,7 +162,7 @@ async def until_shown(core: CoreEngine, *readers: list[FrameView | None]) -> Non
             core.step()
             await asyncio.sleep(0.01)
             newest = [views[-1] if views else None for views in readers]
-            if all(v is not None and v.status.step == core.runtime.step for v in newest):
+            if all(v is not None and v.step == core.runtime.step for v in newest):
                 for view in newest:
                     assert view is not None
                     np.testing.assert_array_equal(view.live, core.reporter.live())
@@ -175,7 +186,7 @@ async def test_reader_that_lost_frames_gets_a_whole_one(core: CoreEngine) -> Non
     async with following(core) as views:
         await until_shown(core, views)
         core.step()
-        core.publisher._frames.next(core.controller.frame(), whole=False)  # sent to nobody
+        core.publisher._frames.next(core.controller.frame(), whole=False)  # reaches nobody
         shown = len(views)
         await until_shown(core, views)
         assert None in views[shown:]  # it noticed
