@@ -39,6 +39,8 @@ class PoolLiveness:
         self.usage = np.zeros(num_blocks, dtype=np.uint8)
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
         self.bereaved = np.zeros(num_blocks, dtype=np.bool_)
+        self.tails: dict[str, int] = {}  # block that each holder appends to; 0: it has none
+        self.any_bereaved = False  # where no block is, True costs a look and nothing else
         self.num_used = 0
         self.num_live = 0
 
@@ -78,6 +80,7 @@ class PoolLiveness:
             self.num_used -= len(array) - int(np.count_nonzero(held))
             self.usage[array] = _usage(self.holders[array])
             self.bereaved[array] |= held & (self.owner[array] == number)
+            self.any_bereaved = self.any_bereaved or bool(held.any())
             self.owner[array[~held]] = 0
             return
         for block in blocks:
@@ -91,7 +94,7 @@ class PoolLiveness:
             if self.holders[block] == 1:
                 self.usage[block] = FLAG_USED
             if self.owner[block] == number:
-                self.bereaved[block] = True
+                self.bereaved[block] = self.any_bereaved = True
 
     def add(self, slots: Slots) -> None:
         """One more reader for each of `slots` [n] (each named once)."""
@@ -161,6 +164,8 @@ class PoolLiveness:
             raise InvariantViolation(
                 "I2", f"usage[{b}] = {self.usage[b]}, but {self.holders[b]} requests hold it"
             )
+        if self.bereaved.any() and not self.any_bereaved:
+            raise InvariantViolation("I2", "a block lost its newest holder unnoticed")
         used = int(np.count_nonzero(self.holders))
         if used != self.num_used or int(live.sum()) != self.num_live:
             raise InvariantViolation(

@@ -72,12 +72,13 @@ class Reporter:
 
     def flags(self) -> npt.NDArray[np.uint8]:
         """Flags of every block [N], see `vtoken.wire`."""
-        tables = self.runtime.tables
-        usage = tables.pool.usage
-        flags = (usage & self.hashed.view(np.uint8)) * np.uint8(FLAG_HASHED)  # FLAG_USED is 1
-        flags |= usage
-        flags[list(self.runtime.relocator.in_flight_blocks)] |= FLAG_IN_FLIGHT
-        flags[[table.blocks[-1] for table in tables if table.blocks]] |= FLAG_TAIL
+        pool = self.runtime.tables.pool
+        flags = (pool.usage & self.hashed.view(np.uint8)) * np.uint8(FLAG_HASHED)  # FLAG_USED is 1
+        flags |= pool.usage
+        if moving := self.runtime.relocator.in_flight_blocks:
+            flags[list(moving)] |= FLAG_IN_FLIGHT
+        flags[list(pool.tails.values())] |= FLAG_TAIL
+        flags[0] = 0  # the null block: the tail of those that hold none
         return flags
 
     def owner(self) -> npt.NDArray[np.uint16]:

@@ -33,6 +33,7 @@ class TokenTable(Placement):
         self.blocks.extend(blocks)
         self._block_array = None
         self.pool.hold(blocks, self.number)
+        self.pool.tails[self.request_id] = self.blocks[-1] if self.blocks else 0
 
     def append(self, start: int | None = None) -> int:
         """Register one token at index `start`, by default at E; its slot, which gains a reader.
@@ -141,6 +142,7 @@ class TokenTable(Placement):
         self.pool.add(slots)
         self.pool.drop(new.dropped, self.number)
         self.blocks = list(blocks)
+        self.pool.tails[self.request_id] = blocks[-1] if len(blocks) else 0
         self._block_array = self._loose = None
         self._index[: self.num_tokens] = new.index
         self._places = new.places
@@ -153,4 +155,5 @@ class TokenTable(Placement):
         if len(live):
             self.pool.remove(self.slots_of(live))
         self.pool.drop(self.blocks, self.number)
+        self.pool.tails.pop(self.request_id, None)
         self._reset()

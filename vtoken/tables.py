@@ -123,9 +123,9 @@ class TokenTables:
     def owners(self) -> npt.NDArray[np.uint16]:
         """Number of the newest holder of each block [N], 0 for free ones; not to be written."""
         pool = self.pool
-        unknown = np.flatnonzero(pool.bereaved)
-        if len(unknown):
-            pool.bereaved[unknown] = False
+        if pool.any_bereaved:
+            unknown = np.flatnonzero(pool.bereaved)
+            pool.bereaved[unknown] = pool.any_bereaved = False
             unknown = unknown[pool.holders[unknown] > 0]
             for table in reversed(self._tables.values()):
                 if len(unknown) == 0:
@@ -157,6 +157,9 @@ class TokenTables:
         numbers = [table.number for table in self if table.number]
         if len(set(numbers)) != len(numbers):
             raise InvariantViolation("I2", "two tables have the same number")
+        tails = {table.request_id: table.blocks[-1] if table.blocks else 0 for table in self}
+        if tails != self.pool.tails:
+            raise InvariantViolation("I2", f"tails are {self.pool.tails}, of the tables {tails}")
         owner = np.zeros_like(self.pool.owner)
         for table in self:
             owner[table.blocks] = table.number

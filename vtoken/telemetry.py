@@ -25,8 +25,8 @@ from vtoken.frames import FrameSequence
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
 MAX_SHARE = 0.01  # of the engine's time that telemetry may take
-FIGURES_EVERY = 5  # of as many frames as `max_hz` allows, one has figures
-LOOK_S = 0.02  # between two looks for new subscribers
+FIGURES_EVERY = 8  # of as many frames as `max_hz` allows, one has figures
+LOOK_S = 0.25  # between two looks for new subscribers
 
 
 class MakeFrame(Protocol):
