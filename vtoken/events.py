@@ -18,6 +18,11 @@ from vtoken.wire import Event, EventKind, EventPage
 FREQUENT: frozenset[EventKind] = frozenset({"eviction", "reclaimed"})
 
 
+def counted(n: int, noun: str) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def _seq(event: Event) -> int:
     return event.seq
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from vtoken.config import MAX_TOKENS, VTokenConfig
 from vtoken.errors import InvariantViolation
+from vtoken.events import counted
 from vtoken.judge import Judge
 from vtoken.ledger import Ledger
 from vtoken.sharing import keeps_dead_shared_blocks
@@ -129,7 +130,7 @@ class Evictor:
             self._ledger.events.add(
                 self._ledger.step,
                 "reclaimed",
-                f"{num_blocks} all-dead blocks returned",
+                f"{counted(num_blocks, 'all-dead block')} returned",
                 {"blocks": num_blocks, "reason": "all dead"},
             )
 

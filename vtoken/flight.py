@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.events import counted
 from vtoken.planner import RelocationPlan
 from vtoken.requests import Counters
 from vtoken.wire import Relocation
@@ -79,8 +80,10 @@ class InFlight:
     @property
     def summary(self) -> str:
         moved = self.relocation
-        shared = f", out of {moved.shared_blocks} shared blocks" if moved.shared_blocks else ""
+        shared = ""
+        if moved.shared_blocks:
+            shared = f", out of {counted(moved.shared_blocks, 'shared block')}"
         return (
-            f"moved {moved.moved_tokens} tokens of {moved.request_id}{shared}, "
-            f"freed {moved.freed_blocks} blocks ({moved.planner}, {moved.reason})"
+            f"moved {counted(moved.moved_tokens, 'token')} of {moved.request_id}{shared}, "
+            f"freed {counted(moved.freed_blocks, 'block')} ({moved.planner}, {moved.reason})"
         )

@@ -14,12 +14,13 @@ class ControlActions(Base):
 
         status = self.client.model.status if self.client else None
         state = status.reclamation.state if status else "auto"
-        self.control(lambda client: controls.toggle_pause(client.rest, state, self.change_watch))
+        watch = self.change_watch
+        self.control("pause", lambda client: controls.toggle_pause(client.rest, state, watch))
 
     def action_compact(self) -> None:
         from vtoken_console import controls
 
-        self.control(lambda client: controls.compact(client.rest))
+        self.control("compact", lambda client: controls.compact(client.rest))
 
     def action_compact_dry(self) -> None:
         from vtoken_console import controls
@@ -29,7 +30,7 @@ class ControlActions(Base):
     def action_undo(self) -> None:
         from vtoken_console import controls
 
-        self.control(lambda client: controls.undo(client.rest, self.change_watch))
+        self.control("undo", lambda client: controls.undo(client.rest, self.change_watch))
 
     def action_undo_dry(self) -> None:
         from vtoken_console import controls
@@ -39,7 +40,7 @@ class ControlActions(Base):
     def action_confirm(self) -> None:
         from vtoken_console import controls
 
-        self.control(lambda client: controls.confirm(client.rest))
+        self.control("confirm", lambda client: controls.confirm(client.rest))
 
     async def action_control(self, field: str) -> None:
         from vtoken_console.screens.control import ControlScreen

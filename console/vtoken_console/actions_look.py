@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textual import events
-
 from vtoken_console.appearance import Appearance
 from vtoken_console.base import Base
 from vtoken_console.colouring import MODES, Mode
@@ -62,10 +60,6 @@ class LookActions(Base):
 
     def action_filter(self) -> None:
         self.dashboard.open_filter()
-
-    def on_key(self, event: events.Key) -> None:
-        if self.screen is self.dashboard:
-            self.dashboard.type_into_filter(event)
 
     def action_sort(self) -> None:
         self.say(f"Requests sorted by {self.dashboard.query_one(Requests).next_sort()}.")

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from textual.app import App
 from textual.driver import Driver
 
 from vtoken_console.appearance import Appearance
 from vtoken_console.connection import Connection, State
 from vtoken_console.cost import Cost, metered
 from vtoken_console.keys import KEYS, Key
+from vtoken_console.keys_in_order import KeysInOrder
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.view import View
 from vtoken_console.watch import HealthWatch, Watch
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from vtoken_console.model import Model
 
 
-class Base(App[int]):
-    """`url`: the server. `client` is None until the network has been imported."""
+class Base(KeysInOrder):
+    """`url`: the server. `client` is None until the network has been imported.
+
+    A key that changes the server acts once while it is held: again HELD_S after it last came.
+    """
+
+    HELD_S = 0.7  # longer than terminals wait before they repeat a key
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class Base(App[int]):
         self.guide: Guide | None = None
         self._token = token
         self._ticks: deque[float] = deque(maxlen=64)
+        self._last_control = ("", 0.0)  # which came last, and when (monotonic)
 
     def get_driver_class(self) -> type[Driver]:
         return metered(super().get_driver_class(), self.cost)
@@ -132,9 +138,15 @@ class Base(App[int]):
             self.say(f"Not done: {why}. Nothing was sent.", is_error=True)
         return bool(why)
 
-    def control(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
-        """Makes one call to the server, unless controls are off, and says what came of it."""
-        client = self.client
+    def control(self, name: str, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+        """Makes one call to the server, unless controls are off, and says what came of it.
+
+        `name` tells a key that is held from another one.
+        """
+        (last, at), now, client = self._last_control, time.monotonic(), self.client
+        self._last_control = (name, now)
+        if name == last and now - at < self.HELD_S:
+            return
         if self.refused() or client is None:
             return
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vtoken_console.playhead import Bar
     from vtoken_console.series import Series
 
+SILENT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
@@ -46,6 +48,22 @@ class View:
     keys: tuple[Key, ...] = KEYS
     replay: Bar | None = None  # None: a live server
     guide: Shown | None = None  # the step of the guided first minute
+
+    @property
+    def is_link_silent(self) -> bool:
+        """Whether nothing comes although the link stands; a server says something every second."""
+        return self.replay is None and self.connection.is_live and self.age_s > SILENT_S
+
+    @property
+    def engine_silent_s(self) -> float:
+        """Seconds since the engine's last step while requests wait for the next; 0: as usual."""
+        status = self.model.status if self.model is not None else None
+        if status is None or not (status.requests.running or status.requests.waiting):
+            return 0.0
+        hello = self.model.hello if self.model is not None else None
+        period_s = 1 / hello.fps if hello is not None and hello.fps > 0 else 0.0
+        silent_s = self.server_now - status.ts
+        return silent_s if silent_s > SILENT_S + 2 * period_s else 0.0
 
     @property
     def server_now(self) -> float:

@@ -185,7 +185,7 @@ async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
     assert trial.guard == wire.Guard(preemptions=0)
     assert trial.expires_ts == pytest.approx(trial.started_ts + 300)
     confirmed = await run("confirm", *url)
-    assert confirmed.out.startswith("confirmed: revision 2 stays")
+    assert confirmed.out.startswith("revision 2 is confirmed and stays")
     assert (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial is None
     assert core.runtime.config.theta_f == 0.5
 

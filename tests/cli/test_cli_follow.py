@@ -15,6 +15,7 @@ from core_engine import CoreEngine
 from serving import Served
 
 from vtoken import wire
+from vtoken.cli.streaming import quiet_line
 from vtoken.recording import RecordingReader
 
 
@@ -33,6 +34,14 @@ async def test_watch_as_json_is_the_stream_itself(served: Served) -> None:
     messages = [msgspec.json.decode(x, type=wire.StreamMessage) for x in ran.out.splitlines()]
     assert [m.seq for m in messages] == [1, 2, 3, 4]
     assert isinstance(messages[0], wire.Hello)
+
+
+async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served) -> None:
+    last = (await run("status", "--json", "--url", served.url)).json(wire.Status)
+    assert quiet_line(last, last.ts + 4) == ""
+    assert "no step for 12 s while 2 requests wait for it" in quiet_line(last, last.ts + 12)
+    idle = msgspec.structs.replace(last, requests=wire.RequestCounts(0, 0, 0))
+    assert " run    0 wait    0 " in quiet_line(idle, last.ts + 12)
 
 
 async def test_followed_events_have_no_gap_and_come_line_by_line(

@@ -87,3 +87,17 @@ async def test_what_is_not_there_is_refused(served: Served, command: str) -> Non
     ran = await run(*command.split(), "--url", served.url)
     assert (ran.code, ran.out) == (1, "")
     assert "404" in ran.err
+
+
+async def test_id_that_is_not_there_is_not_taken_for_a_misspelt_word(served: Served) -> None:
+    ran = await run("request", "nosuch", "--url", served.url)
+    assert ran.code == 1
+    assert "did you mean" not in ran.err
+
+
+async def test_bounds_of_config_get_are_whole_numbers_in_full(served: Served) -> None:
+    ran = await run("config", "get", "--url", served.url)
+    assert "1..16777216" in ran.out
+    policy = next(x for x in ran.out.splitlines() if x.startswith("policy"))
+    others = [x for x in ran.out.splitlines() if "reclaim when F exceeds this" in x]
+    assert max(map(len, others)) < 80 < len(policy)

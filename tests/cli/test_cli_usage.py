@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import run
+from cli_harness import VTOKEN, run, spawn
 from core_engine import CoreEngine
 from serving import Served, serve
 
@@ -80,6 +80,8 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         return 7
 
     monkeypatch.setattr(vtoken_console.app, "run", run_console)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setenv("VTOKEN_TOKEN", "sesame")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     code = main(["console", "--url", "http://localhost:1/", "--read-only", "--fps", "5", "--guide"])
@@ -142,3 +144,22 @@ async def test_help_and_version_import_nothing_heavy() -> None:
 def test_help_names_the_default_server() -> None:
     assert DEFAULT_URL in EPILOG
     assert DEFAULT_URL in "".join(make_parser().parse_args(["status"]).parser.format_help().split())
+
+
+async def test_flag_before_the_command_is_told_its_place() -> None:
+    ran = await run("--json", "status")
+    assert ran.code == 2
+    assert "--json stands behind the command: vtoken status --json" in ran.err
+
+
+async def test_console_without_a_terminal_is_refused_with_what_to_use_instead() -> None:
+    ran = await spawn("console", "--url", "http://127.0.0.1:9")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no terminal" in ran.err
+    assert "--export" in ran.err
+
+
+async def test_closed_standard_output_is_no_crash(served: Served) -> None:
+    status = shlex.join([*VTOKEN, "status", "--url", served.url])
+    ran = await spawn("/bin/sh", "-c", f"{status} >&-")
+    assert (ran.code, ran.err) == (0, "")

@@ -29,6 +29,7 @@ async def running(
 ) -> AsyncIterator[Any]:
     """The real app, headless; yields (app, pilot) once the first snapshot is drawn."""
     app = ConsoleApp(url, **options)
+    app.HELD_S = 0.0  # a test may press a key twice in a row
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.client is not None and app.dashboard.synced, "no first snapshot")
         pool = app.heatmap

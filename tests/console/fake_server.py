@@ -117,6 +117,9 @@ class FakeServer(Controls):
             )
             while True:
                 await asyncio.sleep(1 / fps)
+                if self.hung:
+                    await send(wire.Heartbeat)
+                    continue
                 for event in [e for e in self.events if e.seq > sent_event]:
                     sent_event = event.seq
                     await send(wire.EventMessage, event=event)

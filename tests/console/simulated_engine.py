@@ -41,6 +41,7 @@ class SimulatedEngine:
         self.tells_owners = tells_owners  # an older server does not
         self.step = self.serial = 0
         self.frozen = False  # no steps, so that a picture stands still
+        self.hung = False  # says nothing any more; its server still beats
         self.config = wire.ConfigValues(
             policy=wire.PolicyChoice(name="h2o", params={"recent_ratio": 0.5, "sinks": 4}),
             theta_f=0.25,

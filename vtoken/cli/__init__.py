@@ -22,6 +22,8 @@ PASSED_THROUGH = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # started with a closed one: what is said goes nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     try:
         try:
             if arguments and arguments[0] in PASSED_THROUGH:

@@ -5,6 +5,7 @@ Knows which console the arguments ask for; imports it when it is asked for.
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -31,6 +32,7 @@ def console(arguments: Namespace, client: Client) -> int:
         return _serve(arguments, client)
     if arguments.export is not None:
         return _export(arguments, client)
+    _check_terminal()
     from vtoken_console.app import run
 
     return run(
@@ -61,6 +63,15 @@ def _keys(arguments: Namespace) -> tuple[Key, ...]:
         print(listing(keys))
         print(f"\nof your own: {default_path()}, section [keys]")
     return keys
+
+
+def _check_terminal() -> None:
+    """A pipe has no keys to leave the console by. In a browser there is a driver instead."""
+    ends = (sys.stdin, sys.stdout)
+    if "TEXTUAL_DRIVER" not in os.environ and not all(end and end.isatty() for end in ends):
+        raise UsageError(
+            "no terminal here", "use `vtoken watch`, or `vtoken console --export FILE`"
+        )
 
 
 def _check_recording(path: Path) -> None:

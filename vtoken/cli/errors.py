@@ -17,6 +17,7 @@ from vtoken import wire
 from vtoken.client import NotVToken, ProblemError, RefusedError, Unauthorized, Unreachable
 
 _WORD = re.compile(r"[\w.-]+")
+_LIST = re.compile(r"(?:^one of |: )(?P<words>[\w.-]+(?:, [\w.-]+)+)$")  # of a bound
 
 
 class CommandError(Exception):
@@ -78,7 +79,8 @@ def _details(problem: wire.Problem) -> list[str]:
         lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
     if problem.bound:
         lines.append(f"bound: {problem.bound}")
-    known = _WORD.findall(problem.bound or "")
+    named = _LIST.search(problem.bound or "")
+    known = _WORD.findall(named["words"]) if named is not None else []
     for word in (problem.value, problem.field):
         if isinstance(word, str) and word not in known and (meant := did_you_mean(word, known)):
             return [*lines, meant]

@@ -60,8 +60,16 @@ EXAMPLES = {
     "compact": ["vtoken compact --dry-run", "vtoken compact --request cmpl-7 --batch-size 64"],
     "confirm": ["vtoken config set theta_f=0.1 --confirm-within 5m", "vtoken confirm"],
     "undo": ["vtoken undo --dry-run", "vtoken undo"],
-    "record": ["vtoken record incident.jsonl.gz --duration 5m"],
-    "console": ["vtoken console", "vtoken console --url http://gpu7:8000 --read-only"],
+    "record": [
+        "vtoken record incident.jsonl.gz --last 10m",
+        "vtoken record incident.jsonl.gz --duration 5m",
+    ],
+    "console": [
+        "vtoken console",
+        "vtoken console --url http://gpu7:8000 --read-only",
+        "vtoken console --replay incident.jsonl.gz --at 14:02:11",
+        "vtoken console --export pool.svg",
+    ],
     "completion": [
         "bash:  vtoken completion bash > ~/.local/share/bash-completion/completions/vtoken",
         "zsh:   vtoken completion zsh > ~/.zfunc/_vtoken      # with ~/.zfunc in fpath",

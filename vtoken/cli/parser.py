@@ -57,11 +57,13 @@ def make_parser() -> Parser:
     watch.add_argument("--count", type=positive, metavar="N", help="stop after N lines")
     add("requests")
     request = add("request")
-    _named(request, "id", "REQUEST", complete="requests")
+    _named(request, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests")
     request.add_argument("--tokens", action="store_true", help="its token table, all of it")
-    _named(add("block"), "id", "BLOCK", type=count)
+    _named(add("block"), "id", "BLOCK", type=count, help="its number, from 0")
     events = add("events")
-    events.add_argument("-n", "--limit", type=positive, default=20, metavar="N", help="newest N")
+    events.add_argument(
+        "-n", "--limit", type=positive, default=20, metavar="N", help="newest N (20)"
+    )
     events.add_argument("-f", "--follow", action="store_true", help="go on until interrupted")
     events.add_argument(
         "--kind", action="append", choices=KINDS, metavar="KIND", help=", ".join(KINDS)
@@ -198,8 +200,8 @@ def _add_config(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
 def _add_policy(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
     _add(actions, "policy list", *parents, text="policies and their parameters")
     use = _add(actions, "policy use", *parents, dry, trial, text="switch to a policy")
-    _named(use, "name", "NAME", complete="policies")
-    use.add_argument("values", nargs="*", metavar="PARAM=VALUE")
+    _named(use, "name", "NAME", help="see `vtoken policy list`", complete="policies")
+    use.add_argument("values", nargs="*", metavar="PARAM=VALUE", help="its parameters")
 
 
 def _add_compact(compact: argparse.ArgumentParser) -> None:

@@ -10,6 +10,8 @@ import msgspec
 from vtoken import wire
 from vtoken.cli.text import clock, plain, size, table, tinted, when
 
+WIDE_VALUE = 24  # columns of a value that stands in a line of its own
+
 
 def status_lines(status: wire.Status) -> list[str]:
     """The whole status."""
@@ -94,16 +96,25 @@ def _shadow(shadow: wire.Shadow) -> str:
     )
 
 
-def watch_line(status: wire.Status, tokens_per_s: float) -> str:
-    """One line of `watch`; columns never change their width."""
+def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
+    """One line of `watch`; columns never change their width. No rate: a dash."""
     cause = status.fragmentation.cause
+    rate = "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
     return (
         f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {tinted(f'{cause:<10}', cause)}  "
         f"free {status.blocks.free:>7,}/{status.blocks.total:<7,}  "
         f"run {status.requests.running:>4} wait {status.requests.waiting:>4}  "
-        f"{tokens_per_s:>8,.0f} tok/s  moved {status.reclamation.moved_tokens:>10,}  "
+        f"{rate:>8} tok/s  moved {status.reclamation.moved_tokens:>10,}  "
         f"reclaimed {status.reclamation.reclaimed_blocks:>8,}"
     )
+
+
+def silence_line(status: wire.Status, now_ts: float) -> str:
+    """What `watch` says at `now_ts` when no step has come since `status`."""
+    waiting = status.requests.running + status.requests.waiting
+    who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+    text = f"no step for {now_ts - status.ts:,.0f} s while {who} for it"
+    return f"{clock(now_ts)}  {tinted(text, 'full')}"
 
 
 def event_line(event: wire.Event) -> str:
@@ -114,13 +125,17 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
     """Field, effective value, and the bound with its meaning."""
     effective = msgspec.to_builtins(config.effective)
     desired = msgspec.to_builtins(config.desired)
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
         shown = plain(value)
         if desired[name] != value:
             shown += f" (desired: {plain(desired[name])})"
         bound = config.bounds.get(name)
-        rows.append((name, shown, "" if bound is None else _bound(bound)))
+        limits = "" if bound is None else _bound(bound)
+        if len(shown) > WIDE_VALUE:  # the others' bounds stay where they are read
+            rows += [(name, "", shown), ("", "", limits)]
+        else:
+            rows.append((name, shown, limits))
     head = [f"revision {config.revision}{behind(config.revision, config.effective_revision)}"]
     if config.trial is not None:
         head.append(trial_line(config.trial))
@@ -151,8 +166,8 @@ def _bound(bound: wire.Bound) -> str:
     if bound.choices:
         limits = "|".join(bound.choices)
     elif bound.minimum is not None or bound.maximum is not None:
-        low = "" if bound.minimum is None else f"{bound.minimum:g}"
-        high = "" if bound.maximum is None else f"{bound.maximum:g}"
+        low = "" if bound.minimum is None else f"{bound.minimum:.15g}"
+        high = "" if bound.maximum is None else f"{bound.maximum:.15g}"
         limits = f"{low}..{high}"
     return f"{limits}  {bound.summary}" if limits else bound.summary
 

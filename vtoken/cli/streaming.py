@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+import msgspec
+
 from vtoken import wire
 from vtoken.cli.errors import CommandError
-from vtoken.cli.show import event_line, watch_line
+from vtoken.cli.show import event_line, silence_line, watch_line
 from vtoken.cli.text import say, say_document, say_json, tinted
 from vtoken.client import Client
 
+SILENT_S = 5.0  # without a step while requests wait for one
 EVERY_EVENT = 2**31  # more than any engine holds
 
 
@@ -20,6 +23,7 @@ def watch(arguments: Namespace, client: Client) -> int:
     """A line for every state; with `--json`, every message of the stream as it came."""
     num_lines = 0
     before: wire.Status | None = None
+    said = 0.0  # when the last line was, by the server's clock
     with client.stream(["metrics"], fps=1 / arguments.interval, format="json") as stream:
         for message in stream:
             now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
@@ -30,18 +34,31 @@ def watch(arguments: Namespace, client: Client) -> int:
             elif isinstance(message, wire.Hello):
                 say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
+            elif before is not None and (line := quiet_line(before, message.ts)):
+                if message.ts - said < arguments.interval:
+                    continue
+                said = message.ts
+                say(line)
             else:
                 continue
-            before = now or before
+            if now is not None:
+                before, said = now, message.ts
             num_lines += 1
             if num_lines == arguments.count:
                 return 0
     return 1
 
 
-def _tokens_per_s(before: wire.Status | None, now: wire.Status) -> float:
+def quiet_line(last: wire.Status, now_ts: float) -> str:
+    """What is to be said at `now_ts` when nothing newer than `last` has come; empty: nothing."""
+    if not (last.requests.running or last.requests.waiting):  # idle: as it was
+        return watch_line(msgspec.structs.replace(last, ts=now_ts), 0.0)
+    return silence_line(last, now_ts) if now_ts - last.ts > SILENT_S else ""
+
+
+def _tokens_per_s(before: wire.Status | None, now: wire.Status) -> float | None:
     if before is None or now.ts <= before.ts:
-        return 0.0
+        return None
     return (now.tokens.generated - before.tokens.generated) / (now.ts - before.ts)
 
 

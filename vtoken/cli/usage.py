@@ -32,8 +32,11 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         known = [option for action in self._actions for option in action.option_strings]
+        option = unknown[0].partition("=")[0]
+        if option in known:
+            self.error(f"{option} stands behind the command: {self.prog} {option} …")
         message = f"unrecognized arguments: {' '.join(unknown)}"
-        self.error(message + _meant(unknown[0].partition("=")[0], known))
+        self.error(message + _meant(option, known))
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with 2."""

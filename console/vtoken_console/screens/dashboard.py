@@ -115,13 +115,7 @@ class Dashboard(Screen[None]):
         if self.focused is not box:
             self._focus_before = self.focused
         box.display = True
-        self.set_focus(box)  # at once: a key that comes next is text, not a command
-
-    def type_into_filter(self, event: events.Key) -> None:
-        """Take a key that was on its way to another widget when the filter opened."""
-        box = self.query_one("#filter", Input)
-        if self.focused is box and event.is_printable and event.character:
-            box.insert_text_at_cursor(event.character)
+        self.set_focus(box)  # at once: the next key is text, not a command
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.filter = parse(event.value)

@@ -141,6 +141,12 @@ class Form(Scroller):
         event.prevent_default()
         self._type(field, (self._typed[1] if self._typed is not None else "") + char)
 
+    def on_paste(self, event: events.Paste) -> None:
+        field, lines = self.current, event.text.split("\n")
+        if field is not None and (text := "".join(filter(str.isprintable, lines[0])).strip()):
+            event.stop()
+            self._type(field, (self._typed[1] if self._typed is not None else "") + text)
+
     def _type(self, field: Field, text: str) -> None:
         from vtoken_console.fields import parse_value
 

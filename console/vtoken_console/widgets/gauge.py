@@ -54,6 +54,7 @@ class Gauge(LinesWidget):
         digits = len(units.count(blocks.total))
         reclamation = status.reclamation
         rate = view.series.newest("tokens_per_s")
+        silent = view.is_link_silent or view.engine_silent_s > 0
         low = blocks.free <= fragmentation.low_watermark_blocks
         groups: list[list[Span]] = [
             [
@@ -67,7 +68,7 @@ class Gauge(LinesWidget):
                 (" wait ", muted),
                 (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
             ],
-            [(units.count(rate, 6), text), (" tok/s", muted)],
+            [("–".rjust(6) if silent else units.count(rate, 6), text), (" tok/s", muted)],
             *_latency(status, width),
             [
                 ("held ", muted),

@@ -18,6 +18,7 @@ LOOKS = {
     State.REFUSED: ("×", "refused", palette.BAD_STYLE),
     State.CLOSED: ("○", "closed", palette.MUTED_STYLE),
 }
+SILENT = ("×", "silent", palette.BAD_STYLE)  # the link stands, and nothing comes
 STALE_S = 2.0
 COSTLY = 160  # columns from which the console's own cost stands here
 
@@ -57,6 +58,8 @@ class Header(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
         glyph, word, look = LOOKS[view.connection.state]
+        if view.is_link_silent or view.engine_silent_s:
+            glyph, word, look = SILENT
         reconnecting = view.connection.state is State.CONNECTING and view.connection.ever_live
         if reconnecting:
             word = "reconnecting"
@@ -77,28 +80,24 @@ class Header(LinesWidget):
             if width >= COSTLY:
                 right = [*_cost(view), *right]
         left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
-        parts: list[list[Span]] = []
+        parts: list[list[list[Span]]] = []  # each in its forms, the longest first
         where = urlsplit(view.url).netloc or view.url
         model = view.model
         if model is None or model.status is None:
-            parts.append([(where, text)])
+            parts.append([[(where, text)]])
         else:
             status = model.status
-            parts.append([(status.model.rsplit("/", 1)[-1], text), (f" @ {where}", muted)])
-            parts.append([(mode_name(view), text)])
+            parts.append([[(status.model.rsplit("/", 1)[-1], text), (f" @ {where}", muted)]])
+            parts.append([[(mode_name(view), text)]])
             if status.policy.name == "none":
-                parts.append([("no eviction", text)])
+                parts.append([[("no eviction", text)]])
             else:
-                parts.append(
-                    [
-                        (status.policy.name, text),
-                        (f" budget {units.count(status.budget_tokens)}", muted),
-                        (f" (+{units.count(status.interval_tokens)})", muted),
-                    ]
-                )
-            parts.append([(f"rev {status.config_revision}", muted)])
-        for part in parts:
-            if width_of(left) + width_of(part) + 2 + width_of(right) > width:
-                continue
-            left += [("  ", text), *part]
+                budget = f" budget {units.count(status.budget_tokens)}"
+                kept = f" (+{units.count(status.interval_tokens)})"
+                name = (status.policy.name, text)
+                parts.append([[name, (budget + kept, muted)], [name]])
+            parts.append([[(f"rev {status.config_revision}", muted)]])
+        for forms in parts:
+            room = width - width_of(left) - 3 - width_of(right)
+            left += next(([("  ", text), *form] for form in forms if width_of(form) <= room), [])
         return [spread(left, right, width, text)]

@@ -66,6 +66,30 @@ def cut(spans: Iterable[Span], width: int) -> list[Span]:
     return out
 
 
+def wrap(spans: Iterable[Span], width: int, height: int) -> list[Line]:
+    """A line as at most `height` lines, broken at blanks; what is left out is marked."""
+    spans = list(spans)
+    lines: list[Line] = []
+    while width_of(spans) > width and len(lines) < height - 1:
+        text = "".join(part for part, _ in spans)
+        at = text.rfind(" ", 1, width + 1)
+        at = at if text[:at].strip() else width
+        lines.append(merge(cut(_columns_of(spans, 0, at), width)))
+        spans = _columns_of(spans, at + (text[at] == " "), len(text))
+        spans.insert(0, (" ", spans[0][1]))
+    return [*lines, merge(cut(spans, width))]
+
+
+def _columns_of(spans: list[Span], first: int, last: int) -> list[Span]:
+    """Columns [first, last) of a line."""
+    out: list[Span] = []
+    at = 0
+    for text, style in spans:
+        out.append((text[max(0, first - at) : max(0, last - at)], style))
+        at += len(text)
+    return [span for span in out if span[0]]
+
+
 GAP = 6  # unchanged columns that cost less to send again than to jump over
 
 

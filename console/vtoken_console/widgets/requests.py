@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vtoken_console import palette, units
 from vtoken_console.view import View
-from vtoken_console.widgets.lines import EMPTY, Line, Span, merge
+from vtoken_console.widgets.lines import EMPTY, Line, Span, merge, wrap
 from vtoken_console.widgets.scroller import Scroller
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Requests(Scroller):
         self.entitle(title, self.place)
         if not self._rows:
             self.entitle(title)
-            return _nothing(view, view.filter.text)
+            return _nothing(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 
     def _fit(self, width: int) -> None:
@@ -188,21 +188,20 @@ class Requests(Scroller):
         return [((text, palette.BOLD_STYLE),)]
 
 
-def _nothing(view: View, wanted: str) -> list[Line]:
+def _nothing(view: View, wanted: str, width: int, height: int) -> list[Line]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     if wanted:
-        return [EMPTY, ((f" No request matches “{wanted}”.  / then escape clears it.", muted),)]
+        spans = [(f" No request matches “{wanted}”.  {view.key('filter')}, esc clears it.", muted)]
+        return [EMPTY, *wrap(spans, width, height - 1)]
     model = view.model.status.model if view.model and view.model.status else "MODEL"
-    lines: list[Line] = [EMPTY, ((" No request is running. Send one:", text),), EMPTY]
-    command = (
-        f"curl {view.url.rstrip('/')}/v1/completions",
-        "-H 'Content-Type: application/json'",
-        f'-d \'{{"model": "{model}",',
-        '     "prompt": "Once upon a time",',
-        '     "max_tokens": 512}\'',
-    )
-    last = len(command) - 1
-    for n, part in enumerate(command):
-        end = " \\" if n < 2 and n != last else ""
-        lines.append((("   " + part + end, palette.KEY_STYLE),))
-    return lines
+    body = f'-d \'{{"model": "{model}",', '"prompt": "Once upon a time",', '"max_tokens": 512}\''
+    command = [
+        f"curl {view.url.rstrip('/')}/v1/completions \\",
+        "-H 'Content-Type: application/json' \\",
+        *([" ".join(body)] if len(" ".join(body)) + 3 <= width else body),
+    ]
+    lines: list[Line] = [
+        ((" No request is running. Send one:", text),),
+        *((("   " + part, palette.KEY_STYLE),) for part in command),
+    ]
+    return lines if height < len(lines) + 2 else [EMPTY, lines[0], EMPTY, *lines[1:]]

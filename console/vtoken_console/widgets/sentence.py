@@ -1,11 +1,11 @@
-"""Line two: one sentence in plain words, the planner's own, or why there is none."""
+"""Below the header: one sentence in plain words, the planner's own, or why there is none."""
 
 from __future__ import annotations
 
 from vtoken_console import palette, units
 from vtoken_console.connection import Connection, State
 from vtoken_console.view import View
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, spread, width_of, wrap
 from vtoken_console.widgets.sections import closed_gates
 
 
@@ -22,6 +22,7 @@ def waiting_text(connection: Connection, now: float) -> str:
 
 class Sentence(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        """The sentence over as many lines as there are; what acts on it at the end of the last."""
         connection = view.connection
         if not connection.is_live:
             if not connection.ever_live:
@@ -38,10 +39,12 @@ class Sentence(LinesWidget):
                     palette.MUTED_STYLE,
                 ),
             ]
-            return [merge(cut(spans, width))]
+            return wrap(spans, width, height)
         status = view.model.status if view.model else None
         if status is None:
             return []
+        if spans := _silence(view):
+            return wrap(spans, width, height)
         fragmentation = status.fragmentation
         look = {
             "ok": palette.TEXT_STYLE,
@@ -64,8 +67,29 @@ class Sentence(LinesWidget):
         if closed and fragmentation.cause != "ok":
             names = ", ".join(closed)
             waits = [("  a round waits for ", palette.MUTED_STYLE), (names, palette.WARN_STYLE)]
+        lines = wrap(sentence, width, height)
+        lines += [EMPTY] * (height - len(lines))
         # The key bar names the key as well, and the figures every gate.
         for right in ([*waits, ("  ", palette.MUTED_STYLE), *key], waits, key):
-            if width_of(sentence) + width_of(right) <= width:
-                return [spread(sentence, right, width, palette.TEXT_STYLE)]
-        return [merge(cut(sentence, width))]
+            if width_of(lines[-1]) + width_of(right) <= width:
+                return [*lines[:-1], spread(lines[-1], right, width, palette.TEXT_STYLE)]
+        return lines
+
+
+def _silence(view: View) -> list[Span]:
+    """That what is seen is not what is, although the link stands; empty while it is."""
+    silent_s, status = view.engine_silent_s, view.model.status if view.model else None
+    if view.is_link_silent:
+        text = f" Nothing was heard from the server for {units.duration(view.age_s)}."
+    elif silent_s and status is not None:
+        waiting = status.requests.running + status.requests.waiting
+        who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+        text = f" No step for {units.duration(silent_s)} while {who} for it: "
+        text += "one very long step, or the engine hangs."
+    else:
+        return []
+    seen = status.ts if status is not None else view.now - view.age_s
+    return [
+        (text, palette.BAD_STYLE),
+        (f" What you see is the state at {units.clock(seen)}.", palette.MUTED_STYLE),
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from vtoken_console import palette, units
 from vtoken_console.connection import State
 from vtoken_console.view import View
@@ -19,9 +21,11 @@ class Waiting(LinesWidget):
             when = f"{units.clock(connection.since)}, {ago} ago"
             body.append((("since     ", muted), (when, text)))
         if connection.failures:
-            body.append((("tried     ", muted), (f"{connection.failures} times", text)))
-        if connection.error:
-            body.append((("answer    ", muted), (connection.error, palette.WARN_STYLE)))
+            times = "once" if connection.failures == 1 else f"{connection.failures:,} times"
+            body.append((("tried     ", muted), (times, text)))
+        for n, part in enumerate(textwrap.wrap(connection.error, max(20, width - 12))):
+            head = ("" if n else "answer").ljust(10)
+            body.append(((head, muted), (part, palette.WARN_STYLE)))
         status = waiting_text(connection, view.now)
         if status:
             body.append((("now       ", muted), (status, text)))

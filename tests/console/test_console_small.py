@@ -1,0 +1,75 @@
+"""On 80x24 nothing that matters is cut off, and what is seen is never taken for what is."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from console_harness import running, screen_text, until
+from fake_server import FakeServer
+from rich.style import Style
+
+from vtoken_console import view
+from vtoken_console.app import ConsoleApp
+from vtoken_console.widgets.lines import width_of, wrap
+
+SMALL = (80, 24)
+
+
+def words(app) -> str:
+    return " ".join(screen_text(app).split())
+
+
+async def test_engine_without_a_step_is_not_shown_as_live(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "SILENT_S", 0.5)
+    async with running(server.url, SMALL) as (app, _):
+        server.hung = True
+        await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
+        told = "while 6 requests wait for it: one very long step, or the engine hangs."
+        assert told in words(app)
+        assert " silent" in screen_text(app).splitlines()[0]
+        assert re.search(r"wait   0\s+\S tok/s", screen_text(app)), "a rate of long ago"
+        server.hung = False
+        await until(lambda: "● live" in screen_text(app).splitlines()[0], "still silent")
+        assert "No step for" not in screen_text(app)
+
+
+async def test_sentence_is_whole_on_eighty_columns(server: FakeServer) -> None:
+    server.frozen = True
+    server.config = msgspec.structs.replace(server.config, theta_f=0.0)
+    async with running(server.url, SMALL) as (app, _):
+        sentence = app.client.model.status.fragmentation.sentence
+        assert len(sentence) > SMALL[0]
+        assert sentence in words(app)
+
+
+async def test_waiting_page_says_the_whole_reason_on_eighty_columns() -> None:
+    app = ConsoleApp("http://127.0.0.1:9")
+    async with app.run_test(size=SMALL):
+        await until(lambda: "(connection refused)" in words(app), "the reason is cut")
+        await until(lambda: "tried once" in words(app) or "times" in words(app), "not counted")
+
+
+async def test_empty_pool_shows_the_whole_command_on_eighty_columns() -> None:
+    fake = FakeServer(num_blocks=400, num_requests=0)
+    fake.frozen = True
+    await fake.start()
+    try:
+        async with running(fake.url, SMALL) as (app, _):
+            await until(lambda: '"max_tokens": 512}\'' in words(app), "the command is cut")
+    finally:
+        await fake.stop()
+
+
+def test_wrapped_line_keeps_every_word_and_marks_what_is_left_out() -> None:
+    style = Style()
+    spans = [(" one two", style), (" three; ", style), ("four five six", style)]
+    lines = wrap(spans, 12, 3)
+    assert [width_of(line) <= 12 for line in lines] == [True] * len(lines)
+    text = " ".join("".join(part for part, _ in line).strip() for line in lines)
+    assert text == "one two three; four five six"
+    cut = wrap(spans, 12, 2)
+    assert "".join(part for part, _ in cut[-1]).endswith("…")
