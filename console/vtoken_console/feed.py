@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vtoken import wire
-from vtoken_console.model import Model, ResyncNeeded, apply, with_events
+from vtoken_console.model import Model, ResyncNeeded, apply, with_audit, with_events
 from vtoken_console.samples import NAMES, Sampler, marker_of
 from vtoken_console.series import Series
 
@@ -44,6 +44,10 @@ class Feed:
         self.model = with_events(self.model, events)
         for event in events:
             self._mark(event)
+
+    def told(self, entries: Iterable[wire.AuditEntry]) -> None:
+        """Who changed or tried out what, of a recording, into the log."""
+        self.model = with_audit(self.model, entries)
 
     def _mark(self, event: wire.Event) -> None:
         marker = marker_of(event)

@@ -20,6 +20,7 @@ from vtoken import wire
 from vtoken_console.cells import U8, U16
 
 MAX_EVENTS = 500
+MAX_AUDIT = 200
 
 
 class ResyncNeeded(Exception):  # noqa: N818 - an order to the client, not a fault
@@ -56,6 +57,7 @@ class Model:
     requests: Mapping[str, wire.RequestRow] = field(default_factory=_no_requests)
     events: tuple[wire.Event, ...] = ()
     missed_events: int = 0
+    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording, oldest first; the newest MAX_AUDIT
 
     @property
     def block_size(self) -> int:
@@ -162,6 +164,11 @@ def _delta(model: Model, message: wire.Delta) -> Model:
         status=message.status or model.status,
         config=message.config or model.config,
     )
+
+
+def with_audit(model: Model, entries: Iterable[wire.AuditEntry]) -> Model:
+    """`model` with newer `entries` behind those it has."""
+    return replace(model, audit=(*model.audit, *entries)[-MAX_AUDIT:])
 
 
 def with_events(model: Model, events: Iterable[wire.Event]) -> Model:

@@ -19,7 +19,7 @@ from vtoken.recording import Entry, Index, RecordingError, RecordingReader, scan
 from vtoken_console.client import Client
 from vtoken_console.connection import State
 from vtoken_console.feed import Feed
-from vtoken_console.model import MAX_EVENTS, ResyncNeeded
+from vtoken_console.model import MAX_AUDIT, MAX_EVENTS, ResyncNeeded
 from vtoken_console.not_recorded import NotRecorded
 from vtoken_console.playhead import Bar, Playhead, parse_moment
 
@@ -35,6 +35,7 @@ class _Past(msgspec.Struct):
     epoch: str = ""
     event: wire.Event | None = None
     status: wire.Status | None = None
+    entry: wire.AuditEntry | None = None
 
 
 class Replay(Client):
@@ -194,7 +195,7 @@ class Replay(Client):
                 return None
             if entry is None:
                 return None
-            self._next = _message(entry)
+            self._next = _message(entry, self._feed)
         return self._next
 
     def _apply_next(self) -> None:
@@ -244,6 +245,7 @@ class Replay(Client):
         assert frame is not None
         assert begin is not None
         feed, events, epoch = Feed(), deque[wire.Event](maxlen=MAX_EVENTS), ""
+        audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
         self._reader.seek(begin.place)
         self._next, self._skipping, self._clock_ts = None, False, frame.ts
         while (found := self._reader.raw()) is not None and found[0].number < frame.place.number:
@@ -253,11 +255,13 @@ class Replay(Client):
                 events.clear()
             if past.event is not None:
                 events.append(past.event)
+            if past.entry is not None:
+                audit.append(past.entry)
             if past.status is not None:
                 feed.sample(past.status)
         entry = None if found is None else Entry(found[0], self._reader.decode(*found))
         while entry is not None:
-            message = _message(entry)
+            message = _message(entry, feed)
             if message is not None:
                 if max(self._clock_ts, message.ts) > goal and feed.model.synced:
                     self._next = message
@@ -266,10 +270,14 @@ class Replay(Client):
                 self._take_or_skip(feed, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
                     feed.remember(events)
+                    feed.told(audit)
             entry = self._reader.next()
         return feed
 
 
-def _message(entry: Entry) -> wire.StreamMessage | None:
+def _message(entry: Entry, feed: Feed) -> wire.StreamMessage | None:
+    """The message of a line; an audit line goes to `feed` at once, for no message depends on it."""
     line = entry.line
+    if isinstance(line, wire.AuditLine):
+        feed.told([line.entry])
     return None if isinstance(line, wire.RecordingHeader | wire.AuditLine) else line

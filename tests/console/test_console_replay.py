@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from console_harness import screen_text, until
@@ -138,6 +139,30 @@ async def test_file_that_is_still_written_is_followed(tmp_path: Path, recording:
         with growing.open("ab") as file:
             file.writelines(line + b"\n" for line in lines[100:140])
         await until(lambda: replay.replay.last_ts > end, "does not follow")
+
+
+async def test_log_tells_who_tried_out_what_up_to_the_moment(
+    tmp_path: Path, recording: Path
+) -> None:
+    path = tmp_path / "audited.jsonl"
+    entries = [
+        wire.AuditEntry(START_TS + at, actor, "config", {"theta_f": [0.25, to]}, 1, True)
+        for at, actor, to in ((20.0, "ana", 0.11), (40.0, "ben", 0.12))
+    ]
+    with RecordingReader(recording) as reader, RecordingWriter(path, source="test") as writer:
+        for entry in iter(reader.next, None):
+            if isinstance(entry.line, wire.Message):
+                while entries and entries[0].ts <= entry.line.ts:
+                    writer.write_audit(entries.pop(0))
+                writer.write(msgspec.json.encode(entry.line))
+    async with shown(path, moment="30") as (app, _):
+        app.dashboard.set_view("events")
+        told = "config (dry run) by {}: theta_f 0.25 → {}"
+        await until(lambda: told.format("ana", "0.11") in screen_text(app), "not told")
+        assert "by ben" not in screen_text(app)
+        app.client.seek(START_TS + 45)
+        await until(lambda: told.format("ben", "0.12") in screen_text(app), "not told later")
+        assert told.format("ana", "0.11") in screen_text(app)
 
 
 async def test_torn_recording_plays_and_says_what_is_missing(

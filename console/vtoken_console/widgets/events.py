@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vtoken_console import palette, units
@@ -10,9 +11,32 @@ from vtoken_console.widgets.lines import Line, Span, cut, merge
 from vtoken_console.widgets.scroller import Scroller
 
 if TYPE_CHECKING:
-    from vtoken.wire import Event
+    from vtoken.wire import AuditEntry, Event
 
 QUIET_KINDS = frozenset({"eviction", "reclaimed"})  # summed over a step, so one every few steps
+
+
+def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
+    """Entries of a recording's audit that no event tells of: what was tried out, and by whom."""
+    if not audit:
+        return []
+    from vtoken.wire import Event
+    from vtoken_console.controls import change_text
+
+    known = {e.data.get("revision") for e in events if e.kind == "config"}
+    return [
+        Event(
+            seq=-n,  # of no event; only tells the rows apart
+            ts=entry.ts,
+            step=0,
+            kind="operation",
+            summary=f"{entry.action}{' (dry run)' if entry.dry_run else ''} by {entry.actor}: "
+            + change_text(entry.changes),
+            data={},
+        )
+        for n, entry in enumerate(audit, 1)
+        if entry.dry_run or entry.revision not in known
+    ]
 
 
 class Events(Scroller):
@@ -20,7 +44,7 @@ class Events(Scroller):
         super().__init__(id=id)
         self.all_kinds = False
         self._rows: list[Event] = []
-        self._source: object = None
+        self._source: tuple[object, object] = (None, None)
         self._chosen: int | None = None
 
     @property
@@ -30,7 +54,7 @@ class Events(Scroller):
     def toggle_kinds(self) -> bool:
         """Shows every kind, or moves and changes only; answers which."""
         self.all_kinds = not self.all_kinds
-        self._source = None
+        self._source = (None, None)
         self.redraw()
         return self.all_kinds
 
@@ -44,13 +68,16 @@ class Events(Scroller):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        if self._source is not view.model.events:
-            self._source = view.model.events
+        source = (view.model.events, view.model.audit)
+        if self._source[0] is not source[0] or self._source[1] is not source[1]:
+            self._source = source
             self._rows = [
                 e
                 for e in reversed(view.model.events)
                 if self.all_kinds or e.kind not in QUIET_KINDS
             ]
+            self._rows += _told(*source)
+            self._rows.sort(key=lambda e: e.ts, reverse=True)
             if self._chosen is not None:
                 rows = enumerate(self._rows)
                 self.cursor = next((i for i, e in rows if e.seq == self._chosen), self.cursor)
