@@ -211,7 +211,7 @@ def confirm_lines(result: wire.PatchResult) -> list[str]:
     """That a change on trial stays, or would."""
     if result.outcome == "dry_run":
         return [*result.notes, "dry run: nothing was changed"]
-    return [f"confirmed: revision {result.revision} stays", *result.notes]
+    return result.notes or [f"revision {result.revision} is confirmed and stays"]
 
 
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
