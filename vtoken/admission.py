@@ -136,7 +136,12 @@ class Admission:
         return min(num_tokens, max(self._limit(rules), num_cached) + self._max_chunk_tokens)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
-        return rules.admission == "compressed" and rules.evicts and rules.reclamation == "auto"
+        return (
+            rules.admission == "compressed"
+            and rules.evicts
+            and rules.reclamation == "auto"
+            and rules.policy not in self._ledger.suspended
+        )
 
     def _limit(self, rules: VTokenConfig) -> int:
         return rules.budget_tokens + rules.interval_tokens

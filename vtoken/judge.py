@@ -26,7 +26,6 @@ class Judge:
     def __init__(self, ledger: Ledger, scoring: Scoring) -> None:
         self._ledger = ledger
         self._scoring = scoring
-        self._suspended: list[Policy] = []
 
     def require_all(self, config: VTokenConfig) -> None:
         """Raises RefusedError when the policy or the shadow needs what this engine has not."""
@@ -52,7 +51,7 @@ class Judge:
 
     def is_suspended(self, policy: Policy) -> bool:
         """Whether `policy` has failed and is not asked any more."""
-        return policy in self._suspended
+        return policy in self._ledger.suspended
 
     def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
@@ -129,7 +128,7 @@ class Judge:
         return view
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
-        self._suspended.append(policy)
+        self._ledger.suspended.append(policy)
         detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
         self._ledger.counters.violations += 1
         self._ledger.events.add(

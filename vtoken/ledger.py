@@ -12,6 +12,7 @@ from vtoken.config import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.events import EventLog
 from vtoken.latency import LatencyMeter
+from vtoken.policies import Policy
 from vtoken.requests import Counters, RequestState
 from vtoken.rules import RequestRules
 from vtoken.shadow import ShadowTally
@@ -79,6 +80,7 @@ class Ledger:
         self.states: dict[str, RequestState] = {}
         self.parts: dict[str, RequestStep] = {}  # of the step being planned
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
+        self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
         self.vocabulary: Vocabulary | None = None  # the engine sets it, if it has one
         self.no_signals: str | None = None  # why the engine's workers compute none, if so
         self.shadow = ShadowTally()

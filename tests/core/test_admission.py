@@ -57,6 +57,20 @@ def test_a_request_is_counted_by_its_peak_under_eviction(engine: CoreEngine) -> 
     assert asks(engine, 1000, 1100) == 13 + headroom  # the budget, then 100 more
 
 
+def test_what_a_failed_policy_would_have_evicted_is_counted(
+    engine: CoreEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.configure(evict_during="both")
+    policy = engine.runtime.config.policy
+    running(engine, "a", 100, 100)
+    assert asks(engine, 1000, 2000) == 12 + 2
+    monkeypatch.setattr(type(policy), "select_victims", lambda *_: None)
+    running(engine, "b", 160, 160)  # longer than budget + interval
+    engine.step()
+    assert engine.runtime.judge.is_suspended(policy)
+    assert asks(engine, 500, 2000) == 32 + 2
+
+
 def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreEngine) -> None:
     engine.configure(evict_during="both")
     engine.runtime.announce("new", None, num_prompt_tokens=1000, max_tokens=2000)

@@ -112,12 +112,15 @@ class PickyParams(Params, frozen=True):
     window: int = 8
 class Picky(Policy):
     name, summary, needs, Params = "picky", "-", frozenset({"attention"}), PickyParams
-    def signal(self): return Signal("attention_window", self.params.window)
-    def min_budget_tokens(self): return 8 // self.params.window
+    def signal(self):
+        window = self.params.window
+        return "attention" if window == 3 else Signal("attention_window", window)
+    def min_budget_tokens(self):
+        return 8 / self.params.window if self.params.window == 5 else 8 // self.params.window
 """
 
 
-@pytest.mark.parametrize("window", [0, -1])
+@pytest.mark.parametrize("window", [0, -1, 3, 5, 9])
 def test_parameters_that_another_packages_policy_chokes_on_are_refused(
     window: int, install: Install
 ) -> None:

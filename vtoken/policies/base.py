@@ -12,6 +12,7 @@ Invariants of every policy's answer, checked by the runtime before a token dies:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -159,9 +160,19 @@ def validate(cls: type[Policy]) -> None:
         if not isinstance(getattr(cls, attribute, None), str):
             raise ValueError(f"{cls.__name__} has no {attribute}")
     policy = cls()
+    check_declared(policy)
     signal = policy.reads
     declared = cls.needs & {"attention", "keys"}
     if declared != (frozenset() if signal is None else {signal.source}):
         raise ValueError(f"{cls.name} reads {signal}, but declares that it needs {set(declared)}")
-    if policy.min_budget_tokens() < 1:
-        raise ValueError(f"{cls.name} would keep {policy.min_budget_tokens()} tokens")
+
+
+def check_declared(policy: Policy) -> None:
+    """Raises when what `policy` says of itself under its parameters is of the wrong kind: the
+    engine relies on it between two steps.
+    """
+    if not isinstance(policy.reads, Signal | None):
+        raise TypeError(f"{policy.name}.signal() is {policy.reads!r}, no Signal")
+    least = index(policy.min_budget_tokens())
+    if least < 1:
+        raise ValueError(f"{policy.name} would keep {least} tokens")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vtoken.errors import RefusedError
-from vtoken.policies.base import BUILT_IN, Policy, validate
+from vtoken.policies.base import BUILT_IN, Policy, check_declared, validate
 from vtoken.wire import PolicyInfo
 
 GROUP = "vtoken.policies"
@@ -78,7 +78,7 @@ def make_policy(name: Any, params: Any) -> Policy:
         )
     try:
         policy = cls(msgspec.convert(params, cls.Params, strict=True))
-        policy.min_budget_tokens()
+        check_declared(policy)
         return policy
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
