@@ -39,15 +39,21 @@ class Evictor:
         )
 
     def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
-        """The ids that `config` would evict from `table` now; None when nothing is due."""
+        """The ids that `config` evicts from `table` now; None when nothing is due."""
         if not self.is_due(table, config):
             return None
         return self._judge.victims(table, self._ledger.rules(table.request_id, config))
 
+    def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
+        """`pick_victims` of what is not in force; raises RefusedError where its policy fails."""
+        if not self.is_due(table, config):
+            return None
+        return self._judge.would_name(table, self._ledger.rules(table.request_id, config))
+
     def num_waiting(self, table: TokenTable, config: VTokenConfig) -> int:
         """Tokens of `table` that `config` will evict once its policy has the scores it needs.
 
-        Asked where `pick_victims` has answered None.
+        Asked where `would_evict` has answered None.
         """
         rules = self._ledger.rules(table.request_id, config)
         if self._judge.is_suspended(rules.policy) or not self.is_due(table, config):

@@ -55,14 +55,30 @@ class Judge:
 
     def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
-        if self.is_suspended(rules.policy):
-            return None
         try:
-            view = self._view(table, rules, rules.policy)
-            return None if view is None else _checked(rules.policy, view)
+            return self._victims(table, rules)
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(rules.policy, error)
             return None
+
+    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        """`victims` of what is not in force; raises RefusedError where the policy fails."""
+        try:
+            return self._victims(table, rules)
+        except Exception as error:
+            name = rules.policy.name
+            raise RefusedError(
+                f"policy {name} fails on {table.request_id}: {error!r}",
+                field="policy.name",
+                value=name,
+                bound="a policy that names the tokens it owes",
+            ) from None
+
+    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        if self.is_suspended(rules.policy):
+            return None
+        view = self._view(table, rules, rules.policy)
+        return None if view is None else _checked(rules.policy, view)
 
     def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ids) -> None:
         """Ask the shadow, if there is one, about a request whose `victims` are about to die."""

@@ -26,7 +26,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
 
     The gates are passed as by a manual trigger, so that the answer says what is there to gain;
     `gates` says whether an automatic round would run. With reclamation `off` only all-dead blocks
-    count.
+    count. Raises RefusedError when the policy fails on a request: nothing is held against it.
     """
     pool = runtime.tables.pool
     size = runtime.geometry.block_size
@@ -35,7 +35,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     dropped: Counter[int] = Counter()
     layouts: list[Layout] = []
     for table in runtime.tables:
-        victims = runtime.evictor.pick_victims(table, config)
+        victims = runtime.evictor.would_evict(table, config)
         num_victims = 0 if victims is None else len(victims)
         if victims is None:
             waiting += runtime.evictor.num_waiting(table, config)

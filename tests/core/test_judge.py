@@ -236,3 +236,20 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
     engine.runtime.states["a"].prefill_end = engine.runtime.tables["a"].num_tokens
     run(engine, 4)
     assert engine.runtime.counters.evicted_tokens > 0
+
+
+def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
+    def answer(view: View) -> Any:
+        return boom(view) if view.budget_tokens < 6 else oldest(view, 0)
+
+    Answering.answer = answer
+    engine = engine_with(Answering())
+    controller = controller_of(engine)
+    run(engine, 4)
+    with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
+        controller.patch_config({"budget_tokens": 5}, validate_only=True)
+    assert caught.value.field == "policy.name"
+    before = engine.runtime.counters.evicted_tokens
+    run(engine, 8)
+    assert engine.runtime.counters.evicted_tokens > before
+    assert engine.runtime.counters.violations == 0
