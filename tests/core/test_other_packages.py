@@ -95,7 +95,8 @@ def test_its_policy_is_chosen_live_and_keeps_evenly_spaced_tokens(reclamation: s
     engine.add("a", 42)
     engine.step()
     result = controller(engine).patch_config({"policy": {"name": "evenly_spaced"}})
-    assert result.effective.policy.params == {"sinks": 4}
+    assert result.desired is not None
+    assert result.desired.policy.params == {"sinks": 4}
     engine.step()
     kept = engine.runtime.tables["a"].live_ids().tolist()
     assert kept == [0, 1, 2, 3, 4, 35, *range(36, 42), 42]
