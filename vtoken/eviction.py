@@ -31,8 +31,9 @@ class Evictor:
         rules = self._ledger.rules(table.request_id, config)
         if not rules.evicts or table.num_live <= rules.budget_tokens + rules.interval_tokens:
             return False
-        to_compute = self._ledger.states[table.request_id].prefill_end - table.num_tokens
-        if to_compute == 0:
+        state = self._ledger.states[table.request_id]
+        to_compute = state.prefill_end - table.num_tokens
+        if to_compute == 0 or state.owes_prompt:
             return True  # the end of the prompt belongs to both phases
         return rules.evict_during == "both" or (
             (rules.evict_during == "prefill") == (to_compute > 0)
@@ -83,7 +84,10 @@ class Evictor:
             try:
                 victims = self.pick_victims(table, ledger.config)
                 if victims is None:
+                    if table.num_tokens == state.prefill_end:
+                        state.owes_prompt = self.is_due(table)
                     continue
+                state.owes_prompt = False
                 if not table.virtual:
                     state.readonly = frozenset(
                         block for block in table.blocks if not ledger.store.is_writable(block)

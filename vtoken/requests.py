@@ -45,6 +45,7 @@ class RequestState:
     prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
     seed: int
     admitted_step: int
+    owes_prompt: bool = False  # at the end of its prompt its policy had no scores yet: still due
     readonly: frozenset[int] = frozenset()
     kept_dead: frozenset[int] = frozenset()
     hole: int | None = None  # place that the next single token will be written to

@@ -65,6 +65,15 @@ def test_scores_are_exactly_as_old_as_the_steps_in_flight(lag: int) -> None:
     assert engine.runtime.counters.evicted_tokens > 150
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(lag: int) -> None:
+    engine = run(late(lag=lag, evict_during="prefill"), 1 + lag)
+    assert engine.runtime.counters.evicted_tokens == 0
+    run(engine, 30)
+    assert engine.runtime.counters.evicted_tokens == 3 * (30 + lag - 16)  # down to the budget
+    assert all(table.num_live > 16 + 5 for table in engine.runtime.tables)
+
+
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
     engine = late()
     evictor, picked = engine.runtime.evictor, []
