@@ -6,10 +6,18 @@ decisions. Counted once, then followed through appended tokens and small evictio
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
 FEW = 8  # victims up to which following is cheaper than counting anew
+
+
+@cache
+def _block_of(num_bytes: int) -> np.dtype[np.void]:
+    """A block as one element, which numpy counts where any byte of it is not 0."""
+    return np.dtype((np.void, num_bytes))
 
 
 class NaiveBlocks:
@@ -18,9 +26,8 @@ class NaiveBlocks:
     def __init__(self, live: npt.NDArray[np.bool_], num_tokens: int, block_size: int) -> None:
         self._block_size = block_size
         whole = num_tokens - num_tokens % block_size
-        # A block as one element, which numpy counts where any byte of it is not 0.
-        full = np.count_nonzero(live[:whole].view(f"V{block_size}"))
-        self._tail_alive = bool(live[whole:num_tokens].any())
+        full = np.count_nonzero(live[:whole].view(_block_of(block_size)))
+        self._tail_alive = bool(np.count_nonzero(live[whole:num_tokens]))
         self._count = int(full) + self._tail_alive
         self._num_tokens = num_tokens
 

@@ -25,7 +25,8 @@ from vtoken.frames import FrameSequence
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
 MAX_SHARE = 0.01  # of the engine's time that telemetry may take
-FIGURES_EVERY = 8  # of as many frames as `max_hz` allows, one has figures
+SMOOTHING = 0.25  # of what frames cost: the pace stays even where a few cost much more
+FIGURES_EVERY = 10  # of as many frames as `max_hz` allows, one has figures
 LOOK_S = 0.25  # between two looks for new subscribers
 
 
@@ -47,6 +48,7 @@ class Publisher:
         self._next_figures = 0.0
         self._next_look = 0.0
         self._spent = 0.0  # CPU time since the last frame
+        self._cost = 0.0  # of a frame and what came with it, exponential mean
         self._frames = FrameSequence()
         self._whole = True  # somebody has nothing that changes could be applied to
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
@@ -84,11 +86,12 @@ class Publisher:
             self._whole = False
         self._spent += time.thread_time() - started
         if due:
-            # Counted from when it was due, so that the pace does not suffer from steps that are
-            # longer than what is left; what was missed for longer than that is not made up for.
-            since = min(now, max(self._next_frame, now - self._period))
-            self._next_frame = since + max(self._period, self._spent / self._max_share)
+            self._cost += SMOOTHING * (self._spent - self._cost)
             self._spent = 0.0
+            # Counted from when it was due: a frame waits for the end of a step, and the pace does
+            # not suffer from that. What is late by more than a period is not made up for.
+            pause = max(self._period, self._cost / self._max_share)
+            self._next_frame = min(now, max(self._next_frame, now - pause)) + pause
 
     def close(self) -> None:
         self._socket.close()

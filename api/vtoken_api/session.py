@@ -132,7 +132,7 @@ class Session:
             fresh = self._takes_state and self._hub.view is not self._view
             if fresh and loop.time() >= next_state:
                 await self._send_delta()
-                next_state = loop.time() + period
+                next_state = max(next_state, loop.time() - period) + period
                 fresh = False
             due = self._sent_at + HEARTBEAT_S
             if await self._idle_until(min(due, next_state) if fresh else due):

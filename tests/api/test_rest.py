@@ -455,7 +455,7 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
         answers = await asyncio.gather(*(many.get("/status") for _ in range(80)))
     codes = [answer.status_code for answer in answers]
     assert set(codes) == {429, 503}
-    assert codes.count(503) == 64
+    assert codes.count(503) in (63, 64)  # the hub's own question may be one of them
 
 
 async def test_fault_in_the_engine_is_500_and_says_where(
