@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
+.PHONY: help setup demo test test-gpu test-models check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,9 @@ test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu $(ARGS)
+
+test-models: $(SETUP) ## every architecture of docs/models.md on the engine, against the reference
+	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py $(ARGS)
 
 check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from vtoken.vllm.cpu_path import CPUDataPath
 from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
+from vtoken.vllm.manager import VTokenAttentionSpec
 from vtoken.vllm.ranks import Ranks
 from vtoken.vllm.selftest import SelfTest
 
@@ -64,6 +65,7 @@ class VTokenRunnerMixin:
             for name, layer in config.static_forward_context.items()
             if isinstance(layer, Attention)
         }
+        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
         support.check_layers(layers)
         self.executor = self._vtoken_prepare(layers)
         self.executor.ranks = Ranks.of_this_worker()

@@ -1,21 +1,33 @@
 """What vToken refuses to serve, each with its reason; nothing falls back silently.
 
-Checked twice: on vLLM's configuration in the scheduler and in every worker, and on the model's
-KV cache spec once it is known.
+Checked three times: on vLLM's configuration, in the scheduler and in every worker before weights
+are loaded; on the KV cache's groups; on the attention layers. Refusals say why, and what to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda.support import Rule, cuda_rules
 from vtoken.vllm.settings import read_settings
 
+# Of the `layer_types` in Hugging Face configurations: what keeps no state, or has its own rule.
+# vLLM knows its own hybrid models; in one that it runs through the Transformers library, layers
+# with a state would not even be seen.
+LAYER_TYPES = {
+    "full_attention",
+    "attention",
+    "sliding_attention",
+    "chunked_attention",
+    "sparse",
+    "dense",
+}
+
 
 def _config_rules(config: Any) -> list[Rule]:
-    parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
-    text = model.hf_text_config
+    parallel, cache = config.parallel_config, config.cache_config
     device = config.device_config.device_type
     return [
         (
@@ -28,34 +40,82 @@ def _config_rules(config: Any) -> list[Rule]:
         ),
         (
             config.speculative_config is not None,
-            "speculative decoding: drafts are not in the table",
+            "speculative decoding: drafts are not in the table; leave --speculative-config out",
         ),
-        (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
-        (parallel.data_parallel_size > 1, "data parallelism: commands reach one engine only"),
+        (
+            parallel.pipeline_parallel_size > 1,
+            "pipeline parallelism: a stage sees its own layers only; use --tensor-parallel-size",
+        ),
+        (
+            parallel.data_parallel_size > 1,
+            "data parallelism: commands reach one engine only; start one server for each",
+        ),
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
             "context parallelism: a rank holds only part of a block",
         ),
-        (config.kv_transfer_config is not None, "KV connectors: they follow positional layouts"),
         (
-            cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"),
-            f"quantised KV cache ({cache.cache_dtype})",
+            config.kv_transfer_config is not None,
+            "KV connectors and offloading: they follow positional layouts; leave "
+            "--kv-transfer-config and --kv-offloading-size out",
         ),
+        (
+            _is_quantised(cache.cache_dtype),
+            f"quantised KV cache ({cache.cache_dtype}): name one with --kv-cache-dtype that is not",
+        ),
+        *_model_rules(config.model_config, cache.sliding_window),
+    ]
+
+
+def _model_rules(model: Any, sliding_window: int | None) -> list[Rule]:
+    """What the model's configuration tells before its weights are loaded."""
+    text = model.hf_text_config
+    kinds = set(getattr(text, "layer_types", None) or ())
+    windowed = "sliding_attention" in kinds and model.get_sliding_window() is not None
+    return [
         (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
         (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
         (model.use_mla, "MLA: the cache holds latents, not K and V"),
         (bool(model.is_mm_prefix_lm), "prefix-LM models: bidirectional spans are positional"),
+        (model.is_attention_free, "models without attention: there is no KV cache"),
+        (
+            bool(kinds - LAYER_TYPES),
+            f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}: only full attention has a "
+            "token table",
+        ),
+        (
+            model.is_hybrid,
+            "hybrid models: Mamba and linear-attention layers keep a state that no token can be "
+            "evicted from",
+        ),
+        (model.is_diffusion, "diffusion models: tokens are written again after they were cached"),
+        (
+            sliding_window is not None,
+            f"sliding-window attention: the kernel counts slots back, not positions; with "
+            f"--disable-sliding-window contexts of up to {sliding_window} tokens are served",
+        ),
+        (
+            sliding_window is None and windowed,
+            "sliding-window layers beside full ones: the token table serves one kind of layer",
+        ),
+        (
+            "chunked_attention" in kinds or model.attention_chunk_size is not None,
+            "chunked-local attention: the chunk is positional",
+        ),
         (model.rswa_window is not None, "reference sliding-window attention"),
         (
             hasattr(model.hf_config, "dual_chunk_attention_config"),
             "dual-chunk attention: the chunk is positional",
         ),
         (
-            bool(getattr(text, "alibi", False))
-            or getattr(text, "position_embedding_type", "") == "alibi",
+            model.uses_alibi or getattr(text, "position_embedding_type", "") == "alibi",
             "ALiBi: the bias follows slot order, not positions",
         ),
     ]
+
+
+def _is_quantised(cache_dtype: str) -> bool:
+    return cache_dtype not in ("auto", "float32", "bfloat16", "float16")
 
 
 def check_config(config: Any) -> None:
@@ -103,17 +163,33 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
 
 
 def check_layers(layers: dict[str, Any]) -> None:
-    """Raises UnsupportedError for an attention layer whose reading depends on slot order."""
-    reasons = []
+    """Raises UnsupportedError for attention layers that are not plain, causal and in a row."""
+    found: dict[str, list[str]] = {}
     for name, layer in layers.items():
-        impl = layer.impl
-        if getattr(impl, "alibi_slopes", None) is not None:
-            reasons.append(f"{name}: ALiBi, the bias follows slot order")
-        if getattr(impl, "sliding_window", -1) not in (None, -1, (-1, -1)):
-            reasons.append(f"{name}: sliding-window attention")
-        if getattr(impl, "kv_sharing_target_layer_name", None) is not None:
-            reasons.append(f"{name}: KV sharing between layers")
+        for reason in _layer_reasons(layer):
+            found.setdefault(reason, []).append(name)
+    numbers = sorted(int(part) for name in layers for part in name.split(".") if part.isdigit())
+    reasons = [
+        f"{reason} ({len(names)} of {len(layers)} attention layers, {names[0]} the first)"
+        for reason, names in found.items()
+    ]
+    if numbers != list(range(len(layers))):
+        reasons.append("layers without attention among the others: probes count them by number")
     _raise(reasons)
+
+
+def _layer_reasons(layer: Any) -> Iterator[str]:
+    impl = layer.impl
+    if getattr(impl, "alibi_slopes", None) is not None:
+        yield "ALiBi: the bias follows slot order"
+    if getattr(impl, "sliding_window", -1) not in (None, -1, (-1, -1)):
+        yield "sliding-window attention"
+    if getattr(impl, "kv_sharing_target_layer_name", None) is not None:
+        yield "KV sharing between layers"
+    if getattr(layer, "attn_type", "decoder") != "decoder":
+        yield f"{layer.attn_type} attention"
+    if _is_quantised(getattr(layer, "kv_cache_dtype", "auto")):
+        yield f"a quantised KV cache ({layer.kv_cache_dtype})"
 
 
 def _raise(reasons: list[str]) -> None:

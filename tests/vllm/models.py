@@ -1,0 +1,189 @@
+"""Tiny random models of many architectures, made on this machine: what is served, what is refused.
+
+Weights are drawn wide, so that attention is peaked and an eviction changes the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VOCAB = 258  # bytes, bos, eos: prompts of `reference.random_prompt`
+TOKENS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257}
+PLAIN: dict[str, Any] = {
+    **TOKENS,
+    "pad_token_id": 257,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+GPT: dict[str, Any] = {
+    **TOKENS,
+    "pad_token_id": 257,
+    "n_embd": 128,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 1024,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`config` over PLAIN, or the whole of it where `alone`; `why`: what the refusal says."""
+
+    model_type: str
+    config: dict[str, Any]
+    architecture: str = ""  # where the library's choice is not the decoder
+    alone: bool = False
+    why: str = ""
+
+
+SERVED = {
+    "llama": Recipe("llama", {}),
+    "llama, llama3 rope": Recipe(
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "llama, yarn": Recipe(
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+            }
+        },
+    ),
+    "qwen2": Recipe("qwen2", {}),
+    "qwen3": Recipe("qwen3", {"head_dim": 32}),
+    "qwen2_moe": Recipe("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3_moe": Recipe("qwen3_moe", EXPERTS | {"head_dim": 32}),
+    "mistral": Recipe("mistral", {"sliding_window": None}),
+    "mixtral": Recipe("mixtral", LOCAL_EXPERTS | {"sliding_window": None}),
+    "gemma": Recipe("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "phi": Recipe("phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "phi3": Recipe("phi3", {"sliding_window": None}),
+    "gpt2": Recipe("gpt2", GPT, alone=True),
+    "gptj": Recipe("gptj", GPT | {"rotary_dim": 16}, alone=True),
+    "gpt_bigcode": Recipe("gpt_bigcode", GPT, alone=True),
+    "gpt_neox": Recipe("gpt_neox", {}),
+    "opt": Recipe("opt", {"ffn_dim": 192, "word_embed_proj_dim": 128}),
+    "stablelm": Recipe("stablelm", {}),
+    "starcoder2": Recipe("starcoder2", {"sliding_window": None}),
+    "olmo": Recipe("olmo", {}),
+    "olmo2": Recipe("olmo2", {}),
+    "olmoe": Recipe("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "cohere": Recipe("cohere", {"tie_word_embeddings": True}),
+    "glm": Recipe("glm", {"head_dim": 32, "partial_rotary_factor": 0.5}),
+    "glm4": Recipe("glm4", {"head_dim": 32, "partial_rotary_factor": 0.5}),
+    "granite": Recipe("granite", {}),
+    "granitemoe": Recipe("granitemoe", LOCAL_EXPERTS),
+    "nemotron": Recipe("nemotron", {"head_dim": 32}),
+    "falcon": Recipe("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+    "smollm3": Recipe("smollm3", {"use_sliding_window": False, "no_rope_layers": [1, 0]}),
+    "ernie4_5": Recipe("ernie4_5", {"head_dim": 32}),
+    "arcee": Recipe("arcee", {"head_dim": 32}),
+    "seed_oss": Recipe("seed_oss", {"head_dim": 32}),
+    "apertus": Recipe("apertus", {}),
+    "exaone4": Recipe("exaone4", {"sliding_window": None}),
+    "hunyuan_v1_dense": Recipe("hunyuan_v1_dense", {"head_dim": 32}),
+    "persimmon": Recipe("persimmon", {"num_key_value_heads": 4}),
+}
+
+REFUSED = {
+    "mistral, window": Recipe(
+        "mistral", {"sliding_window": 64}, why="--disable-sliding-window contexts of up to 64"
+    ),
+    "phi3, window": Recipe("phi3", {"sliding_window": 64}, why="sliding-window attention"),
+    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers beside full"),
+    "gemma3": Recipe(
+        "gemma3_text",
+        {"sliding_window": 64, "num_hidden_layers": 6},
+        architecture="Gemma3ForCausalLM",
+        why="sliding-window layers beside full",
+    ),
+    "cohere2": Recipe(
+        "cohere2", {"sliding_window": 64, "num_hidden_layers": 4}, why="sliding-window layers"
+    ),
+    "gpt_oss": Recipe("gpt_oss", LOCAL_EXPERTS | {"sliding_window": 64}, why="sliding-window"),
+    "llama4": Recipe(
+        "llama4_text",
+        LOCAL_EXPERTS | {"attention_chunk_size": 64},
+        architecture="Llama4ForCausalLM",
+        why="chunked-local attention",
+    ),
+    "deepseek_v3": Recipe(
+        "deepseek_v3",
+        {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32},
+        why="MLA: the cache holds latents",
+    ),
+    "falcon, alibi": Recipe("falcon", {"alibi": True}, why="ALiBi: the bias follows slot order"),
+    "bloom": Recipe("bloom", {"n_layer": 2, "n_head": 4}, why="ALiBi"),
+    "mamba": Recipe("mamba", {"state_size": 16}, why="there is no KV cache"),
+    "jamba": Recipe(
+        "jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, why="hybrid models: Mamba"
+    ),
+    "bamba": Recipe(
+        "bamba", {"attn_layer_indices": [1], "mamba_n_heads": 8}, why="layers of type linear_"
+    ),
+    "qwen3_next": Recipe("qwen3_next", EXPERTS | {"num_hidden_layers": 4}, why="hybrid models"),
+    "bert": Recipe("bert", {}, architecture="BertModel", why="runner pooling: nothing is decoded"),
+    "whisper": Recipe(
+        "whisper",
+        {**TOKENS, "d_model": 128, "max_target_positions": 448},
+        architecture="WhisperForConditionalGeneration",
+        alone=True,
+        why="encoder-decoder models",
+    ),
+}
+
+
+def write_config(recipe: Recipe, folder: Path) -> Any:
+    """`config.json` of `recipe` in `folder`; the configuration."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = recipe.config if recipe.alone else PLAIN | recipe.config
+    config = CONFIG_MAPPING[recipe.model_type](**{"tie_word_embeddings": False, **values})
+    architecture = recipe.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[recipe.model_type]
+    config.architectures = [architecture]
+    config.dtype = "float32"
+    config.save_pretrained(folder)
+    return config
+
+
+def make(recipe: Recipe, folder: Path) -> Path:
+    """The model of `recipe` in `folder`, float32."""
+    import torch
+    import transformers
+
+    config = write_config(recipe, folder)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        model = getattr(transformers, config.architectures[0])(config).float()
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2 and "gate.weight" not in name and "router" not in name:
+                is_table = weight.shape[0] >= VOCAB and ("emb" in name or "wte" in name)
+                table_scale = 0.05 if config.tie_word_embeddings else 1.0
+                scale = table_scale if is_table else 1.6 / weight.shape[1] ** 0.5
+                weight.normal_(0.0, 0.5 if "pos" in name or "wpe" in name else scale)
+            elif name.endswith("bias"):
+                weight.normal_(0.0, 0.05)
+    model.save_pretrained(folder)
+    return folder

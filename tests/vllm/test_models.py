@@ -1,0 +1,182 @@
+"""Architectures: those that are served decode exactly under eviction, the others are refused.
+
+A few run in the suite; `make test-models` (VTOKEN_ALL_MODELS=1) runs all of `models.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import models
+import pytest
+import reference
+from observe import Observer
+
+from vtoken.errors import UnsupportedError
+from vtoken.vllm import engine_args, support
+from vtoken.wire import Command
+
+pytestmark = pytest.mark.vllm
+
+ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
+SERVED = list(models.SERVED) if ALL else ["qwen3", "opt"]
+REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "gemma2", "deepseek_v3", "jamba"]
+NUM_NEW = 64
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 90, 61))]
+H2O = {"policy": {"name": "h2o"}, "budget_tokens": 48, "interval_tokens": 8}
+RELOCATING = {
+    "recycle": False,
+    "theta_f": 0.0,
+    "low_watermark_blocks": 255,
+    "batch_size": 64,
+    "headroom_blocks": 64,
+}
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+TWO = {"distributed_executor_backend": "mp"}
+
+Log = dict[int, set[int]]
+
+
+@pytest.fixture(autouse=True)
+def no_subprocess_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM looks at a model's class in a process of its own, to keep CUDA out of this one."""
+    from vllm.model_executor.models import registry
+
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
+
+
+def replay(folder: Path, logs: list[Log]) -> tuple[list[list[int]], list[list[int]]]:
+    """The reference's tokens with the victims of `logs`, and with none."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    evicts = [reference.replay(log) for log in logs]
+    pairs = list(zip(PROMPTS, evicts, strict=True))
+    evicted = [reference.generate(model, prompt, NUM_NEW, evict) for prompt, evict in pairs]
+    return evicted, [reference.generate(model, p, NUM_NEW, reference.full) for p in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Callable[..., Any]]:
+    """`apart(function, …)`: its result. Of all models in another process, since vLLM's Transformers
+    backend changes the classes of that library where it runs.
+    """
+    if not ALL:
+        yield lambda function, *arguments: function(*arguments)
+        return
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_tokens_under_h2o_equal_the_reference(
+    name: str, engine: Any, greedy: Any, apart: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = apart(models.make, models.SERVED[name], tmp_path / "model")
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "max_model_len": 512,
+        "block_size": 16,
+        "num_gpu_blocks_override": 256,
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+    }
+    args = engine_args(H2O, verify_ratio=1.0, check_every_step=True)
+    with engine(**settings, **args) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        logs = observer.logs()
+        assert observer.runtime.counters.recycled_slots > 100
+        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        reply = controller.handle(Command(op="patch_config", args={"patch": RELOCATING}))
+        assert reply.problem is None
+        assert greedy(llm, PROMPTS, NUM_NEW) == tokens
+        assert observer.logs()[len(PROMPTS) :] == logs
+        assert observer.runtime.counters.relocations > 5
+        assert observer.runtime.counters.violations == 0
+    evicted, full = apart(replay, folder, logs)
+    assert tokens == evicted
+    assert all(with_all != got for with_all, got in zip(full, tokens, strict=True))
+
+
+def configuration(folder: Path, **arguments: Any) -> Any:
+    """vLLM's own configuration of an engine with vToken, no weights needed."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": 32}
+    settings |= {"skip_tokenizer_init": True, "enforce_eager": True, **engine_args(), **arguments}
+    return EngineArgs(model=str(folder), **settings).create_engine_config()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused_by_their_configuration_alone(name: str, tmp_path: Path) -> None:
+    recipe = models.REFUSED[name]
+    models.write_config(recipe, tmp_path)
+    limit = 448 if name == "whisper" else 512
+    with pytest.raises(UnsupportedError) as caught:
+        support.check_config(configuration(tmp_path, max_model_len=limit))
+    said = str(caught.value)
+    assert recipe.why in said
+    assert said.startswith("vToken cannot serve this configuration: ")
+    assert said.endswith("Start without vToken, or change what is named.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"speculative_config": NGRAM}, "leave --speculative-config out"),
+        ({"pipeline_parallel_size": 2, **TWO}, "pipeline parallelism: a stage sees its own"),
+        ({"data_parallel_size": 2}, "data parallelism: commands reach one engine only"),
+        ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
+        ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
+        ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): name one with --kv-cache-dtype"),
+        ({"runner": "pooling"}, "runner pooling: nothing is decoded"),
+    ],
+)
+def test_ways_to_serve_that_are_refused_say_what_to_do(
+    arguments: dict[str, Any], why: str, demo_model: Path
+) -> None:
+    support.check_config(configuration(demo_model))
+    with pytest.raises(UnsupportedError, match=why):
+        support.check_config(configuration(demo_model, **arguments))
+
+
+def test_a_window_that_is_disabled_is_served_up_to_its_length(tmp_path: Path) -> None:
+    models.write_config(models.REFUSED["mistral, window"], tmp_path)
+    config = configuration(tmp_path, max_model_len=64, disable_sliding_window=True)
+    support.check_config(config)
+    assert config.model_config.max_model_len == 64
+
+
+def layer(**attributes: Any) -> Any:
+    impl = attributes.pop("impl", {})
+    return SimpleNamespace(impl=SimpleNamespace(**impl), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (layer(impl={"alibi_slopes": [1.0]}), "ALiBi"),
+        (layer(impl={"sliding_window": (63, 0)}), "sliding-window attention"),
+        (layer(impl={"kv_sharing_target_layer_name": "a.0"}), "KV sharing"),
+        (layer(attn_type="encoder_only"), "encoder_only attention"),
+        (layer(kv_cache_dtype="fp8_e4m3"), r"a quantised KV cache \(fp8_e4m3\)"),
+    ],
+)
+def test_odd_layers_are_told_once_with_their_number(odd: Any, why: str) -> None:
+    plain = layer(attn_type="decoder", kv_cache_dtype="auto", impl={"sliding_window": (-1, -1)})
+    support.check_layers({"a.0.attn": plain, "a.1.attn": plain})
+    with pytest.raises(
+        UnsupportedError, match=rf"{why}.* \(2 of 3 attention layers, a\.1\.attn the"
+    ):
+        support.check_layers({"a.0.attn": plain, "a.1.attn": odd, "a.2.attn": odd})
+    with pytest.raises(UnsupportedError, match="layers without attention among the others"):
+        support.check_layers({"a.0.attn": plain, "a.2.attn": plain})
