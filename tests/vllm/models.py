@@ -82,7 +82,7 @@ SERVED = {
     "gpt2": Recipe("gpt2", GPT, alone=True),
     "gptj": Recipe("gptj", GPT | {"rotary_dim": 16}, alone=True),
     "gpt_bigcode": Recipe("gpt_bigcode", GPT, alone=True),
-    "gpt_neox": Recipe("gpt_neox", {}),
+    "gpt_neox": Recipe("gpt_neox", {"num_key_value_heads": 4}),
     "opt": Recipe("opt", {"ffn_dim": 192, "word_embed_proj_dim": 128}),
     "stablelm": Recipe("stablelm", {}),
     "starcoder2": Recipe("starcoder2", {"sliding_window": None}),
@@ -100,8 +100,6 @@ SERVED = {
     "ernie4_5": Recipe("ernie4_5", {"head_dim": 32}),
     "arcee": Recipe("arcee", {"head_dim": 32}),
     "seed_oss": Recipe("seed_oss", {"head_dim": 32}),
-    "apertus": Recipe("apertus", {}),
-    "exaone4": Recipe("exaone4", {"sliding_window": None}),
     "hunyuan_v1_dense": Recipe("hunyuan_v1_dense", {"head_dim": 32}),
     "persimmon": Recipe("persimmon", {"num_key_value_heads": 4}),
 }
