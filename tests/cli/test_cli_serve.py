@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from vtoken.errors import UnsupportedError
+from vtoken.vllm import last_words
 from vtoken.vllm.serve import server_command
 
 TOKEN = "the-control-token-0123"
@@ -40,3 +44,38 @@ def test_bad_token_file_ends_with_2_and_names_the_file(
     said = capsys.readouterr().err
     assert str(path) in said
     assert not content or content not in said
+
+
+SERVER = """
+import subprocess, sys
+from vtoken.vllm import last_words
+last_words.offer()
+last_words.print_at_exit()
+engine = "from vtoken.vllm import last_words as w\\n"
+engine += "from vtoken.errors import UnsupportedError as E\\n"
+engine += "w.print_at_exit()\\nwith w.kept(): raise E('a window in all layers')"
+assert subprocess.run([sys.executable, "-c", engine]).returncode == 1
+raise RuntimeError("Engine core initialization failed. See root cause above.")
+"""
+
+
+def test_the_reason_of_a_refusal_is_the_last_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True)
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert lines[-1] == "vtoken serve: a window in all layers"
+    assert sum(line.startswith("vtoken serve: ") for line in lines) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_without_a_server_is_an_exception_and_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(last_words.PLACE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedError, match="why"), last_words.kept():
+        raise UnsupportedError("why")
+    assert list(tmp_path.iterdir()) == []

@@ -27,8 +27,9 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.engine.core import EngineCore
 
-    from vtoken.vllm import touchpoints
+    from vtoken.vllm import last_words, touchpoints
 
+    last_words.print_at_exit()
     cuda = bool(current_platform.is_cuda())
     touchpoints.check("cuda" if cuda else "cpu")
     if cuda:

@@ -17,7 +17,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.step import StepPlan
-from vtoken.vllm import context, support
+from vtoken.vllm import context, last_words, support
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu_path import CPUDataPath
 from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
@@ -65,9 +65,10 @@ class VTokenRunnerMixin:
             for name, layer in config.static_forward_context.items()
             if isinstance(layer, Attention)
         }
-        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
-        support.check_layers(layers)
-        self.executor = self._vtoken_prepare(layers)
+        with last_words.kept():
+            support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
+            support.check_layers(layers)
+            self.executor = self._vtoken_prepare(layers)
         self.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward

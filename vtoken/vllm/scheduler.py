@@ -24,7 +24,7 @@ from vtoken.report import EngineFacts, Reporter
 from vtoken.rules import request_rules
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.telemetry import Publisher
-from vtoken.vllm import support
+from vtoken.vllm import last_words, support
 from vtoken.vllm.cuda.support import NO_SIGNALS
 from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.settings import initial_config, read_settings
@@ -240,5 +240,6 @@ def make_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
     chosen = VTokenScheduler
     if vllm_config.scheduler_config.async_scheduling:
         chosen = VTokenAsyncScheduler
-    scheduler: Scheduler = chosen(vllm_config, *args, **kwargs)
+    with last_words.kept():
+        scheduler: Scheduler = chosen(vllm_config, *args, **kwargs)
     return scheduler

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vtoken.vllm import support
+from vtoken.vllm import last_words, support
 from vtoken.vllm.runner import VTokenCPURunner
 
 
@@ -14,6 +14,7 @@ class VTokenCPUWorker(CPUWorker):
     model_runner: Any
 
     def init_device(self) -> None:
-        support.check_config(self.vllm_config)
+        with last_words.kept():
+            support.check_config(self.vllm_config)
         super().init_device()
         self.model_runner = VTokenCPURunner.adopt(self.model_runner)
