@@ -10,6 +10,7 @@ import asyncio
 import httpx
 import websockets
 from starlette.routing import Route, WebSocketRoute
+from waiting import LIMIT_S
 
 from vtoken_api.plugin import MOUNT_PATH, build_app
 
@@ -59,7 +60,7 @@ async def stream_status(url: str, headers: dict[str, str]) -> int:
     try:
         async with websockets.connect(url, additional_headers=headers) as stream:
             await stream.send("let me in")
-            await asyncio.wait_for(stream.recv(), 10)
+            await asyncio.wait_for(stream.recv(), LIMIT_S)
     except websockets.InvalidStatus as refused:
         return refused.response.status_code
     except websockets.ConnectionClosedError as refused:

@@ -15,6 +15,7 @@ import websockets
 from doors import bearer, check_every_door, stream_status
 from scripted import ScriptedEngine
 from serving import Served, serve
+from waiting import LIMIT_S
 
 API_KEY, READ, CONTROL = "the-api-key-0123", "the-read-token-0123", "the-control-token-0123"
 ROOT = "/vtoken/v1"
@@ -50,7 +51,7 @@ async def hello_of(served: Served, token: str | None, *, first_message: bool = F
     async with websockets.connect(served.stream_url, additional_headers=headers) as stream:
         if first_message:
             await stream.send(f'{{"type": "auth", "token": "{token}"}}')
-        return json.loads(await asyncio.wait_for(stream.recv(), 10))
+        return json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))
 
 
 # What a caller may do: "-" nothing (401), "r" read, "c" read and change; callers in the order
@@ -148,7 +149,7 @@ async def test_stream_refuses_any_first_message_but_the_token(
         async with websockets.connect(served.stream_url) as stream:
             await stream.send(first)
             with pytest.raises(websockets.ConnectionClosedError):
-                await asyncio.wait_for(stream.recv(), 10)
+                await asyncio.wait_for(stream.recv(), LIMIT_S)
             assert stream.close_code == 4401
         assert served.service.refusals.counts[401] == 1
 

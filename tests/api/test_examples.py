@@ -12,6 +12,7 @@ import pytest
 from core_engine import CoreEngine
 from fastapi import FastAPI
 from serving import Served
+from waiting import LIMIT_S
 from websockets.asyncio.client import connect
 
 from vtoken import wire
@@ -129,7 +130,7 @@ async def test_real_messages_of_every_kind_fit_their_schemas(
     seen: dict[str, int] = {}
 
     async def take() -> Any:
-        message = msgspec.json.decode(await asyncio.wait_for(socket.recv(), 10))
+        message = msgspec.json.decode(await asyncio.wait_for(socket.recv(), LIMIT_S))
         validators[message["type"]].validate(message)
         seen[message["type"]] = seen.get(message["type"], 0) + 1
         return message

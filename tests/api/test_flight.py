@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gzip
 import os
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -14,19 +15,14 @@ import msgspec
 import pytest
 from core_engine import CoreEngine, stepping_on
 from serving import Served, serve
+from waiting import until
 
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
+from vtoken_api.limits import RateLimits
 from vtoken_api.segments import Segments, chunks
 
 FLIGHT = "/vtoken/v1/recording"
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.05)
-    assert condition(), what
 
 
 @pytest.fixture
@@ -50,6 +46,7 @@ async def flying(
         serve(core.handle, state_dir=str(folder)) as served,
         httpx.AsyncClient(base_url=served.url, timeout=30) as client,
     ):
+        served.service.limits = RateLimits({})  # a test may ask as often as it waits
         flight = served.service.flight
         for name, value in options.items():
             setattr(flight, f"_{name}", value)
@@ -64,16 +61,24 @@ def lines_of(content: bytes) -> list[wire.RecordingLine]:
 
 
 async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: Path) -> None:
-    async with flying(core, tmp_path) as (served, client):
-        await until(lambda: served.service.flight.recording, "not recording")
+    async with flying(core, tmp_path) as (_, client):
+
+        async def deltas() -> list[wire.Delta]:
+            answer = await client.get(FLIGHT)
+            lines = lines_of(answer.content) if answer.status_code == 200 else []
+            return [line for line in lines if isinstance(line, wire.Delta)]
+
+        async def changed() -> bool:
+            return any(delta.config is not None for delta in await deltas())
+
+        await until(deltas, "not recording", every_s=0.2)
         answer = await client.patch(
             "/vtoken/v1/config", json={"theta_f": 0.4}, headers={"X-VToken-Actor": "ana"}
         )
         assert answer.status_code == 200
-        await asyncio.sleep(2.2)
+        await until(changed, "no state after the change", every_s=0.2)
         answer = await client.get(FLIGHT, params={"seconds": 60})
     assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/gzip"
     header, hello, snapshot, *rest = lines_of(answer.content)
     assert isinstance(header, wire.RecordingHeader)
     assert header.source == "flight recorder"
@@ -111,10 +116,13 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
         await until(lambda: served.service.flight.recording, "not recording")
-        frames = [c for c in served.client.calls if c.op == "frame"]
-        await asyncio.sleep(3)
-        asked = [c for c in served.client.calls if c.op == "frame"]
-        assert 0 < len(asked) - len(frames) <= 3
+
+        def asked() -> int:
+            return sum(call.op == "frame" for call in served.client.calls)
+
+        before, start = asked(), time.monotonic()
+        await until(lambda: asked() >= before + 3, "no states")
+        assert time.monotonic() - start > 1.9  # the first of the three may have been due
         assert not core.publisher._subscribers[wire.TOPIC_STATE]
 
 
@@ -181,11 +189,14 @@ async def test_of_two_processes_one_records_and_both_answer(
     async with flying(core, tmp_path, retry_s=0.1) as (first, _):
         await until(lambda: first.service.flight.recording, "not recording")
         async with flying(core, tmp_path, retry_s=0.1) as (second, client):
-            await asyncio.sleep(1.5)
+
+            async def both_answer() -> bool:
+                answer = await client.get(FLIGHT)
+                assert answer.status_code == 200
+                return len(lines_of(answer.content)) > 3
+
+            await until(both_answer, "the second does not answer what the first records")
             assert not second.service.flight.recording
-            answer = await client.get(FLIGHT)
-            assert answer.status_code == 200
-            assert len(lines_of(answer.content)) > 3
             assert len(first.service.flight.segments.listed()) == 1
 
 

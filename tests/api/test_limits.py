@@ -10,6 +10,7 @@ import pytest
 import websockets
 from scripted import ScriptedEngine
 from serving import serve
+from waiting import LIMIT_S
 
 from vtoken_api import inputs
 from vtoken_api.limits import Rate, RateLimits
@@ -86,7 +87,7 @@ async def test_address_that_calls_too_often_is_told_when_to_come_back(
         assert answers[-1].headers["Content-Type"] == "application/problem+json"
         assert (await http.get("/vtoken/v1/events")).status_code == 200
         async with websockets.connect(served.stream_url) as stream:
-            await asyncio.wait_for(stream.recv(), 10)
+            await asyncio.wait_for(stream.recv(), LIMIT_S)
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(served.stream_url)
         assert refused.value.response.status_code == 429
@@ -102,7 +103,7 @@ async def raw(url: str, *pieces: bytes, wait_s: float = 0.0) -> bytes:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(wait_s)
-        return await asyncio.wait_for(reader.read(4096), 10)
+        return await asyncio.wait_for(reader.read(4096), LIMIT_S)
     finally:
         writer.close()
 
@@ -144,5 +145,5 @@ async def test_stream_client_that_goes_on_talking_is_sent_away(engine: ScriptedE
     ):
         for _ in range(MAX_CLIENT_MESSAGES + 1):
             await stream.send("x")
-        await asyncio.wait_for(stream.wait_closed(), 10)
+        await asyncio.wait_for(stream.wait_closed(), LIMIT_S)
         assert stream.close_code == 4400

@@ -13,6 +13,7 @@ import pytest
 from core_engine import CoreEngine
 from jsonschema import Draft202012Validator
 from serving import Served, serve
+from waiting import LIMIT_S
 
 from vtoken import wire
 from vtoken_api.problems import PROBLEM_JSON
@@ -238,7 +239,7 @@ async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
     core.step()
     config = read(await http.get("/config"), wire.ConfigDocument)
     assert (config.effective_revision, config.effective.theta_f) == (3, 0.25)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         while ("guard", "revert") not in await actions(http):
             await asyncio.sleep(0.02)
             core.step()

@@ -13,13 +13,12 @@ import websockets
 from scripted import ScriptedEngine
 from serving import Served, serve
 from starlette.requests import HTTPConnection
+from waiting import LIMIT_S
 
 from vtoken import wire
 from vtoken_api import session as session_module
 from vtoken_api.session import MAX_QUEUED, Session, StreamQuery
 from vtoken_api.stream import parse_query
-
-PATIENCE_S = 10.0
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ class Client:
         self.status: wire.Status | None = None
 
     async def next(self) -> wire.StreamMessage:
-        data = await asyncio.wait_for(self.connection.recv(), PATIENCE_S)
+        data = await asyncio.wait_for(self.connection.recv(), LIMIT_S)
         codec = msgspec.json if isinstance(data, str) else msgspec.msgpack
         message: wire.StreamMessage = codec.decode(data, type=wire.StreamMessage)
         assert message.seq == len(self.messages) + 1
@@ -91,7 +90,7 @@ def parse(query: str) -> StreamQuery:
 
 async def settled(engine: ScriptedEngine, topic: bytes, wanted: bool = True) -> None:
     """Wait until the engine sees `topic` subscribed, or not."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LIMIT_S):
         while (topic in engine.poll_subscriptions()) is not wanted:
             await asyncio.sleep(0.01)
 
@@ -235,7 +234,7 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
     await session.prepare()
     running = asyncio.create_task(session.run())
     session.offer(engine.add_events(10), 0)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LIMIT_S):
         while len(sent) < 3:
             await asyncio.sleep(0.01)
         session.offer(engine.add_events(MAX_QUEUED), 0)
@@ -269,7 +268,7 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
         await quick.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
         assert served.service.hub.num_clients == 2
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             while served.service.hub.num_clients == 2:
                 events = engine.add_events(10)
                 for event in events:
@@ -290,7 +289,7 @@ async def test_killed_client_is_forgotten(served: Served, engine: ScriptedEngine
     await Client(connection).until(wire.Snapshot)
     assert served.service.hub.num_clients == 1
     connection.transport.abort()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LIMIT_S):
         while served.service.hub.num_clients:
             await asyncio.sleep(0.01)
     await settled(engine, wire.TOPIC_STATE, wanted=False)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from core_engine import CoreEngine
 from serving import Served, serve
+from waiting import LIMIT_S
 from websockets.asyncio.client import ClientConnection, connect
 
 from vtoken import wire
@@ -34,7 +35,9 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def receive(stream: ClientConnection) -> Any:
-    return msgspec.json.decode(await asyncio.wait_for(stream.recv(), 10), type=wire.StreamMessage)
+    return msgspec.json.decode(
+        await asyncio.wait_for(stream.recv(), LIMIT_S), type=wire.StreamMessage
+    )
 
 
 @pytest.mark.parametrize("seconds", [DAY_S, -DAY_S])

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from waiting import LIMIT_S
 
 from vtoken.cli import main
 
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]
-PATIENCE_S = 60.0
 
 
 @dataclass
@@ -52,7 +52,7 @@ async def run(*arguments: str, **env: str) -> Ran:
         for name, value in env.items():
             patch.setenv(name, value)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = await asyncio.wait_for(asyncio.to_thread(call), PATIENCE_S)
+            code = await asyncio.wait_for(asyncio.to_thread(call), LIMIT_S)
     return Ran(code, out.getvalue(), err.getvalue())
 
 
@@ -81,7 +81,7 @@ async def spawn(*command: str, **env: str) -> Ran:
     """A process to its end; never leaves one behind."""
     process = await start(*command, **env)
     try:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -108,7 +108,7 @@ class Terminal:
 
     async def until(self, text: str) -> None:
         """Reads on until `text` has come."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             while text.encode() not in self._seen:
                 self._seen += await asyncio.to_thread(os.read, self._fd, 65536)
         self._seen = self._seen.partition(text.encode())[2]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import shlex
 import signal
 from pathlib import Path
 
 import msgspec
 import pytest
-from cli_harness import PATIENCE_S, VTOKEN, run, spawn, start
+from cli_harness import VTOKEN, run, spawn, start
 from core_engine import CoreEngine
 from serving import Served
+from waiting import LIMIT_S, until
 
 from vtoken import wire
 from vtoken.cli.streaming import quiet_line
+from vtoken.client import AsyncClient, ProblemError
 from vtoken.recording import RecordingReader
 
 
@@ -51,7 +54,7 @@ async def test_followed_events_have_no_gap_and_come_line_by_line(
     assert process.stdout is not None
     try:
         events: list[wire.Event] = []
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             while len(events) < 12:
                 line = await process.stdout.readline()
                 events.append(msgspec.json.decode(line, type=wire.Event))
@@ -59,7 +62,7 @@ async def test_followed_events_have_no_gap_and_come_line_by_line(
                 core.publisher.publish(core.controller.frame)
         assert [event.seq for event in events] == list(range(1, 13))
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 130
+        assert await asyncio.wait_for(process.wait(), LIMIT_S) == 130
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -100,9 +103,13 @@ async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path
 
 @pytest.mark.usefixtures("stepping")
 async def test_record_last_writes_what_happened_just_now(served: Served, tmp_path: Path) -> None:
-    async with asyncio.timeout(20):
-        while not served.service.flight.recording:
-            await asyncio.sleep(0.05)
+    async def recorded() -> bool:
+        async with AsyncClient(served.url) as client:
+            with contextlib.suppress(ProblemError):  # nothing is recorded yet
+                return b"snapshot" in gzip.decompress(await client.recording(60))
+        return False
+
+    await until(recorded, "the flight recorder has no state yet")
     packed, plain = tmp_path / "now.jsonl.gz", tmp_path / "now.jsonl"
     for file in (packed, plain):
         ran = await run("record", str(file), "--last", "5m", "--url", served.url)

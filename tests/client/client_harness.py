@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self, TypeVar
 
+from waiting import LIMIT_S
+
 from vtoken import wire
 from vtoken.client import AsyncClient, AsyncStream, Client, Server, Stream
-
-PATIENCE_S = 30.0
 
 M = TypeVar("M", bound=wire.Message)
 
@@ -52,7 +52,7 @@ class Streaming:
         self.stream = stream
 
     async def next(self) -> wire.StreamMessage:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             if isinstance(self.stream, AsyncStream):
                 return await anext(self.stream)
             return await asyncio.to_thread(next, self.stream)

@@ -11,6 +11,7 @@ import pytest
 from client_harness import Either
 from core_engine import CoreEngine
 from serving import Served, serve
+from waiting import LIMIT_S
 
 from vtoken import wire
 from vtoken.client import (
@@ -117,7 +118,7 @@ async def test_stream_is_left_from_another_thread(served: Served) -> None:
     with Client(served.url) as client:
         stream = client.stream(["events"])
         reading = asyncio.create_task(asyncio.to_thread(list, stream))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while not stream.received_bytes:
                 await asyncio.sleep(0.01)
             stream.close()

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
+from waiting import LIMIT_S
 from websockets.asyncio.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
@@ -56,7 +57,7 @@ class Page:
         if self._session is not None:
             message["sessionId"] = self._session
         await self._socket.send(json.dumps(message))
-        return await asyncio.wait_for(self._calls[number], 30)
+        return await asyncio.wait_for(self._calls[number], LIMIT_S)
 
     async def open(self, url: str) -> None:
         target = await self.call("Target.createTarget", url="about:blank")
@@ -92,9 +93,9 @@ class Page:
         answer = await self.call("Page.captureScreenshot", format="png")
         return base64.b64decode(answer["data"])
 
-    async def until(self, text: str, limit_s: float = 20.0) -> None:
+    async def until(self, text: str) -> None:
         """Wait for `text` in what the websocket brought."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(LIMIT_S):
             while text.encode() not in self.received:
                 await asyncio.sleep(0.05)
 
@@ -142,7 +143,7 @@ async def browsing(executable: str) -> AsyncIterator[Page]:
         )
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT_S):
                 while (match := _LISTENING.search(line := await process.stderr.readline())) is None:
                     assert line, "the browser has ended"
             async with connect(match[1].decode(), max_size=None, proxy=None) as socket:

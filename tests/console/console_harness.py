@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import waiting
 from textual.css.query import QueryError
 
 from vtoken_console.app import ConsoleApp
 
 
-async def until(condition: Callable[[], Any], what: str, limit_s: float = 20.0) -> None:
-    """Waits for `condition`; fails naming `what` when it does not come."""
-    async with asyncio.timeout(limit_s):
-        while True:
-            with contextlib.suppress(AttributeError, LookupError, QueryError):
-                if condition():
-                    return
-            await asyncio.sleep(0.02)
-    raise AssertionError(what)
+async def until(condition: Callable[[], Any], what: str) -> None:
+    """Waits for `condition`, of widgets that may not be there yet."""
+
+    def holds() -> bool:
+        with contextlib.suppress(AttributeError, LookupError, QueryError):
+            return bool(condition())
+        return False
+
+    await waiting.until(holds, what)
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
 
         async def at(number: int) -> None:
             shown = lambda: app.guide.shown.number == number  # noqa: E731
-            await until(shown, f"step {number} does not come", limit_s=10)
+            await until(shown, f"step {number} does not come")
 
         await at(1)
         await pilot.pause(0.4)

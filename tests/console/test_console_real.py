@@ -13,6 +13,7 @@ import pytest
 from console_harness import running, screen_text, until
 from core_engine import CoreEngine, stepping_on
 from serving import Served, serve
+from waiting import LIMIT_S
 
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
@@ -115,7 +116,7 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.values().shadow is not None, "no shadow")
         await pilot.press("escape")
-        await until(lambda: "of the victims" in screen_text(app), "not shown", limit_s=40)
+        await until(lambda: "of the victims" in screen_text(app), "not shown")
 
 
 async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngine) -> None:
@@ -171,7 +172,7 @@ async def test_real_terminal_shows_the_what_if_and_applies(
         return out.decode()
 
     async def shows(text: str, pane: str = "vtoken") -> str:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(LIMIT_S):
             while text not in (screen := await tmux("capture-pane", "-p", "-t", pane)):
                 await asyncio.sleep(0.1)
         return screen

@@ -15,6 +15,7 @@ import pytest
 import websockets
 from browser import browsing, find_browser
 from fake_server import FakeServer
+from waiting import LIMIT_S
 
 pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
 
@@ -42,7 +43,7 @@ async def web_console(*arguments: str, **env: str) -> AsyncIterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        async with httpx.AsyncClient() as client, asyncio.timeout(30):
+        async with httpx.AsyncClient() as client, asyncio.timeout(LIMIT_S):
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     await client.get(url)
@@ -53,7 +54,7 @@ async def web_console(*arguments: str, **env: str) -> AsyncIterator[str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), LIMIT_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -207,7 +208,7 @@ async def tab(url: str, **headers: str) -> AsyncIterator[websockets.ClientConnec
 async def said(socket: websockets.ClientConnection, text: bytes) -> bytes:
     """Everything up to `text`."""
     got = b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         while text not in got:
             data = await socket.recv()
             got += data if isinstance(data, bytes) else data.encode()

@@ -1,0 +1,29 @@
+"""Waiting for a state, never for a time: how tests hold on a machine that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+LIMIT_S = 60.0
+
+
+async def until(
+    condition: Callable[[], Any], what: str, *, limit_s: float = LIMIT_S, every_s: float = 0.02
+) -> Any:
+    """What `condition`, a function or a coroutine function, answers once that is true.
+
+    Fails naming `what` when it does not come within `limit_s`.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                answer = condition()
+                if isinstance(answer, Awaitable):
+                    answer = await answer
+                if answer:
+                    return answer
+                await asyncio.sleep(every_s)
+    except TimeoutError:
+        raise AssertionError(what) from None
