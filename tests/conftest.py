@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub library is imported; no test downloads
 # Servers that tests start keep audit log and flight recorder here, not in the user's home.
@@ -18,6 +19,16 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tensors this small gain nothing from more threads, and lose much where the cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+# Examples take as long as the machine lets them. In CI, where the result must not depend on luck,
+# they are the same each time; anywhere else new ones.
+settings.register_profile(
+    "vtoken",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("vtoken")
 
 
 @pytest.fixture(scope="session")

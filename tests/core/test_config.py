@@ -137,7 +137,7 @@ def test_an_unknown_field_is_refused(name: str) -> None:
         ),
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_json_is_a_whole_configuration_or_a_refusal(patch: dict[str, Any]) -> None:
     try:
         after = merged(patch)

@@ -57,7 +57,7 @@ def test_draining_hands_each_event_out_once_and_keeps_the_rings() -> None:
     st.lists(st.sampled_from(["config", "eviction", "reclaimed", "operation"]), max_size=40),
     st.integers(1, 6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_pages_join_without_gap_or_repetition(kinds: list[EventKind], limit: int) -> None:
     log = filled(*kinds, capacity=5)
     whole = [e.seq for e in log.page(0, 1000).events]

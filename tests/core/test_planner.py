@@ -75,7 +75,7 @@ def applied(layout: Layout, plan: RelocationPlan) -> dict[int, int]:
 
 
 @given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_every_plan_is_bounded_profitable_and_safe(
     layout: Layout, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
@@ -140,7 +140,7 @@ def best_gain(layout: Layout, planner: PlannerName, batch_size: int, headroom: i
 
 
 @given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_other_choice_of_sources_frees_more_blocks(
     layout: Layout, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
@@ -150,7 +150,7 @@ def test_no_other_choice_of_sources_frees_more_blocks(
 
 
 @given(layouts(kinds=["private"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_plug_on_private_blocks_reaches_the_packed_bound_densely_without_fresh_blocks(
     layout: Layout,
 ) -> None:
@@ -167,7 +167,7 @@ def test_plug_on_private_blocks_reaches_the_packed_bound_densely_without_fresh_b
 
 
 @given(layouts(), st.integers(1, 7), st.integers(0, 7))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_pack_follows_the_papers_rule(layout: Layout, batch_size: int, headroom: int) -> None:
     """Paper 3.3: low-utilisation blocks first, ceil(T / S) destinations, logical order, filled."""
     plan = plan_relocation(layout, "pack", batch_size=batch_size, headroom_blocks=headroom)
@@ -186,7 +186,7 @@ def test_pack_follows_the_papers_rule(layout: Layout, batch_size: int, headroom:
 
 
 @given(layouts(), st.sampled_from(PLANNERS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_plan_is_accepted_by_the_token_table(layout: Layout, planner: PlannerName) -> None:
     """`apply_moves` verifies what the planner promises; the table reaches the promised blocks."""
     plan = plan_relocation(layout, planner, batch_size=7, headroom_blocks=7)

@@ -192,7 +192,7 @@ def test_every_evicting_policy_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataObject) -> None:
     """For any scores, NaN and infinities too."""
     params = data.draw(PARAMS[name])
@@ -221,7 +221,7 @@ def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataO
 
 
 @given(length=st.integers(2, 60), sinks=st.integers(0, 6), extra=st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_streaming_llm_keeps_exactly_sinks_and_window(length: int, sinks: int, extra: int) -> None:
     budget = sinks + extra
     if length <= budget:
@@ -237,7 +237,7 @@ def test_streaming_llm_keeps_exactly_sinks_and_window(length: int, sinks: int, e
     recent=st.integers(0, 3),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_lowest_equals_a_stable_sort(
     scores: list[float], sinks: int, recent: int, data: st.DataObject
 ) -> None:

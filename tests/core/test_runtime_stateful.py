@@ -156,5 +156,5 @@ class Engine(RuleBasedStateMachine):
         assert engine.runtime.relocator.num_in_flight_tokens == 0
 
 
-Engine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Engine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestEngine = Engine.TestCase

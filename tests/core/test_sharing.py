@@ -140,7 +140,7 @@ def apply(tables: TokenTables, plans: Sequence[RelocationPlan], first_fresh: int
 
 
 @given(pools(), st.sampled_from(PLANNERS), st.integers(1, 12), st.integers(0, 8))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_every_group_is_bounded_profitable_and_frees_what_it_promises(
     pool: Pool, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
@@ -170,7 +170,7 @@ def test_every_group_is_bounded_profitable_and_frees_what_it_promises(
 
 
 @given(pools(), st.sampled_from(PLANNERS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_next_tokens_do_not_take_the_gain_back(pool: Pool, planner: PlannerName) -> None:
     plans = pool.plan(planner)
     after = {
@@ -187,7 +187,7 @@ def test_the_next_tokens_do_not_take_the_gain_back(pool: Pool, planner: PlannerN
 
 
 @given(pools(), st.sampled_from(PLANNERS), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_block_whose_holder_may_not_move_stays(
     pool: Pool, planner: PlannerName, absent: int
 ) -> None:

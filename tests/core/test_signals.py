@@ -76,7 +76,7 @@ class Request:
         max_size=40,
     ),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_keeper_equals_the_definition(
     signal: Signal, seed: int, events: list[tuple[str, int]]
 ) -> None:

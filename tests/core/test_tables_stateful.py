@@ -280,5 +280,5 @@ class Tables(RuleBasedStateMachine):
         assert pool.num_shared() == sum(self.holders(b) > 1 for b in used)
 
 
-Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTables = Tables.TestCase

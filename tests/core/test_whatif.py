@@ -54,7 +54,6 @@ def what_if(live: LiveEngine, patch: dict[str, Any]) -> WhatIf:
 )
 @settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     phases=[Phase.generate],
 )

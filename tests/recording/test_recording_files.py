@@ -97,9 +97,7 @@ def test_two_recordings_behind_one_another_are_one(tmp_path: Path) -> None:
 
 
 @given(cut=st.floats(0, 1), name=st.sampled_from(NAMES))
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_cut_off_the_rest_is_read(tmp_path: Path, cut: float, name: str) -> None:
     whole, torn = tmp_path / name, tmp_path / f"torn-{name}"
     if not whole.exists():
@@ -237,9 +235,7 @@ def test_reading_may_begin_at_every_key_frame(tmp_path: Path, name: str) -> None
 
 
 @given(seed=st.integers(0, 1000), num_messages=st.integers(2, 80))
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_key_frames_are_the_state_of_the_stream_there(
     tmp_path: Path, seed: int, num_messages: int
 ) -> None:
