@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedEngine
 
@@ -39,7 +39,6 @@ def frames(draw: st.DrawFn) -> FrameView:
     return FrameView.of(msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=wire.Frame))
 
 
-@settings(deadline=None)
 @given(st.lists(frames(), min_size=2, max_size=5), st.booleans())
 def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed: bool) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=packed)
@@ -76,7 +75,6 @@ def test_engine_that_tells_no_owners_is_streamed_without_them() -> None:
     assert "block_owner" not in fields
 
 
-@settings(deadline=None)
 @given(frames())
 def test_unchanged_state_is_not_sent_again(view: FrameView) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=True)
@@ -84,7 +82,6 @@ def test_unchanged_state_is_not_sent_again(view: FrameView) -> None:
     assert cursor.delta(view) == {}
 
 
-@settings(deadline=None)
 @given(frames(), frames())
 def test_client_is_sent_its_topics_only(before: FrameView, after: FrameView) -> None:
     cursor = StateCursor(frozenset({"metrics"}), packed=True)

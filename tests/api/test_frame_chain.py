@@ -47,7 +47,7 @@ class Reader:
         self.view = self.chain.take(payload)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     # Of each step: blocks that change, whether either reader misses the frame, starts anew,
     # whether one of them subscribes (again) before it, and whether figures are told.
