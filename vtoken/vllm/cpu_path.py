@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.pool import Slots
 from vtoken.vllm import context
 from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch, split_loose
 from vtoken.vllm.layout import KVLayout
 from vtoken.vllm.selftest import NUM_BLOCKS, Read
 
@@ -50,7 +49,7 @@ class CPUDataPath:
         step = context.StepContext(self._layout, Scratch(), self.block_size)
         for row, read in enumerate(reads):
             if read.how == "lent":
-                full, loose = self._full_and_loose(read.slots)
+                full, loose = split_loose(read.slots, 1, self.block_size)
                 step.lent.append(LentRequest(row, full, loose, lent))
             elif read.how == "apart":
                 step.apart.append(HoleyRequest(row, read.slots, 1))
@@ -63,11 +62,6 @@ class CPUDataPath:
         unused = query[:, : self.num_kv_heads]
         self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
         return output
-
-    def _full_and_loose(self, slots: Slots) -> tuple[Slots, Slots]:
-        blocks, counts = np.unique(slots // self.block_size, return_counts=True)
-        full = blocks[counts == self.block_size]
-        return full, slots[~np.isin(slots // self.block_size, full)]
 
     def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
         """One new token a request; every one attends to all that it can see."""

@@ -106,7 +106,7 @@ class Apart:
         self.moves.copy(cache, scratch, layout)
 
 
-def _split(slots: Slots, num_new: int, block_size: int) -> tuple[Slots, Slots]:
+def split_loose(slots: Slots, num_new: int, block_size: int) -> tuple[Slots, Slots]:
     """Full blocks, and the slots of loose tokens; of several new tokens all are loose and last."""
     n = len(slots) if num_new == 1 else len(slots) - num_new
     blocks, counts = np.unique(slots[:n] // block_size, return_counts=True)
@@ -135,7 +135,7 @@ def plan_apart(requests: list[HoleyRequest], block_size: int) -> Apart:
     full_from, full_to, source, target, rows = [], [], [], [], []
     next_block = 0
     for request in requests:
-        full, loose = _split(request.slots, request.num_new, block_size)
+        full, loose = split_loose(request.slots, request.num_new, block_size)
         end = next_block + len(full) + -(-len(loose) // block_size)
         row = np.arange(next_block, end, dtype=np.int64)
         full_from.append(full)
