@@ -17,6 +17,9 @@ BOS = 256
 PRINTABLE = range(0x20, 0x7F)
 FIXED = {"verify_ratio"}  # every relocation is checked throughout
 NUM_PREFIXES = 3
+ALTERS = {"stop", "repetition_penalty", "structured_outputs"}  # tokens are not the likeliest ones
+STOPS = {"stop", "stop_token_ids", "structured_outputs"}
+GRAMMAR = "[a-z ]{1,60}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,15 @@ class RequestDraw:
 
     @property
     def greedy(self) -> bool:
-        return self.sampling["temperature"] == 0.0 and "stop" not in self.sampling
+        return self.sampling["temperature"] == 0.0 and not ALTERS & self.sampling.keys()
+
+    def may_end(self, reason: str, num_tokens: int, max_model_len: int) -> bool:
+        """Whether an answer of `num_tokens` may be its last word."""
+        may_stop = bool(STOPS & self.sampling.keys()) or not self.sampling["ignore_eos"]
+        if reason == "stop" and may_stop:
+            return True
+        owed: int = min(self.sampling["max_tokens"], max_model_len - len(self.prompt))
+        return num_tokens == owed
 
 
 class Chance:
@@ -68,6 +79,26 @@ class Chance:
         if rng.random() < 0.2:
             sampling["extra_args"] = self._own_rules(policies)
         return RequestDraw(prompt, sampling)
+
+    def unusual(self, draw: RequestDraw) -> RequestDraw:
+        """`draw` with what clients seldom ask for, and what not every endpoint lets them."""
+        rng, sampling = self.rng, dict(draw.sampling)
+        if rng.random() < 0.05:
+            sampling["prompt_logprobs"] = 1  # its prompt is not looked up in the prefix cache
+        if rng.random() < 0.05:
+            sampling["max_tokens"] = self._max_model_len  # ends at the longest that is served
+        what = rng.choice(("stop_token_ids", "eos", "penalty", "grammar", "n", *[None] * 20))
+        if what == "stop_token_ids":
+            sampling["stop_token_ids"] = rng.choices(PRINTABLE, k=3)
+        elif what == "eos":
+            sampling["ignore_eos"] = False
+        elif what == "penalty":
+            sampling["repetition_penalty"] = 1.3
+        elif what == "grammar":
+            sampling["structured_outputs"] = {"regex": GRAMMAR}
+        elif what == "n" and sampling["temperature"] > 0.0:
+            sampling["n"] = rng.choice((2, 3))
+        return RequestDraw(draw.prompt, sampling)
 
     def _own_rules(self, policies: list[PolicyInfo]) -> dict[str, Any]:
         """What a client sends as `vllm_xargs`: a policy and a budget of the request's own."""

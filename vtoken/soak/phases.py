@@ -20,6 +20,16 @@ COMMON: dict[str, Any] = {
 }
 
 
+START = {
+    "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
+    "budget_tokens": 32,
+    "interval_tokens": 4,
+    "theta_f": 0.0,
+    "low_watermark_blocks": 8,
+    "recycle": False,
+}
+
+
 class Engine(msgspec.Struct, frozen=True):
     """`arguments` of vLLM's engine; `overlap`: asynchronous scheduling, which CPU has switched off;
     `environment`: of its process.
@@ -58,6 +68,11 @@ def _engine(
 
 
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+PRIORITIES = {
+    "scheduling_policy": "priority",  # a running request may be preempted for an older one
+    "long_prefill_token_threshold": 40,
+    "long_prefill_token_threshold_adaptive": True,
+}
 ENGINES: dict[str, Engine] = {
     "32 x 48, shared prefixes": Engine(_engine(32, 48, 256, 1024)),
     "16 x 40, tiny pool": Engine(_engine(16, 40, 128, 512)),
@@ -72,6 +87,8 @@ ENGINES: dict[str, Engine] = {
         environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     ),
     "128 x 12, long chunks": Engine(_engine(128, 12, 1024, 1024)),
+    "16 x 64, priorities": Engine(_engine(16, 64, 192, 768, **PRIORITIES)),
+    "16 x 64, priorities overlap": Engine(_engine(16, 64, 192, 768, **PRIORITIES), overlap=True),
 }
 # Rounding, and with it the order of slots, shows in bfloat16.
 TOLERANCES = {"bfloat16": 0.5}

@@ -30,6 +30,23 @@ def make_engine(phase: Phase) -> Any:
     )
 
 
+def sampling_params(sampling: dict[str, Any]) -> Any:
+    """vLLM's, from what was drawn."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    sampling = {**sampling, "output_kind": RequestOutputKind.CUMULATIVE}
+    if "structured_outputs" in sampling:
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+    return SamplingParams(**sampling)
+
+
+def abort_during_step(engine: Any, name: str) -> None:
+    """The client goes away between the next step's schedule and its output."""
+    core = engine.engine_core.engine_core
+    core.aborts_queue.put(engine.output_processor.abort_requests([name], False))
+
+
 class Watch:
     """Follows one runtime: when which token of which request died, and every (re)admission."""
 

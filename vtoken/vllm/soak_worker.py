@@ -19,23 +19,15 @@ import msgspec
 
 from vtoken.soak.chance import Chance, RequestDraw
 from vtoken.soak.oracle import Oracle
-from vtoken.soak.phases import Phase
+from vtoken.soak.phases import START, Phase
 from vtoken.soak.tally import Tally
-from vtoken.vllm.soak_engine import Watch, make_engine
+from vtoken.vllm.soak_engine import Watch, abort_during_step, make_engine, sampling_params
 from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
 
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
 DRAIN_ROUNDS = 20_000
 NEEDS_BUDGET = {"policy", "shadow", "budget_tokens"}  # may be refused for not fitting each other
-START = {
-    "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
-    "budget_tokens": 32,
-    "interval_tokens": 4,
-    "theta_f": 0.0,
-    "low_watermark_blocks": 8,
-    "recycle": False,
-}
 
 
 class Soak:
@@ -44,10 +36,12 @@ class Soak:
     def __init__(self, phase: Phase, log: TextIO, answers: TextIO) -> None:
         self.phase = phase
         self.tally = Tally()
-        self.chance = Chance(phase.seed, max_model_len=phase.engine.arguments["max_model_len"])
+        self._max_model_len = phase.engine.arguments["max_model_len"]
+        self.chance = Chance(phase.seed, max_model_len=self._max_model_len)
         self.sent: dict[str, RequestDraw] = {}
         self.outputs: dict[str, list[int]] = {}
         self.in_flight: list[str] = []
+        self._has_priorities = phase.engine.arguments.get("scheduling_policy") == "priority"
         self._log, self._answers = log, answers
         self._round = 0
         self._target = 6
@@ -83,13 +77,9 @@ class Soak:
         if chance.happens(0.02):
             self._target = chance.rng.choice((0, 1, 3, 6, 10, MAX_IN_FLIGHT))
         while len(self.in_flight) < self._target and chance.happens(0.5):
-            self._add(chance.request(self.policies))
+            self._add(chance.unusual(chance.request(self.policies)))
         if self.in_flight and chance.happens(0.01):
-            victim = chance.rng.choice(self.in_flight)
-            self.in_flight.remove(victim)
-            self._note("abort", id=victim)
-            self.engine.abort_request([victim])
-            self.tally.aborted += 1
+            self._abort(chance.rng.choice(self.in_flight), during_step=chance.happens(0.5))
         if chance.happens(0.04):
             self._patch(self._draw_patch(), refused=None)
         if chance.happens(0.005):
@@ -103,17 +93,32 @@ class Soak:
             self._note("reset", running=running)
             self.core.scheduler.reset_prefix_cache(reset_running_requests=running)
         if chance.happens(0.002):
+            steps, clear_cache = chance.rng.randint(1, 4), chance.happens(0.5)
+            self._note("pause", steps=steps, clear_cache=clear_cache)
+            self.core.pause_scheduler("keep", clear_cache=clear_cache)
+            for _ in range(steps):
+                self._step()
+            self.core.resume_scheduler()
+        if chance.happens(0.002):
             self._drain()
 
-    def _add(self, draw: RequestDraw) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def _abort(self, victim: str, *, during_step: bool) -> None:
+        """The client goes away, between two steps or between schedule and its output."""
+        self.in_flight.remove(victim)
+        self._note("abort", id=victim, during_step=during_step)
+        if during_step:
+            abort_during_step(self.engine, victim)
+        else:
+            self.engine.abort_request([victim])
+        self.tally.aborted += 1
 
+    def _add(self, draw: RequestDraw) -> None:
         name = f"r{len(self.sent)}"
         self.sent[name] = draw
         self._note("add", id=name, prompt_tokens=len(draw.prompt), sampling=draw.sampling)
-        params = SamplingParams(**draw.sampling, output_kind=RequestOutputKind.CUMULATIVE)
-        self.engine.add_request(name, {"prompt_token_ids": draw.prompt}, params)
+        params = sampling_params(draw.sampling)
+        priority = self.chance.rng.randint(0, 2) if self._has_priorities else 0
+        self.engine.add_request(name, {"prompt_token_ids": draw.prompt}, params, priority=priority)
         self.in_flight.append(name)
         self.tally.requests += 1
 
@@ -125,19 +130,18 @@ class Soak:
         for output in self.engine.step():
             if not output.finished:
                 continue
-            name, answer = output.request_id, output.outputs[0]
+            name, draw = output.request_id, self.sent[output.request_id]
             self.in_flight.remove(name)
-            sampling = self.sent[name].sampling
-            whole = answer.finish_reason == "stop" and "stop" in sampling
-            if len(answer.token_ids) != sampling["max_tokens"] and not whole:
-                self._fail(
-                    f"{name} ended ({answer.finish_reason}) after {len(answer.token_ids)} tokens "
-                    f"of {sampling['max_tokens']}"
-                )
-                self.tally.failed += 1
+            for answer in output.outputs:
+                if not draw.may_end(
+                    answer.finish_reason, len(answer.token_ids), self._max_model_len
+                ):
+                    ended = f"{name} ended ({answer.finish_reason})"
+                    self._fail(f"{ended} after {len(answer.token_ids)} tokens: {draw.sampling}")
+                    self.tally.failed += 1
+                self.tally.tokens += len(answer.token_ids)
             self.tally.finished += 1
-            self.tally.tokens += len(answer.token_ids)
-            self.outputs[name] = list(answer.token_ids)
+            self.outputs[name] = list(output.outputs[0].token_ids)
         self._report()
 
     def _drain(self) -> None:
