@@ -37,7 +37,7 @@ class Admission:
 
     def __init__(self, ledger: Ledger, max_chunk_tokens: int) -> None:
         self._ledger = ledger
-        self._max_chunk_tokens = max_chunk_tokens
+        self.max_chunk_tokens = max_chunk_tokens
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
@@ -133,7 +133,7 @@ class Admission:
         """Most tokens that are live at once while a prompt of `num_tokens` is computed."""
         if not self._compresses(rules) or rules.evict_during == "decode":
             return num_tokens
-        return min(num_tokens, max(self._limit(rules), num_cached) + self._max_chunk_tokens)
+        return min(num_tokens, max(self._limit(rules), num_cached) + self.max_chunk_tokens)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
         return (

@@ -91,3 +91,27 @@ def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
         assert 1000 < outputs["long"].num_cached_tokens < 1400
         assert observer.runtime.counters.preemptions == 0
         assert observer.runtime.counters.evicted_tokens > 1000
+
+
+def test_the_longest_chunk_beside_others_is_what_admission_counts_with(
+    engine: Any, greedy: Any
+) -> None:
+    with engine(
+        max_num_batched_tokens=256,
+        max_num_seqs=8,
+        long_prefill_token_threshold=32,
+        long_prefill_token_threshold_adaptive=True,
+        **engine_args(),
+    ) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        schedule, chunks = scheduler.schedule, []
+
+        def schedule_and_look(*args: Any) -> Any:
+            beside = len(scheduler.requests) > 1
+            output = schedule(*args)
+            chunks.extend(output.num_scheduled_tokens.values() if beside else ())
+            return output
+
+        scheduler.schedule = schedule_and_look
+        greedy(llm, [reference.random_prompt(300, seed) for seed in (1, 2)], 2)
+        assert max(chunks) == scheduler.vtoken.admission.max_chunk_tokens == 128

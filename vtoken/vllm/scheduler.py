@@ -20,8 +20,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import vtoken
 from vtoken.control import Controller
 from vtoken.errors import RefusedError, UnsupportedError
+from vtoken.policies import make_policy
 from vtoken.report import EngineFacts, Reporter
-from vtoken.rules import request_rules
+from vtoken.rules import RequestRules, request_rules
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.telemetry import Publisher
 from vtoken.vllm import last_words, support
@@ -66,10 +67,6 @@ class VTokenSchedulerMixin:
         assert isinstance(manager, VTokenAttentionManager)
         settings = read_settings(config.additional_config or {})
         geometry = _geometry(config, kv_cache_config)
-        scheduling = config.scheduler_config
-        self._max_chunk_tokens: int = (
-            scheduling.long_prefill_token_threshold or scheduling.max_num_batched_tokens
-        )
         self.vtoken = Runtime(
             geometry,
             VLLMBlockStore(manager),
@@ -79,7 +76,7 @@ class VTokenSchedulerMixin:
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
-            max_chunk_tokens=self._max_chunk_tokens,
+            max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             lends_blocks=config.device_config.device_type == "cpu",
         )
         manager.runtime = self.vtoken
@@ -130,7 +127,7 @@ class VTokenSchedulerMixin:
         if self.vtoken.idle:
             return [], []  # nothing can be due
         ready, prefilling = [], []
-        states = self.vtoken.states
+        states, chunk = self.vtoken.states, self.vtoken.admission.max_chunk_tokens
         for request in self.running:  # type: ignore[attr-defined]
             state = states.get(request.request_id)
             known = request.num_tokens + request.num_output_placeholders
@@ -138,7 +135,7 @@ class VTokenSchedulerMixin:
             if state is None or left < 1:
                 continue
             if request.num_computed_tokens < state.prefill_end:
-                prefilling.append((request.request_id, min(left, self._max_chunk_tokens)))
+                prefilling.append((request.request_id, min(left, chunk)))
             elif left == 1:
                 ready.append(request.request_id)
         return ready, prefilling
@@ -165,11 +162,13 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ arriving and letting go
 
     def add_request(self, request: Any) -> None:
-        arguments = getattr(request.sampling_params, "extra_args", None)
+        rules = request_rules(getattr(request.sampling_params, "extra_args", None))
+        if request.resumable or request.request_id in self.requests:  # type: ignore[attr-defined]
+            rules = RequestRules(policy=make_policy("none", {}))  # see `VTokenScheduler`
         limit = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
         self.vtoken.announce(
             request.request_id,
-            request_rules(arguments),
+            rules,
             num_prompt_tokens=request.num_tokens,
             max_tokens=min(request.num_prompt_tokens + request.max_tokens, limit),
         )
@@ -209,6 +208,15 @@ class VTokenSchedulerMixin:
         self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
 
 
+def max_chunk_tokens(scheduling: Any) -> int:
+    """The longest chunk of a prompt while other requests run or wait, from vLLM's configuration."""
+    most: int = scheduling.max_num_batched_tokens
+    threshold: int = scheduling.long_prefill_token_threshold
+    if threshold and scheduling.long_prefill_token_threshold_adaptive:
+        return max(threshold, most // 2)  # a fair share of the budget for two requests or more
+    return threshold or most
+
+
 def _require(runtime: Runtime) -> None:
     """Raises UnsupportedError when this engine cannot serve what it starts with."""
     try:
@@ -224,7 +232,11 @@ def _prompt_seed(request: Any) -> int:
 
 
 class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
-    """vLLM's scheduler with token-level virtualization."""
+    """vLLM's scheduler with token-level virtualization.
+
+    A streaming-input session evicts nothing: vLLM ends a turn by taking sampled tokens back, and
+    begins the next one as a new request over the blocks of the last, read as a positional layout.
+    """
 
 
 class VTokenAsyncScheduler(VTokenSchedulerMixin, AsyncScheduler):
