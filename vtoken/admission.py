@@ -4,7 +4,7 @@ Knows the ledger, not the engine's queue: whoever admits asks `extra_blocks` and
 tells `admitted`. With S the block size, L = budget + interval, a request of P tokens to compute and
 T at most in all needs at its peak
 
-  prompt:  min(P, L + chunk) where eviction runs between the chunks of the prompt, else P
+  prompt:  min(P, L + chunk) where tokens die between the chunks of the prompt, else P
   output:  min(T, L + 1) where eviction runs while it decodes, else T - P + what the prompt keeps
 
 tokens. Invariant: the blocks that running requests may still take on the way to their peaks, and
@@ -131,9 +131,12 @@ class Admission:
 
     def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
         """Most tokens that are live at once while a prompt of `num_tokens` is computed."""
-        if not self._compresses(rules) or rules.evict_during == "decode":
+        whole = rules.evict_during == "decode" or rules.policy.profiles  # it profiles whole prompts
+        if whole or not self._compresses(rules):
             return num_tokens
-        return min(num_tokens, max(self._limit(rules), num_cached) + self.max_chunk_tokens)
+        chunk = self.max_chunk_tokens
+        late = 0 if rules.policy.reads is None else self._ledger.report_lag_steps
+        return min(num_tokens, max(self._limit(rules), num_cached + late * chunk) + chunk)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
         return (

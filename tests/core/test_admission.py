@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from core_engine import CoreEngine
 
 from vtoken.admission import Admission
+from vtoken.policies import make_policy
 
 CHUNK = 64
 
@@ -71,6 +73,16 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     assert asks(engine, 500, 2000) == 32 + 2
 
 
+def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
+    engine: CoreEngine,
+) -> None:
+    engine.configure(evict_during="both")
+    admission, runtime = engine.runtime.admission, engine.runtime
+    assert admission.peak_tokens("new", 1000) == 96 + 32 + CHUNK
+    runtime.config = replace(runtime.config, policy=make_policy("fastgen", {}))
+    assert admission.peak_tokens("new", 1000) == 1000
+
+
 def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreEngine) -> None:
     engine.configure(evict_during="both")
     engine.runtime.announce("new", None, num_prompt_tokens=1000, max_tokens=2000)
@@ -78,6 +90,18 @@ def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreE
     assert admission.peak_tokens("new", 1000, 0) == 96 + 32 + CHUNK
     assert admission.peak_tokens("new", 1000, 640) == 640 + CHUNK
     assert admission.peak_tokens("new", 1000, 960) == 1000
+
+
+def test_a_chunk_that_comes_before_the_scores_of_the_last_one_is_counted_too(
+    engine: CoreEngine,
+) -> None:
+    engine.configure(evict_during="both", policy={"name": "h2o"})
+    admission, runtime = engine.runtime.admission, engine.runtime
+    assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
+    runtime.report_lag_steps = 1
+    assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + 2 * CHUNK
+    engine.configure(policy={"name": "streaming_llm"})
+    assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
 
 
 def test_what_running_requests_may_still_take_stays_free(engine: CoreEngine) -> None:
