@@ -69,8 +69,11 @@ class LookActions(Base):
         self.say("The log shows every event." if every else "The log shows moves and changes.")
 
     def action_view(self) -> None:
-        at = VIEWS.index(self.dashboard.shown)
-        self.dashboard.set_view(VIEWS[(at + 1) % len(VIEWS)])
+        at = VIEWS.index(self.dashboard.shown) + 1
+        name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
+        self.dashboard.set_view(name)
+        key = next(k.shown for k in self.keys if k.id == "view")
+        self.say("All panels." if name == "all" else f"Only {name}; {key} goes on, to {after}.")
 
     # ------------------------------------------------------------ colours
 

@@ -34,6 +34,12 @@ class Field:
     choices: tuple[str, ...] = ()
 
     @property
+    def about(self) -> str:
+        """What it is, and where its numbers end."""
+        is_number = self.minimum is not None or self.maximum is not None
+        return f"{self.label.strip()}: {self.summary}" + (f" ({self.bound_text})" * is_number)
+
+    @property
     def bound_text(self) -> str:
         if self.choices:
             return " | ".join(self.choices)

@@ -133,5 +133,10 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("arrows, mouse", "move the cursor of the panel"),
     ("wheel, double click", "zoom the heatmap (shift+wheel scrolls)"),
     ("page up/down, home, end", "move it far"),
+    ("left right, on the charts", "step through the changes"),
+    ("left right, in settings", "step a value, shift leaps; or type it; del: as it was"),
+    ("c, on a request's page", "compact this request"),
+    ("space . < >, of a replay", "pause or play, one step, slower, faster"),
+    ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
     ("escape", "close the page on top, dismiss a message"),
 )

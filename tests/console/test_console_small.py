@@ -12,7 +12,11 @@ from rich.style import Style
 
 from vtoken_console import view
 from vtoken_console.app import ConsoleApp
+from vtoken_console.keys import KEYS
+from vtoken_console.screens.help import HelpLines
+from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.lines import width_of, wrap
+from vtoken_console.widgets.outcome import Outcome
 
 SMALL = (80, 24)
 
@@ -73,3 +77,53 @@ def test_wrapped_line_keeps_every_word_and_marks_what_is_left_out() -> None:
     assert text == "one two three; four five six"
     cut = wrap(spans, 12, 2)
     assert "".join(part for part, _ in cut[-1]).endswith("…")
+
+
+async def test_help_has_every_word_on_eighty_columns_and_pages_through(server: FakeServer) -> None:
+    async with running(server.url, SMALL) as (app, pilot):
+        await pilot.press("question_mark")
+        seen: list[str] = []
+        help_lines = app.screen.query_one(HelpLines)
+        for top in (0, help_lines.page_rows, 2 * help_lines.page_rows):
+            await until(lambda top=top: help_lines.top >= min(top, 40), "does not scroll by pages")
+            seen += [strip.text for strip in app.screen._compositor.render_strips()]
+            await pilot.press("pagedown")
+        text = " ".join(" ".join(line.replace("│", " ").split()) for line in seen)
+        for key in KEYS:
+            assert " ".join(key.help.split()) in text
+        assert "skip guide end the guided first minute" in text
+
+
+async def test_request_page_tells_policy_and_holes_on_eighty_columns(server: FakeServer) -> None:
+    async with running(server.url, SMALL) as (app, pilot):
+        await pilot.press("tab", "enter")
+        await until(lambda: "budget 256" in words(app), "the budget is cut")
+        lines = screen_text(app).splitlines()
+        assert "preempted" in lines[3]
+        assert "quit" in lines[-1]
+        await pilot.press("c")
+        await until(lambda: server.compactions, "not sent")
+        summary = app.screen.query_one(Summary)
+        await until(lambda: summary.said[0], "what came of it is not said")
+        told, loaded = summary.said[0], summary.step
+        server.tick()
+        await until(lambda: summary.step > loaded, "not loaded again")
+        assert " ".join(told.split())[:40] in words(app)
+
+
+async def test_settings_tell_bounds_and_how_many_there_are_on_eighty_columns(
+    server: FakeServer,
+) -> None:
+    async with running(server.url, SMALL) as (app, pilot):
+        await pilot.press("t")
+        await until(lambda: "reclaim when F exceeds this (0..1)" in words(app), "no bound")
+        total = len(app.screen._form.fields)
+        await until(lambda: f" of {total}" in screen_text(app), "hides that there are more")
+
+
+def test_text_that_does_not_fit_says_that_it_goes_on() -> None:
+    outcome = Outcome()
+    outcome.paragraphs = [("word " * 40, Style())]
+    lines = outcome.build_lines(None, 40, 3)  # type: ignore[arg-type]
+    assert lines[2][0][0].endswith(" …")
+    assert len(lines[2][0][0]) <= 40

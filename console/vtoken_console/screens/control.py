@@ -47,6 +47,10 @@ OUTCOME_LINES = 10
 
 
 class ControlScreen(ModalScreen[None]):
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-short"),
+        (30, "-tall"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("enter", "apply", id="apply", show=False, priority=True),
@@ -139,7 +143,7 @@ class ControlScreen(ModalScreen[None]):
         self._idling = True
         field = self._form.current
         muted = palette.MUTED_STYLE
-        about = [(f"{field.label.strip()}: {field.summary}", muted)] if field else []
+        about = [(field.about, muted)] if field else []
         self._outcome.say(
             *about,
             ("Change a value to see what it would do. An automatic round now:", muted),

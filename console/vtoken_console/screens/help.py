@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,7 +14,7 @@ from vtoken_console.colouring import MODES, Mode
 from vtoken_console.keys import MOVES
 from vtoken_console.view import View
 from vtoken_console.widgets.heatmap_text import legend
-from vtoken_console.widgets.lines import EMPTY, Line
+from vtoken_console.widgets.lines import EMPTY, Line, width_of
 from vtoken_console.widgets.scroller import Scroller
 
 WORDS = (
@@ -44,39 +45,44 @@ class HelpLines(Scroller):
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         return self._page[row]
 
+    def action_page(self, by: int) -> None:
+        self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by * self.page_rows)
+
     def action_step(self, by: int) -> None:
         self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by)
 
 
 def page(view: View, width: int) -> list[Line]:
     """All lines of the help."""
-    head, key, text, muted = (
-        palette.BOLD_STYLE,
-        palette.KEY_STYLE,
-        palette.TEXT_STYLE,
-        palette.MUTED_STYLE,
-    )
+    head, key, text = palette.BOLD_STYLE, palette.KEY_STYLE, palette.TEXT_STYLE
     lines: list[Line] = []
     off = view.read_only_reason
     for group in dict.fromkeys(k.group for k in view.keys):
         note = f"   changes are off: {off}" if off and group in ("Act", "Set", "Settings") else ""
         lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
-        lines += [
-            ((f"   {k.shown:<8}", key), (f"{k.label:<10}", text), (k.help, muted))
-            for k in view.keys
-            if k.group == group
-        ]
+        for k in (k for k in view.keys if k.group == group):
+            lines += _entry(((f"   {k.shown:<8}", key), (f"{k.label:<12}", text)), k.help, width)
         lines.append(EMPTY)
     lines.append(((" Move", head),))
-    lines += [((f"   {keys:<26}", key), (what, muted)) for keys, what in MOVES]
+    for keys, what in MOVES:
+        lines += _entry(((f"   {keys:<26}", key),), what, width)
     lines += [EMPTY, ((" Heatmap", head),)]
     lines += [
         (("  ", text), *legend(view, mode, width - 4, single=single))
         for mode, single in ((Mode.UTILISATION, False), *((mode, True) for mode in MODES))
     ]
     lines += [EMPTY, ((" Words", head),)]
-    lines += [((f"   {word:<12}", text), (what, muted)) for word, what in WORDS]
+    for word, what in WORDS:
+        lines += _entry(((f"   {word:<12}", text),), what, width)
     return lines
+
+
+def _entry(head: Line, what: str, width: int) -> list[Line]:
+    """A term and what it means, over as many lines as that takes."""
+    indent = width_of(head)
+    first, *more = textwrap.wrap(what, max(20, width - indent)) or [""]
+    muted = palette.MUTED_STYLE
+    return [(*head, (first, muted)), *(((" " * indent + part, muted),) for part in more)]
 
 
 class HelpScreen(ModalScreen[None]):

@@ -17,7 +17,7 @@ from vtoken_console.view import View
 from vtoken_console.widgets.block_table import BlockTable
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
-from vtoken_console.widgets.notice import problem_text
+from vtoken_console.widgets.notice import SHOWN_S, problem_text
 from vtoken_console.widgets.token_rows import TokenRows
 from vtoken_console.widgets.token_strip import TokenStrip
 
@@ -45,7 +45,15 @@ class Summary(LinesWidget):
         super().__init__(id="summary")
         self.detail: wire.RequestDetail | None = None
         self.problem = ""
+        self.said: Span = ("", palette.TEXT_STYLE)  # what the last action came to
+        self.said_until = 0.0
         self.step = 0
+
+    def say(self, text: str, *, is_error: bool = False) -> None:
+        """In the place of the figures, for as long as a message stands."""
+        self.said = (text, palette.WARN_STYLE if is_error else palette.GOOD_STYLE)
+        self.said_until = time.monotonic() + SHOWN_S
+        self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
@@ -53,38 +61,46 @@ class Summary(LinesWidget):
         if self.problem:
             text = f" {self.problem}  The picture is of step {self.step:,}."
             second = [(text, palette.WARN_STYLE)]
+        elif view.monotonic < self.said_until:
+            second = [(f" {self.said[0]}", self.said[1])]
         if d is None:
             return [((" request", muted),), merge(cut(second, width))]
-        first: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
-        for name, value in (
-            ("live", d.live),
-            ("dead", d.dead),
-            ("prompt", d.prompt_tokens),
-            ("output", d.output_tokens),
-        ):
-            first += [(f"{name} ", muted), (units.count(value, 6) + "  ", bold)]
-        first += [(f"{d.policy} budget {units.count(d.budget_tokens)}", muted)]
-        if not second:
-            for name, value in (
-                ("held", d.blocks),
-                ("bound", d.bound_blocks),
-                ("naive", d.naive_blocks),
-                ("moved", d.moved_tokens),
-                ("recycled", d.recycled_slots),
-                ("preempted", d.preemptions),
-            ):
-                second += [(f" {name} ", muted), (units.count(value, 5) + " ", bold)]
-            path = "dense: stock attention path" if d.dense else "holes: packed before attention"
-            second.append((f" {path}", muted))
-        return [merge(cut(first, width)), merge(cut(second, width))]
+        who: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
+        rules: list[Span] = [(f" {d.policy} budget {units.count(d.budget_tokens)}", muted)]
+        out = ("out", d.output_tokens)
+        tokens = _figures(("live", d.live), ("dead", d.dead), ("prompt", d.prompt_tokens), out)
+        blocks = _figures(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
+        work = _figures(
+            ("moved", d.moved_tokens), ("recycled", d.recycled_slots), ("preempted", d.preemptions)
+        )
+        path = "dense: stock attention path" if d.dense else "holes: packed before attention"
+        way: list[Span] = [(f"  {path}", muted)]
+        if height > 2:
+            lines = [[*who, *rules], [*tokens, *blocks], second or [*work, *way]]
+        else:
+            lines = [[*who, *tokens, *rules], second or [*blocks, *work, *way]]
+        return [merge(cut(line, width)) for line in lines]
+
+
+def _figures(*named: tuple[str, int]) -> list[Span]:
+    """Names and counts that do not jump in width."""
+    spans: list[Span] = []
+    for name, value in named:
+        spans += [
+            (f" {name} ", palette.MUTED_STYLE),
+            (units.count(value, 5) + " ", palette.BOLD_STYLE),
+        ]
+    return spans
 
 
 class RequestKeys(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        keys = [(key, label) for key, label in KEYS if key != "c" or not view.read_only_reason]
+        for droppable in ("arrows", "tab", "?"):
+            if sum(len(key) + len(label) + 3 for key, label in keys) > width:
+                keys = [(key, label) for key, label in keys if key != droppable]
         spans: list[Span] = []
-        for key, label in KEYS:
-            if key == "c" and view.read_only_reason:
-                continue
+        for key, label in keys:
             spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
         return [merge(cut(spans, width))]
 
@@ -211,14 +227,12 @@ class RequestScreen(Screen[None]):
         summary = self.query_one(Summary)
         hello = self._client.model.hello
         if hello is None or not hello.can_control or getattr(self.app, "read_only", False):
-            summary.problem = "Not done: this console is read-only. Nothing was sent."
-        else:
-            try:
-                rest = self._client.rest
-                summary.problem = await controls.compact(rest, request_id=self._request_id)
-            except ProblemError as error:
-                summary.problem = problem_text(error.problem)
-        summary.redraw()
+            summary.say("Not done: this console is read-only. Nothing was sent.", is_error=True)
+            return
+        try:
+            summary.say(await controls.compact(self._client.rest, request_id=self._request_id))
+        except ProblemError as error:
+            summary.say(problem_text(error.problem), is_error=True)
 
     def action_leave(self) -> None:
         self.dismiss()

@@ -71,19 +71,21 @@ class BlockPage(LinesWidget):
         muted, text, detail = palette.MUTED_STYLE, palette.TEXT_STYLE, self.detail
         assert detail is not None
         size = len(detail.slots)
-        lines: list[Line] = [
-            (
-                (f" {detail.live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE),
-                (f"   held by {detail.ref_cnt}   ", muted),
-                (PINNED.get(detail.pinned, detail.pinned) if detail.ref_cnt else "free", text),
-                *((f"  {word}", muted) for word in flag_words(detail.flags)),
-            ),
-            EMPTY,
+        pinned = PINNED.get(detail.pinned, detail.pinned) if detail.ref_cnt else "free"
+        head: list[Span] = [
+            (f" {detail.live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE),
+            (f"   held by {detail.ref_cnt}   ", muted),
+            (pinned, text),
+            *((f"  {word}", muted) for word in flag_words(detail.flags) if word not in pinned),
         ]
+        lines: list[Line] = [merge(cut(head, width)), EMPTY]
+        owner = max(26, min(40, width - 36))  # columns of an id
         if detail.owners:
-            lines.append(((" owner                      live   place in its block table", muted),))
+            name = "owner".ljust(owner)
+            lines.append(((f" {name} live   place in its block table", muted),))
         lines += [
-            ((f" {o.request_id:<26.26}{o.live:>5}   {o.index:,}", text),) for o in detail.owners
+            ((f" {units.fit(o.request_id, owner)}{o.live:>5}   {o.index:,}", text),)
+            for o in detail.owners
         ]
         if self.problem:
             lines.append(merge(cut([(f" {self.problem}", palette.WARN_STYLE)], width)))

@@ -33,4 +33,7 @@ class Outcome(LinesWidget):
             if not text:
                 lines.append(EMPTY)
             lines += [((" " + line, look),) for line in textwrap.wrap(text, max(10, width - 2))]
+        if len(lines) > height > 0:
+            text, look = "".join(part for part, _ in lines[height - 1]), lines[height - 1][0][1]
+            lines[height - 1] = ((f"{text[: width - 2]} …", look),)
         return lines
