@@ -14,7 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from vtoken import wire
-from vtoken.client import AsyncClient, ProblemError, Server, StreamGap
+from vtoken.client import AsyncClient, NotVToken, ProblemError, Server, StreamGap
 from vtoken.client.reader import backoff_s
 from vtoken_console.connection import Connection, State
 from vtoken_console.feed import Feed
@@ -83,7 +83,7 @@ class Client:
                 except (ResyncNeeded, StreamGap) as reason:
                     error, at_once = f"resynchronising: {reason}", True
                 except ProblemError as fault:
-                    error = _words(fault.problem)
+                    error = _words((await self._explained(fault)).problem)
                     if fault.problem.status and self.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
@@ -105,6 +105,17 @@ class Client:
         self._move(state, error, self._clock() + pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._retry.wait(), pause)
+
+    async def _explained(self, fault: ProblemError) -> ProblemError:
+        """`fault`, or, where a server without vToken has refused its stream, that it is one."""
+        if fault.problem.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+            try:
+                await self.rest.status()
+            except NotVToken as better:
+                return better
+            except ProblemError:
+                pass
+        return fault
 
     async def _read_stream(self) -> None:
         history: asyncio.Task[None] | None = None

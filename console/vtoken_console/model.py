@@ -48,6 +48,7 @@ class Model:
     seq: int = -1
     step: int = 0
     ts: float = 0.0  # of the newest message, by the server's clock [s]
+    step_ts: float = 0.0  # when `step` last rose on this connection; 0: not seen yet
     synced: bool = False
     status: wire.Status | None = None
     config: wire.ConfigDocument | None = None
@@ -83,6 +84,7 @@ def apply(model: Model, message: wire.StreamMessage) -> Model:
             seq=message.seq,
             step=message.step,
             ts=message.ts,
+            step_ts=0.0,
             synced=message.resumed and kept.synced,
         )
     if model.hello is None:
@@ -91,7 +93,8 @@ def apply(model: Model, message: wire.StreamMessage) -> Model:
         raise ResyncNeeded(f"epoch changed from {model.epoch} to {message.epoch}")
     if message.seq != model.seq + 1:
         raise ResyncNeeded(f"expected message {model.seq + 1}, found {message.seq}")
-    model = replace(model, seq=message.seq, step=message.step, ts=message.ts)
+    step_ts = message.ts if message.step > model.step else model.step_ts
+    model = replace(model, seq=message.seq, step=message.step, ts=message.ts, step_ts=step_ts)
     if isinstance(message, wire.Snapshot):
         return _snapshot(model, message)
     if isinstance(message, wire.Delta):

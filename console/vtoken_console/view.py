@@ -57,12 +57,14 @@ class View:
     @property
     def engine_silent_s(self) -> float:
         """Seconds since the engine's last step while requests wait for the next; 0: as usual."""
-        status = self.model.status if self.model is not None else None
-        if status is None or not (status.requests.running or status.requests.waiting):
+        model = self.model
+        status = model.status if model is not None else None
+        if model is None or status is None:
             return 0.0
-        hello = self.model.hello if self.model is not None else None
-        period_s = 1 / hello.fps if hello is not None and hello.fps > 0 else 0.0
-        silent_s = self.server_now - status.ts
+        if not (status.requests.running or status.requests.waiting):
+            return 0.0
+        period_s = 1 / model.hello.fps if model.hello is not None and model.hello.fps > 0 else 0.0
+        silent_s = self.server_now - max(status.ts, model.step_ts)
         return silent_s if silent_s > SILENT_S + 2 * period_s else 0.0
 
     @property

@@ -90,7 +90,7 @@ class SimulatedEngine:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.step_s)
-            if not self.frozen:
+            if not (self.frozen or self.hung):
                 self.tick()
 
     def tick(self) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from console_harness import until
+import uvicorn
+from console_harness import screen_text, until
 from fake_server import FakeServer
+from starlette.applications import Starlette
 
+from vtoken_console.app import ConsoleApp
 from vtoken_console.client import Client
 from vtoken_console.connection import (
     TRANSITIONS,
@@ -117,3 +121,22 @@ async def test_cancelled_client_is_closed(server: FakeServer) -> None:
     async with reading(server.url) as client:
         await until(lambda: client.connection.is_live, "never live")
     assert client.connection.state is State.CLOSED
+
+
+async def test_server_without_vtoken_is_named_as_such() -> None:
+    other = uvicorn.Server(uvicorn.Config(Starlette(), port=0, log_level="error", lifespan="off"))
+    other.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    listener = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(other.serve(sockets=[listener]))
+    try:
+        await until(lambda: other.started, "not started")
+        app = ConsoleApp(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        async with app.run_test(size=(80, 24)):
+            told = "vToken is not on there"
+            await until(lambda: told in " ".join(screen_text(app).split()), "not named")
+            await until(lambda: "vtoken serve MODEL" in screen_text(app), "no way out")
+            assert "VTOKEN_TOKEN" not in screen_text(app)
+    finally:
+        other.should_exit = True
+        await task
+        listener.close()

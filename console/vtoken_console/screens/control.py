@@ -100,6 +100,7 @@ class ControlScreen(ModalScreen[None]):
         if view.read_only_reason:
             keys = "apply is off: read-only   esc close"
         steps = "←→ step   shift+←→ leap   type a value   del reset   "
+        keys = f"{self._form.place}   {keys}" if self._form.place else keys
         wide = self._page.size.width > len(steps + keys) + 4
         self._page.border_subtitle = self._text(steps + keys if wide else keys)
         self._refill()

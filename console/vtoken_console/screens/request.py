@@ -67,18 +67,19 @@ class Summary(LinesWidget):
             return [((" request", muted),), merge(cut(second, width))]
         who: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
         rules: list[Span] = [(f" {d.policy} budget {units.count(d.budget_tokens)}", muted)]
-        out = ("out", d.output_tokens)
-        tokens = _figures(("live", d.live), ("dead", d.dead), ("prompt", d.prompt_tokens), out)
+        living = _figures(("live", d.live), ("dead", d.dead))
+        come = _figures(("prompt", d.prompt_tokens), ("out", d.output_tokens))
         blocks = _figures(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
         work = _figures(
             ("moved", d.moved_tokens), ("recycled", d.recycled_slots), ("preempted", d.preemptions)
         )
         path = "dense: stock attention path" if d.dense else "holes: packed before attention"
+        path = path if height < 3 else path.partition(":")[0]
         way: list[Span] = [(f"  {path}", muted)]
         if height > 2:
-            lines = [[*who, *rules], [*tokens, *blocks], second or [*work, *way]]
+            lines = [[*who, *rules], [*living, *blocks], second or [*come, *work, *way]]
         else:
-            lines = [[*who, *tokens, *rules], second or [*blocks, *work, *way]]
+            lines = [[*who, *living, *come, *rules], second or [*blocks, *work, *way]]
         return [merge(cut(line, width)) for line in lines]
 
 

@@ -13,7 +13,7 @@ from textual.message import Message
 
 from vtoken_console import palette, units
 from vtoken_console.view import View
-from vtoken_console.widgets.lines import Line, Span, merge, spread
+from vtoken_console.widgets.lines import Line, Span, merge
 from vtoken_console.widgets.scroller import Scroller
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class Form(Scroller):
     def build_head(self, view: View, width: int) -> list[Line]:
         muted = palette.MUTED_STYLE
         names = f"{'desired':<{VALUE}}{'effective':<{VALUE}}bounds"
-        head: list[Span] = [(f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted)]
-        place: list[Span] = [(f" {self.place} ", muted)] if self.place else []
-        return [spread(head, place, width, muted)]
+        return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         from vtoken_console.fields import show_value

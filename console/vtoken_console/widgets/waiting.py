@@ -40,7 +40,8 @@ class Waiting(LinesWidget):
 def _advice(view: View) -> list[Line]:
     muted, text, key = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.KEY_STYLE
     lines: list[Line] = []
-    if view.connection.state is State.REFUSED or "401" in view.connection.error:
+    wants_token = not view.connection.error.startswith("404")
+    if view.connection.state is State.REFUSED and wants_token:
         lines.append((("token     ", muted), ("export VTOKEN_TOKEN=…", text)))
     else:
         lines.append(
