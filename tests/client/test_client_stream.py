@@ -148,6 +148,28 @@ def test_a_message_of_another_schema_is_not_taken() -> None:
             reader._take(raw)
 
 
+def test_a_server_of_another_schema_is_refused_with_both_numbers() -> None:
+    hello = wire.Hello(
+        epoch="e",
+        seq=1,
+        step=0,
+        ts=0.0,
+        schema=2,
+        vtoken_version="9.0",
+        vllm_version="1.0",
+        model="m",
+        device="cpu",
+        geometry=wire.Geometry(8, 16, 1, 1, 8, 64),
+        policies=[],
+        topics=["events"],
+        fps=1.0,
+        can_control=False,
+    )
+    reader = Reader(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
+    with pytest.raises(NotVToken, match=r"schema 2 \(vToken 9.0\), this client schema 1"):
+        reader._take(msgspec.msgpack.encode(hello))
+
+
 def test_waits_grow_and_stop_growing() -> None:
     waits = [backoff_s(n) for n in range(1, 12)]
     assert waits == sorted(waits)

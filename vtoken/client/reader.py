@@ -83,6 +83,12 @@ class Reader:
             message = self._decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NotVToken.of(f"a message is not what the schema says: {error}") from error
+        if isinstance(message, wire.Hello) and message.schema != wire.SCHEMA_VERSION:
+            raise NotVToken.of(
+                f"{self.server.url} speaks schema {message.schema} (vToken "
+                f"{message.vtoken_version}), this client schema {wire.SCHEMA_VERSION}: "
+                "bring both to one version"
+            )
         if self._seq is not None and message.seq != self._seq + 1:
             raise StreamGap.of(f"expected message {self._seq + 1}, found {message.seq}")
         self._seq, self._failures = message.seq, 0
