@@ -261,6 +261,15 @@ async def test_screen_shows_the_state_of_then_and_says_that_it_is_a_recording(
             assert row.id in text
 
 
+async def test_key_bar_of_a_recording_offers_nothing_that_needs_a_server(recording: Path) -> None:
+    async with shown(recording) as (app, _):
+        await until(lambda: "zoom" in screen_text(app).splitlines()[-1], "no keys")
+        bar = screen_text(app).splitlines()[-1]
+        assert [
+            word for word in ("pause", "dry run", "policy", "theta", "more") if word in bar
+        ] == []
+
+
 @pytest.mark.parametrize("key", ["p", "c", "u", "t"])
 async def test_controls_are_refused_because_it_is_a_recording(recording: Path, key: str) -> None:
     async with shown(recording) as (app, pilot):

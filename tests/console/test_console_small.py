@@ -10,11 +10,13 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 from rich.style import Style
 
+from vtoken import wire
 from vtoken_console import view
 from vtoken_console.app import ConsoleApp
 from vtoken_console.keys import KEYS
 from vtoken_console.screens.help import HelpLines
 from vtoken_console.screens.request import Summary
+from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.lines import width_of, wrap
 from vtoken_console.widgets.outcome import Outcome
 
@@ -127,3 +129,22 @@ def test_text_that_does_not_fit_says_that_it_goes_on() -> None:
     lines = outcome.build_lines(None, 40, 3)  # type: ignore[arg-type]
     assert lines[2][0][0].endswith(" …")
     assert len(lines[2][0][0]) <= 40
+
+
+async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None:
+    row = wire.Event(
+        seq=1,
+        ts=0.0,
+        step=1,
+        kind="relocation",
+        summary="moved 1,117 tokens of chatcmpl-9a068abb-0d4f, freed 121 blocks (plug, auto)",
+        data={"request_id": "chatcmpl-9a068abb-0d4f", "moved_tokens": 1117, "freed_blocks": 121},
+    )
+    server.frozen = True
+    async with running(server.url) as (app, _):
+        log = app.dashboard.query_one(Events)
+        log._rows = [row]
+        told = "".join(text for text, _ in log.build_row(app.make_view(), 0, 50, selected=False))
+        assert told.endswith("1,117 tok of 9a068abb…, freed 121 blk")
+        told = "".join(text for text, _ in log.build_row(app.make_view(), 0, 99, selected=False))
+        assert told.endswith(row.summary)

@@ -92,6 +92,12 @@ class Events(Scroller):
         summary, request_id = event.summary, str(event.data.get("request_id") or "")
         if request_id and len(summary) + 12 > width:
             summary = summary.replace(request_id, units.short_id(request_id, 9).rstrip())
+        if len(summary) + 12 > width and {"moved_tokens", "freed_blocks"} <= event.data.keys():
+            summary = (
+                f"{units.count(event.data['moved_tokens'])} tok of "
+                f"{units.short_id(request_id, 9).rstrip()}, "
+                f"freed {units.count(event.data['freed_blocks'])} blk"
+            )
         glyph, look = palette.EVENT_LOOK.get(event.kind, ("·", palette.MUTED_STYLE))
         if selected and self.has_focus:
             line = f" {units.clock(event.ts)} {glyph} {summary}"

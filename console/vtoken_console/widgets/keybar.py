@@ -24,6 +24,8 @@ class KeyBar(LinesWidget):
             for k in view.keys
             if not (k.control and view.read_only_reason) and k.rank < 9 and k.id not in off
         ]
+        if view.replay is not None:  # there is no server to change, nor to ask
+            usable = [k for k in usable if k.group not in ("Act", "Set")]
         if view.model is None:
             usable = [k for k in view.keys if k.group == "Console"]
         shown: list[tuple[Key, str]] = [(key, _label(key, view)) for key in usable]
