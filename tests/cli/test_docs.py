@@ -65,6 +65,8 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 def check(words: list[str]) -> None:
     """Raises, or exits as argparse does, unless the program would take these words."""
     program, *rest = words
+    if program == "vtoken" and rest in (["serve"], ["--help"]):
+        return
     if program == "vtoken" and rest[0] == "serve":
         arguments, others = build_parser().parse_known_args(rest[1:])
         assert arguments.model
@@ -75,7 +77,7 @@ def check(words: list[str]) -> None:
         parse_demo(rest[1:])
     elif program == "vtoken" and rest[0] == "bench":
         assert rest[1] in {*BENCHES, "results"}
-    elif program == "vtoken" and rest != ["--help"]:
+    elif program == "vtoken":
         make_parser().parse_args(rest)
     elif program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
