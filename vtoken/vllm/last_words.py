@@ -21,10 +21,14 @@ PLACE = "VTOKEN_LAST_WORDS"  # "process id of the server:file"
 
 
 def offer() -> None:
-    """A file for the reason, for this process and those that it starts; it survives `exec`."""
-    handle, path = tempfile.mkstemp(prefix="vtoken-")
-    os.close(handle)
-    os.environ[PLACE] = f"{os.getpid()}:{path}"
+    """A file for the reason, for this process and those that it starts; it survives `exec`. Where
+    none can be made, the reason stands in the log only once.
+    """
+    os.environ.pop(PLACE, None)  # another server's, if this one is started from one
+    with suppress(OSError):
+        handle, path = tempfile.mkstemp(prefix="vtoken-")
+        os.close(handle)
+        os.environ[PLACE] = f"{os.getpid()}:{path}"
 
 
 @contextmanager
