@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 SAMPLE_S = 1.0
+RECENT_S = 10.0
 _STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """`cpu_ratio`: of one core, 1.0 = all of it. `dropped`: frames not drawn, since the start."""
+    """`cpu_ratio`: of one core, 1.0 = all of it. `dropped`: frames not drawn, since the start.
+
+    `is_dropping`: some of them in the last RECENT_S.
+    """
 
     written_per_s: float = 0.0  # bytes to the terminal
     received_per_s: float = 0.0  # bytes from the server
@@ -28,6 +32,7 @@ class CostSample:
     rss_bytes: int = 0
     drawn: int = 0
     dropped: int = 0
+    is_dropping: bool = False
 
 
 NO_COST = CostSample()
@@ -43,6 +48,7 @@ class Cost:
         self.dropped = 0
         self.newest = NO_COST
         self._last: tuple[float, float, int, int, int] | None = None
+        self._dropped_at = -RECENT_S  # when a frame was last found to be dropped
 
     def sample(self, now: float) -> CostSample:
         """The newest sample; a new one when SAMPLE_S have passed at monotonic time `now` [s]."""
@@ -56,6 +62,8 @@ class Cost:
         if spent < SAMPLE_S:
             return self.newest
         self._last = counts
+        if self.dropped > self.newest.dropped:
+            self._dropped_at = now
         self.newest = CostSample(
             written_per_s=(self.written_bytes - written) / spent,
             # Received counts from zero again where the source of the data is replaced.
@@ -65,6 +73,7 @@ class Cost:
             rss_bytes=rss_bytes(),
             drawn=self.drawn,
             dropped=self.dropped,
+            is_dropping=now - self._dropped_at < RECENT_S,
         )
         return self.newest
 

@@ -43,7 +43,7 @@ def _cost(view: View) -> list[Span]:
         (f" cpu {units.percent(cost.cpu_ratio, 5)}", muted),
         (f" rss {units.data_size(cost.rss_bytes, 6)}", muted),
     ]
-    if cost.dropped:
+    if cost.is_dropping:
         spans.append((f" {units.short_count(cost.dropped)} frames dropped", palette.WARN_STYLE))
     return [*spans, ("   ", muted)]
 
