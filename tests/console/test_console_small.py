@@ -148,3 +148,19 @@ async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None
         assert told.endswith("1,117 tok of 9a068abb…, freed 121 blk")
         told = "".join(text for text, _ in log.build_row(app.make_view(), 0, 99, selected=False))
         assert told.endswith(row.summary)
+
+
+async def test_lost_link_offers_to_try_again_not_to_act() -> None:
+    fake = FakeServer(num_blocks=400, num_requests=6)
+    await fake.start()
+    try:
+        async with running(fake.url, SMALL) as (app, _):
+            await until(lambda: "pause" in screen_text(app).splitlines()[-1], "no keys")
+            await fake.stop()
+            await until(lambda: "r retry" in screen_text(app).splitlines()[-1], "not offered")
+            assert "pause" not in screen_text(app).splitlines()[-1]
+            assert "q quit" in screen_text(app).splitlines()[-1]
+            await fake.start()
+            await until(lambda: "pause" in screen_text(app).splitlines()[-1], "not back")
+    finally:
+        await fake.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vtoken_console import palette
 from vtoken_console.keys import Key
 from vtoken_console.view import View
@@ -24,6 +26,9 @@ class KeyBar(LinesWidget):
             for k in view.keys
             if not (k.control and view.read_only_reason) and k.rank < 9 and k.id not in off
         ]
+        if view.replay is None and view.model is not None and not view.connection.is_live:
+            retry = [replace(k, rank=0) for k in view.keys if k.id == "retry"]
+            usable = [*retry, *(k for k in usable if not k.control)]
         if view.replay is not None:  # there is no server to change, nor to ask
             usable = [k for k in usable if k.group not in ("Act", "Set")]
         if view.model is None:
