@@ -2,8 +2,8 @@
 
     python tests/interpreted.py MODEL CONFIG…
 
-prints one JSON document: `attention`, vLLM's kernel at page size 1, and `engines`, one engine a
-configuration (a merge patch as for `PATCH /vtoken/v1/config`).
+prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
+and `engines`, one engine a configuration (a merge patch as for `PATCH /vtoken/v1/config`).
 
 A process of its own: the interpreter is chosen when Triton is imported, and vLLM, which switches
 Triton off on a CPU, is made to keep it. What runs: `DeviceHalf`, page tables, metadata builder and
@@ -150,6 +150,56 @@ def attention() -> dict[str, Any]:
     }
 
 
+def probe() -> dict[str, Any]:
+    """vToken's score kernel against the probe in plain torch: lengths that end within a tile, two
+    layers, two signals of one request, a head size that is no power of two, a capped softmax.
+    """
+    import numpy as np
+
+    from vtoken.mirror import Mirror
+    from vtoken.signals import Signal
+    from vtoken.vllm.cuda import kernels
+    from vtoken.vllm.cuda.layout import keys_of
+    from vtoken.vllm.cuda.pages import LiveRow, PageTables
+    from vtoken.vllm.cuda.probing import DeviceProbe
+    from vtoken.vllm.probe import ProbedRequest
+
+    torch.manual_seed(1)
+    blocks, size, heads, dim, query_heads = 24, 16, 2, 24, 6
+    signals = (Signal("attention_sum"), Signal("attention_window", 8))
+    layers = [torch.randn(blocks, size, heads, 2 * dim).permute(0, 2, 1, 3) for _ in range(2)]
+    order = torch.randperm(blocks * size).numpy().astype(np.int64)
+    parts = {"long": order[:130], "new": order[130:131], "chunk": order[131:200]}
+    new = {"long": 1, "new": 1, "chunk": 3}
+    queries = [torch.randn(5, query_heads, dim) for _ in layers]
+
+    def rows(*, use_triton: bool, soft_cap: float) -> list[torch.Tensor]:
+        pages, probed, first = PageTables(size, torch.device("cpu")), [], 0
+        for name, slots in parts.items():
+            mirror = Mirror(slots)
+            mirror.keep(signals, (0, 1))
+            probed += ProbedRequest.of(name, first, new[name], mirror)
+            first += new[name]
+        known = [LiveRow(p.request_id, p.mirror, len(p.ids)) for p in probed[:: len(signals)]]
+        resident = dict(zip(parts, pages.update(known), strict=True))
+        probe = DeviceProbe(probed, pages, resident, use_triton=use_triton)
+        for query, cache in zip(queries, layers, strict=True):
+            probe.add_layer(query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap)
+        return [p.rows for p in probed if p.rows is not None]
+
+    def error(**changed: Any) -> float:
+        plain, kernel = rows(use_triton=False, **changed), rows(use_triton=True, **changed)
+        assert len(plain) == len(kernel) == 6
+        return max(float((a - b).abs().max()) for a, b in zip(plain, kernel, strict=True))
+
+    errors = {"max_error": error(soft_cap=0.0), "max_error_capped": error(soft_cap=2.0)}
+    held, kernels.MAX_LOGITS = kernels.MAX_LOGITS, 1
+    errors["max_error_one_by_one"] = error(soft_cap=0.0)
+    kernels.MAX_LOGITS = held
+    capped, plain = (rows(use_triton=True, soft_cap=cap)[0] for cap in (2.0, 0.0))
+    return errors | {"max_error_damaged": float((capped - plain).abs().max())}
+
+
 def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tokens of PROMPTS under each configuration, on the CUDA half, and what ran."""
     from vllm import LLM, SamplingParams
@@ -158,11 +208,16 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     from vtoken import vllm as plugin
+    from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.pages import PageTables
     from vtoken.vllm.cuda.runner import DeviceRunnerMixin, GuardedRunnerMixin
 
     class Runner(DeviceRunnerMixin, GuardedRunnerMixin, CPUModelRunner):
-        pass
+        def _vtoken_prepare(self, layers: dict[str, Any]) -> Any:
+            executor = super()._vtoken_prepare(layers)
+            assert self.vtoken_half is not None
+            self.vtoken_half.triton_probe = True  # as on a device
+            return executor
 
     class Worker(CPUWorker):
         def init_device(self) -> None:
@@ -182,9 +237,13 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     paged: list[int] = []
     batch = PageTables.batch
     PageTables.batch = lambda *a: (paged.append(1), batch(*a))[1]  # type: ignore[method-assign]
+    singles: list[int] = []
+    scores = kernels.probe_scores
+    kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
     results = []
     for config in configs:
         paged.clear()
+        singles.clear()
         args = plugin.engine_args(config | {"verify_ratio": 1.0}, check_every_step=True)
         llm = LLM(model, **ENGINE, **args | {"worker_cls": f"{__name__}.Worker"})
         params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -200,6 +259,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "moved_tokens": counters.moved_tokens,
                 "recycled_slots": counters.recycled_slots,
                 "violations": counters.violations,
+                "evicted_tokens": counters.evicted_tokens,
+                "probed_singles": len(singles),
             }
         )
         llm.llm_engine.engine_core.shutdown()
@@ -209,7 +270,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     keep_triton()
     engines = engine(sys.argv[1], [json.loads(text) for text in sys.argv[2:]])
-    print("\n" + json.dumps({"attention": attention(), "engines": engines}))
+    told = {"attention": attention(), "probe": probe(), "engines": engines}
+    print("\n" + json.dumps(told))
 
 
 if __name__ == "__main__":

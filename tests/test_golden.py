@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.mirror import Mirror
 from vtoken.policies import View, make_policy
 from vtoken.signals import make_keeper
-from vtoken.vllm.probe import key_scores
+from vtoken.vllm.probe import key_values
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "kvpress.npz")
 NUM_TOKENS, WINDOW = 48, 12
@@ -37,7 +36,7 @@ def signal_of(name: str) -> Any:
         return np.empty(0, dtype=np.float32)
     if signal.source == "keys":
         keys = torch.from_numpy(GOLDEN["keys"]).transpose(0, 1)[None]  # one block of n slots
-        return key_scores(signal, Mirror(np.arange(NUM_TOKENS)), [keys])
+        return key_values(signal, torch.arange(NUM_TOKENS), [keys]).numpy()
     keeper = make_keeper(signal, (0,))
     rows = GOLDEN["attention"].mean(axis=0)
     for start, stop in ((0, 20), (20, 47), (47, 48)):  # two chunks and a decode step

@@ -35,8 +35,6 @@ class Judge:
 
     def require(self, policy: Policy, field: str = "policy.name") -> None:
         """Raises RefusedError when `policy` needs something that this engine has not."""
-        if self._ledger.no_signals is not None:
-            refuse_readers(policy, self._ledger.no_signals, field)
         if "token_ids" not in policy.needs:
             return
         vocabulary = self._ledger.vocabulary
@@ -149,17 +147,6 @@ class Judge:
         self._ledger.counters.violations += 1
         self._ledger.events.add(
             self._ledger.step, "violation", detail, {"invariant": "policy", "detail": detail}
-        )
-
-
-def refuse_readers(policy: Policy, why: str, field: str = "policy.name") -> None:
-    """Raises RefusedError when `policy` reads a signal; `why`: the reason that there is none."""
-    if policy.reads is not None:
-        raise RefusedError(
-            f"policy {policy.name} reads {policy.reads.kind}: {why}",
-            field=field,
-            value=policy.name,
-            bound="a policy that reads no signal",
         )
 
 

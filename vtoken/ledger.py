@@ -82,7 +82,6 @@ class Ledger:
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
         self.vocabulary: Vocabulary | None = None  # the engine sets it, if it has one
-        self.no_signals: str | None = None  # why the engine's workers compute none, if so
         self.shadow = ShadowTally()
         self.counters = Counters()
         self.events = EventLog()

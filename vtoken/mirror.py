@@ -6,7 +6,8 @@ is verified, so a mirror that drifts stops the worker before a wrong token is co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,15 @@ from vtoken.signals import Keeper, Signal, make_keeper
 from vtoken.step import RequestStep
 from vtoken.table import Ids
 
+MakeKeeper = Callable[[Signal, tuple[int, ...]], Keeper[Any]]
+
 
 class Mirror:
     """`slots` [T]: slot of each token id, -1 for dead ones. `keepers`: its attention signals."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self.keepers: dict[Signal, Keeper] = {}
+        self.keepers: dict[Signal, Keeper[Any]] = {}
         self._kept: tuple[Sequence[Signal], tuple[int, ...]] = (), ()
         self.num_tokens = len(slots)
 
@@ -64,7 +67,13 @@ class Mirror:
         ids = np.flatnonzero(slots >= 0)
         return ids, slots[ids]
 
-    def keep(self, signals: Sequence[Signal], layers: tuple[int, ...]) -> None:
+    def newest(self, num_tokens: int) -> Slots:
+        """The slots of the newest `num_tokens` tokens."""
+        return self._slots[self.num_tokens - num_tokens : self.num_tokens]
+
+    def keep(
+        self, signals: Sequence[Signal], layers: tuple[int, ...], make: MakeKeeper = make_keeper
+    ) -> None:
         """Keep `signals` of `layers` from now on: those that were kept go on, others start anew."""
         if (signals, layers) == self._kept:
             return
@@ -74,5 +83,5 @@ class Mirror:
             if signal.source == "attention":
                 keeper = before.get(signal)
                 if keeper is None or keeper.layers != layers:
-                    keeper = make_keeper(signal, layers)
+                    keeper = make(signal, layers)
                 self.keepers[signal] = keeper

@@ -28,7 +28,7 @@ Of several layers only whole rows count: a hit is one of the layers' mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ import numpy.typing as npt
 from vtoken.table import Ids
 
 Floats = npt.NDArray[np.float32]
+Rows = TypeVar("Rows")  # `Floats` here; a worker may keep its rows elsewhere
 Kind = Literal[
     "attention_sum",
     "attention_last",
@@ -77,7 +78,7 @@ class Signal:
         return f"{self.kind}({self.window_queries})" if self.window_queries else self.kind
 
 
-class Keeper:
+class Keeper(Generic[Rows]):
     """What the worker keeps of one request's attention; `make_keeper` picks the subclass.
 
     `num_tokens`: tokens of the request at the last `add`; `num_queries`: probed so far.
@@ -90,7 +91,7 @@ class Keeper:
         self.num_queries = 0
         self._complete = True  # every query since the first token was probed
 
-    def add(self, ids: Ids, rows: Floats, num_queries: int) -> None:
+    def add(self, ids: Ids, rows: Rows, num_queries: int) -> None:
         """One step's `num_queries` newest tokens asked: `rows` [k, n] over the live `ids` [n].
 
         `ids` ascend and end with the tokens that asked. `rows` are those of the newest
@@ -102,21 +103,21 @@ class Keeper:
         self.num_queries += num_queries
         self._add(ids, rows)
 
-    def scores(self) -> Floats | None:
+    def scores(self) -> Rows | None:
         """The signal by token id [num_tokens], 0 for dead tokens; None while it is too young."""
         needed = min(self.signal.window_queries or WARM_QUERIES, WARM_QUERIES)
         if self.num_queries == 0 or not (self._complete or self.num_queries >= needed):
             return None
         return self._scores()
 
-    def _add(self, ids: Ids, rows: Floats) -> None:
+    def _add(self, ids: Ids, rows: Rows) -> None:
         raise NotImplementedError
 
-    def _scores(self) -> Floats:
+    def _scores(self) -> Rows:
         raise NotImplementedError
 
 
-class SumKeeper(Keeper):
+class SumKeeper(Keeper[Floats]):
     """One float a token."""
 
     def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
@@ -134,7 +135,7 @@ class SumKeeper(Keeper):
         return self._sums[: self.num_tokens].copy()
 
 
-class LastKeeper(Keeper):
+class LastKeeper(Keeper[Floats]):
     """The newest row as it came."""
 
     def _add(self, ids: Ids, rows: Floats) -> None:
@@ -144,10 +145,10 @@ class LastKeeper(Keeper):
         return self._scores() if self.num_queries else None
 
     def _scores(self) -> Floats:
-        return _by_id(self._ids, self._row, self.num_tokens)
+        return by_id(self._ids, self._row, self.num_tokens)
 
 
-class RingKeeper(Keeper):
+class RingKeeper(Keeper[Floats]):
     """The newest W rows over the live tokens; the columns of dead tokens are dropped.
 
     `_data` [rows, capacity]: column j belongs to token `_ids[j]`. Capacity follows the live tokens,
@@ -201,7 +202,7 @@ class WindowKeeper(RingKeeper):
     def _scores(self) -> Floats:
         rows = min(self.num_queries, self.signal.window_queries)
         mean = self._data[:rows, : len(self._ids)].mean(axis=0)
-        return _by_id(self._ids, mean, self.num_tokens)
+        return by_id(self._ids, mean, self.num_tokens)
 
 
 class HitsKeeper(RingKeeper):
@@ -223,16 +224,17 @@ class HitsKeeper(RingKeeper):
 
     def _scores(self) -> Floats:
         counts = np.bitwise_count(self._data[:, : len(self._ids)]).sum(axis=0)
-        return _by_id(self._ids, counts.astype(np.float32), self.num_tokens)
+        return by_id(self._ids, counts.astype(np.float32), self.num_tokens)
 
 
-def _by_id(ids: Ids, values: Floats, num_tokens: int) -> Floats:
+def by_id(ids: Ids, values: Floats, num_tokens: int) -> Floats:
+    """`values` [n] of the tokens `ids` [n] as numbers by token id [num_tokens], 0 for others."""
     out = np.zeros(num_tokens, dtype=np.float32)
     out[ids] = values
     return out
 
 
-_KEEPERS: dict[Kind, type[Keeper]] = {
+_KEEPERS: dict[Kind, type[Keeper[Floats]]] = {
     "attention_sum": SumKeeper,
     "attention_last": LastKeeper,
     "attention_window": WindowKeeper,
@@ -240,6 +242,6 @@ _KEEPERS: dict[Kind, type[Keeper]] = {
 }
 
 
-def make_keeper(signal: Signal, layers: tuple[int, ...]) -> Keeper:
+def make_keeper(signal: Signal, layers: tuple[int, ...]) -> Keeper[Floats]:
     """The keeper of an attention signal over the probed `layers`."""
     return _KEEPERS[signal.kind](signal, layers)

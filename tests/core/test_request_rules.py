@@ -12,7 +12,6 @@ from vtoken.config import default_config
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
 from vtoken.rules import RequestRules, request_rules
-from vtoken.wire import Command
 
 
 def test_arguments_of_others_make_no_rules() -> None:
@@ -103,22 +102,5 @@ def test_two_requests_under_different_rules_in_one_step() -> None:
         engine.finish("small")
         engine.runtime.forget("small")
         assert set(engine.runtime.own_rules) == {"large"}
-    finally:
-        engine.close()
-
-
-def test_an_engine_without_signals_refuses_policies_that_read_one() -> None:
-    engine = CoreEngine()
-    try:
-        engine.runtime.no_signals = "there is no probe"
-        for name in ("h2o", "knorm"):
-            patch = {"policy": {"name": name}}
-            reply = engine.handle(Command(op="patch_config", args={"patch": patch}))
-            assert reply.problem is not None
-            assert reply.problem.field == "policy.name"
-            assert "there is no probe" in reply.problem.detail
-        assert engine.runtime.config.policy.name == "none"
-        patch = {"policy": {"name": "streaming_llm"}}
-        assert engine.handle(Command(op="patch_config", args={"patch": patch})).problem is None
     finally:
         engine.close()

@@ -36,6 +36,7 @@ tokens = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, us
 print()
 print(json.dumps(tokens))
 """
+POLICIES = ("streaming_llm", "h2o", "scissorhands", "keydiff")
 EVICTING = {"policy": {"name": "streaming_llm"}, "budget_tokens": 64, "interval_tokens": 16}
 NAIVE = EVICTING | {"reclamation": "off"}
 EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 500}
@@ -66,14 +67,18 @@ def test_without_eviction_the_tokens_are_stock_vllms(demo_model: Path, runner: s
 
 @pytest.mark.parametrize("runner", ["0", "1"], ids=["V1", "V2"])
 @pytest.mark.parametrize("options", [{}, EAGERLY], ids=["graphs", "eager"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_reclamation_changes_no_token(
-    demo_model: Path, runner: str, options: dict[str, Any]
+    demo_model: Path, runner: str, options: dict[str, Any], policy: str
 ) -> None:
-    naive = generate(demo_model, NAIVE, options, runner)
-    assert generate(demo_model, EAGER, options, runner) == naive
-    assert generate(demo_model, EVICTING, options, runner) == naive
+    chosen = {"policy": {"name": policy}}
+    naive = generate(demo_model, NAIVE | chosen, options, runner)
+    assert generate(demo_model, EAGER | chosen, options, runner) == naive
+    assert generate(demo_model, EVICTING | chosen, options, runner) == naive
     assert naive != generate(demo_model, {}, options, runner)  # eviction does change them
 
 
-def test_both_runners_give_the_same_tokens(demo_model: Path) -> None:
-    assert generate(demo_model, NAIVE, {}, "0") == generate(demo_model, NAIVE, {}, "1")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_both_runners_give_the_same_tokens(demo_model: Path, policy: str) -> None:
+    config = NAIVE | {"policy": {"name": policy}}
+    assert generate(demo_model, config, {}, "0") == generate(demo_model, config, {}, "1")

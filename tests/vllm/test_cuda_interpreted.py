@@ -15,6 +15,7 @@ from typing import Any
 
 import interpreted
 import pytest
+from observe import runtime_of
 
 from vtoken.vllm import engine_args
 
@@ -27,6 +28,19 @@ EVICTING = {
     "interval_tokens": 4,
 }
 NAIVE = EVICTING | {"reclamation": "off"}
+# Budget and layers make every signal decide deaths within a few tokens.
+SCORED = {
+    "budget_tokens": 24,
+    "interval_tokens": 1,
+    "probe": {"layers": [0, 1]},
+    "recycle": False,
+    "theta_f": 0.0,
+    "low_watermark_blocks": 16,
+}
+READERS = {
+    "h2o": SCORED | {"policy": {"name": "h2o"}, "shadow": {"name": "scissorhands"}},
+    "keydiff": SCORED | {"policy": {"name": "keydiff"}, "shadow": {"name": "knorm"}},
+}
 EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 16}
 
 
@@ -47,7 +61,8 @@ def run_apart(*command: str, **environment: str) -> Any:
 @pytest.fixture(scope="module")
 def result(demo_model: Path) -> Any:
     script = str(TESTS / "interpreted.py")
-    return run_apart(script, str(demo_model), json.dumps(NAIVE), json.dumps(EAGER))
+    configs = [NAIVE, EAGER, *READERS.values()]
+    return run_apart(script, str(demo_model), *map(json.dumps, configs))
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +100,29 @@ def test_relocated_tokens_are_read_where_they_are_and_no_token_changes(
     assert eager["tokens"] == on_cpu
     assert eager["moved_tokens"] > 0
     assert eager["violations"] == 0
+
+
+def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:
+    probe = result["probe"]
+    for name in ("max_error", "max_error_capped", "max_error_one_by_one"):
+        assert probe[name] < 1e-6, name
+    assert probe["max_error_damaged"] > 1e-3  # a cap left out shows
+
+
+@pytest.mark.parametrize("policy", READERS)
+def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
+    result: Any, policy: str, engine: Any, greedy: Any
+) -> None:
+    """Signals made, kept and told by the device's half; attention's by the kernel."""
+    number = 2 + list(READERS).index(policy)
+    found = result["engines"][number]
+    with engine(**interpreted.ENGINE, **engine_args(READERS[policy])) as llm:
+        tokens = greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW)
+        counters = runtime_of(llm).counters
+    assert found["tokens"] == tokens
+    assert found["evicted_tokens"] == counters.evicted_tokens > 20
+    assert found["violations"] == 0
+    assert (found["probed_singles"] > 0) == (policy != "keydiff")
 
 
 def test_the_checks_run_on_the_cpu_and_find_the_kernels_exact() -> None:

@@ -11,7 +11,7 @@ import torch
 from vtoken.mirror import Mirror
 from vtoken.step import RequestStep
 from vtoken.vllm.cuda.layout import page_view
-from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.pages import LiveRow, PageTables
 from vtoken.vllm.executor import BatchRow, HoleyRow
 
 S, BLOCKS = 4, 64
@@ -66,7 +66,7 @@ def run(walk: Walk, steps: int, *, forget: bool = True) -> list[str]:
             moved = walk.step(name, scheduled=bool(walk.rng.integers(4)), forget=forget)
             if moved is not None:
                 holey.append(moved)
-        for h, row in zip(holey, walk.pages.update(holey), strict=True):
+        for h, row in zip(holey, walk.pages.update([LiveRow.of(h) for h in holey]), strict=True):
             slots = h.mirror.live()[1].tolist()
             if walk.resident(row, len(slots)) != slots:
                 wrong.append(h.row.request_id)
@@ -96,7 +96,7 @@ def test_growing_sends_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
         part = RequestStep(mirror.num_tokens, new_slots=np.array([walk.free.pop()]), dense=False)
         part.num_live = len(mirror.live()[0]) + 1
         mirror.apply(part)
-        walk.pages.update([HoleyRow(BatchRow("a", 0, 0, 1, part.num_tokens), part, mirror)])
+        walk.pages.update([LiveRow("a", mirror, part.num_live)])
     assert sent[1:] == [3, 3]  # row, column and slot of one token
 
 
@@ -104,8 +104,7 @@ def test_rows_are_reused_and_the_table_does_not_grow_with_the_number_of_requests
     pages = PageTables(S, torch.device("cpu"))
     for number in range(50):
         mirror = Mirror(np.arange(9, dtype=np.int64))
-        part = RequestStep(9, num_live=9, dense=False)
-        pages.update([HoleyRow(BatchRow(str(number), 0, 0, 1, 9), part, mirror)])
+        pages.update([LiveRow(str(number), mirror, 9)])
         pages.forget(str(number))
     assert pages._table.shape[0] == 1
 
@@ -146,7 +145,7 @@ def test_page_size_one_reads_dense_rows_and_holey_rows_in_one_table(cache: torch
     lengths = [10, len(live), 3]
     query = torch.randn(3, 4, 8)
     pages = PageTables(S, torch.device("cpu"))
-    resident = pages.update([holey("b", 1, live)])
+    resident = pages.update([LiveRow.of(holey("b", 1, live))])
     table = pages.batch(block_table, [1], resident, max(lengths))
     assert table.shape == (3, 10)
     assert table.dtype == torch.int32
@@ -173,7 +172,7 @@ def test_attention_does_not_depend_on_where_relocation_has_put_the_tokens(
     results = []
     for memory, place in ((cache, slots), (moved, there)):
         pages = PageTables(S, torch.device("cpu"))
-        resident = pages.update([holey("a", 0, place)])
+        resident = pages.update([LiveRow.of(holey("a", 0, place))])
         table = pages.batch(torch.zeros(1, 16, dtype=torch.int32), [0], resident, 30)
         results.append(attention(query, page_view(memory), table, [30], 1))
     assert torch.equal(*results)
@@ -181,6 +180,6 @@ def test_attention_does_not_depend_on_where_relocation_has_put_the_tokens(
 
 def test_a_length_beyond_the_block_table_is_refused() -> None:
     pages = PageTables(S, torch.device("cpu"))
-    resident = pages.update([holey("a", 0, [1, 2])])
+    resident = pages.update([LiveRow.of(holey("a", 0, [1, 2]))])
     with pytest.raises(ValueError, match="9 tokens do not fit 8 places"):
         pages.batch(torch.zeros(1, 2, dtype=torch.int32), [0], resident, 9)

@@ -16,10 +16,10 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_com
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.errors import UnsupportedError
+from vtoken.signals import Signal
 from vtoken.step import RequestStep, StepPlan
 from vtoken.vllm import touchpoints
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.backends import PagedImplMixin
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
 from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
@@ -83,7 +83,9 @@ class StandIn:
             self.log.append("forward")
 
     def sample_tokens(self, _grammar: Any) -> Any:
-        return SimpleNamespace(model_runner_output=SimpleNamespace())
+        self.log.append("sample")
+        inner = SimpleNamespace()
+        return SimpleNamespace(model_runner_output=inner, get_output=lambda: inner)
 
 
 class Runner(VTokenV2Mixin, StandIn):  # type: ignore[misc]
@@ -217,6 +219,40 @@ def test_v2_attaches_the_report_to_the_asynchronous_output_and_clears_the_step()
     assert steps.current() is None
 
 
+def test_v2_tells_signals_of_the_step_launched_before_sampling() -> None:
+    """Of the newest token too, whose K the forward wrote; the report comes with the tokens. The
+    next step's copies wait for the end of the reading: they may write where a victim of it lies.
+    """
+    runner = admitted()
+    plan, signal = evicting(dense=True), Signal("key_norm")
+    plan.want_scores, plan.signals, plan.signal_layers = (("a", signal),), {"a": (signal,)}, (1,)
+    assert runner.vtoken_half is not None
+    runner._note(runner.vtoken_half.executor._scores, "finish")
+    decode(runner, plan)
+    sent = runner.sample_tokens(None)
+    assert runner.log[-4:] == ["forward", "finish", "forward_ended", "sample"]
+    report = sent.get_output().vtoken
+    slots = {0: 5 * S, **{4 + i: 2 * S + i for i in range(4)}}
+    slots |= {8: 5 * S + 1, 9: 5 * S + 2, 10: 5 * S + 3}
+    rows = runner.memory[1].flatten(0, 1)[..., :4]
+    expected = np.zeros(11, dtype=np.float32)
+    for token, slot in slots.items():
+        expected[token] = -float(rows[slot].norm(dim=-1).mean())
+    np.testing.assert_allclose(report.scores["a", signal], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [None, (0,)], ids=["no probe", "a probe"])
+def test_v2_leaves_full_graphs_in_a_dense_step_that_probes(layers: tuple[int, ...] | None) -> None:
+    runner = admitted()
+    plan, signal = evicting(dense=True), Signal("attention_sum")
+    plan.signals, plan.signal_layers, plan.probe_layers = {"a": (signal,)}, (0,), layers
+    plan.probed, plan.probing = frozenset("a" if layers else ()), True
+    decode(runner, plan)
+    assert runner.step is not None
+    assert (runner.step.probe is None) == (layers is None)
+    assert (runner.uniform is None) == (layers is not None)
+
+
 def test_v2_forgets_what_is_finished_and_what_was_preempted() -> None:
     for reason in ("finished_req_ids", "preempted_req_ids"):
         runner = admitted()
@@ -263,19 +299,6 @@ def test_the_processor_of_request_arguments_is_one_for_v2_too_and_still_refuses(
     validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": 64}))
     with pytest.raises(VLLMValidationError, match="allowed"):
         validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": -1}))
-
-
-def test_a_policy_that_asks_for_a_signal_is_refused_on_cuda_and_not_left_without_one() -> None:
-    step: Any = SimpleNamespace(physical=SimpleNamespace(probe_layers={0}))
-    query: Any = SimpleNamespace(is_cuda=True)
-    with pytest.raises(UnsupportedError, match="no policy may ask for attention or keys yet"):
-        PagedImplMixin()._probe(None, query, torch.empty(0), step)
-    half = admitted().vtoken_half
-    assert half is not None
-    assert half.keys(1).shape == (BLOCKS, S, 2, 4)
-    half.device = torch.device("cuda")
-    with pytest.raises(UnsupportedError, match="no policy may ask for attention or keys yet"):
-        half.keys(1)
 
 
 def configuration(mode: str = "FULL_AND_PIECEWISE", *, ubatching: bool = False) -> Any:

@@ -106,6 +106,19 @@ def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(path, "store", lambda k, v, slots: store(k, v, np.roll(slots, 1)))
 
 
+def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
+    from vtoken.vllm import backend
+
+    probe = backend.probe
+    patch.setattr(
+        backend, "probe", lambda *a, scale, soft_cap: probe(*a, scale=2 * scale, soft_cap=soft_cap)
+    )
+
+
+def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(path.scores, "_keys", lambda _: path._layout.views(path._cache)[1])
+
+
 @pytest.mark.parametrize(
     ("damage", "case"),
     [
@@ -116,6 +129,8 @@ def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
         (pack_one_token_less, "lent blocks"),
         (read_one_token_more, "a dense request"),
         (store_elsewhere, "a dense request"),
+        (probe_at_another_temperature, "attention_last"),
+        (score_values_for_keys, "key_norm"),
     ],
 )
 def test_a_broken_part_of_the_data_path_is_named(

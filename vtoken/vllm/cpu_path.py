@@ -6,9 +6,11 @@ was learned. Only the cache is another one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.pool import Slots
@@ -16,6 +18,8 @@ from vtoken.vllm import context
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch, split_loose
 from vtoken.vllm.layout import KVLayout
+from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.scores import HostScores
 from vtoken.vllm.selftest import NUM_BLOCKS, Read
 
 
@@ -36,6 +40,8 @@ class CPUDataPath:
         self._layer, self._builder, self._layout = layer, builder, layout
         self._cache = torch.zeros((NUM_BLOCKS, *cache.shape[1:]), dtype=cache.dtype)
         self._copies = CPUCopyEngine([self._cache], layout, self.block_size)
+        self.layer_number = extract_layer_index(layer.layer_name)
+        self.scores = HostScores(lambda _: layout.views(self._cache)[0])
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
         self._layer.impl.do_kv_cache_update(
@@ -45,8 +51,16 @@ class CPUDataPath:
     def relocate(self, source: Slots, destination: Slots) -> None:
         self._copies.copy(source, destination)
 
-    def attend(self, query: torch.Tensor, reads: list[Read], lent: list[int]) -> torch.Tensor:
-        step = context.StepContext(self._layout, Scratch(), self.block_size)
+    def attend(
+        self,
+        query: torch.Tensor,
+        reads: list[Read],
+        lent: list[int],
+        probed: Sequence[ProbedRequest] = (),
+    ) -> torch.Tensor:
+        step = context.StepContext(self._layout, Scratch(), self.block_size, probed=[*probed])
+        if probed:
+            step.probe_layers = frozenset([self.layer_number])
         for row, read in enumerate(reads):
             if read.how == "lent":
                 full, loose = split_loose(read.slots, 1, self.block_size)

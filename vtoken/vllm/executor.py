@@ -8,6 +8,8 @@ Knows neither the device nor which of vLLM's model runners it serves. A runner c
     apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
                             what was hashed is compared
     physical(batch, ...)    what differs from vLLM's own inputs: slots, counts, holes, probes
+    forward_ended()         the forward was launched: its probes go to the keepers, and what the
+                            plan wants told is on its way; `attach` does it where nobody did
     attach(output)          when the tokens are sampled: the report travels with them
 
 The copies of the step are the runner's, since when and where they run is the device's business.
@@ -21,18 +23,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from vtoken.mirror import Mirror
 from vtoken.pool import Slots
-from vtoken.signals import Floats, Signal
 from vtoken.step import RequestStep, StepPlan, WorkerReport
 from vtoken.vllm.content_check import ContentCheck, Contents
-from vtoken.vllm.probe import ProbedRequest, key_scores
+from vtoken.vllm.delivery import deliver
+from vtoken.vllm.probe import ProbedRequest
 from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.scores import Scores, Told
 
 BlocksOf = Callable[[str], Sequence[int]]
-Keys = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +87,26 @@ class PhysicalStep:
 class StepExecutor:
     """The mirrors of one worker, the step's plan and its report.
 
-    `contents` reads back K and V; `keys(layer)` is the layer's keys as a view [N, S, Hkv, D].
-    `ranks`: this worker's peers. What a runner does between `meet` and `apply` belongs into
+    `contents` reads back K and V; `scores` turns probes into what is told. `ranks`: this worker's
+    peers. What a runner does between `meet` and `apply` belongs into
     `ranks.contained()`, so that a fault of one rank is known to all before the forward.
     """
 
-    def __init__(self, block_size: int, contents: Contents, keys: Keys) -> None:
+    def __init__(self, block_size: int, contents: Contents, scores: Scores) -> None:
         self.block_size = block_size
         self.ranks = Ranks()
-        self._keys = keys
+        self._scores = scores
         self._check = ContentCheck(contents, block_size)
         self.mirrors: dict[str, Mirror] = {}
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
         self._probed: list[ProbedRequest] = []
+        self._told: Told | None = None
 
     def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
         self.plan = plan
         self.report = None if plan is None else WorkerReport(plan.step)
-        self._probed = []
+        self._probed, self._told = [], None
         for request_id in gone:
             self.mirrors.pop(request_id, None)
 
@@ -172,7 +174,8 @@ class StepExecutor:
                 self.mirrors.pop(row.request_id, None)
                 continue
             mirror = self.mirrors[row.request_id]
-            mirror.keep(plan.signals.get(row.request_id, ()), plan.signal_layers)
+            kept = plan.signals.get(row.request_id, ())
+            mirror.keep(kept, plan.signal_layers, self._scores.make_keeper)
             if row.request_id in plan.probed:
                 step.probed += ProbedRequest.of(row.request_id, row.first, row.num_new, mirror)
         if plan.probe_layers is not None:
@@ -192,46 +195,17 @@ class StepExecutor:
             ids = np.arange(start, end, dtype=np.int64)
             mirror.append(blocks[ids // self.block_size] * self.block_size + ids % self.block_size)
 
+    def forward_ended(self) -> None:
+        """Once a step, by `attach` at the latest."""
+        if self.plan is None or self._told is not None:
+            return
+        probed, self._probed = self._probed, []
+        self._told = self._scores.finish(probed, self.plan, self.mirrors, self.ranks)
+
     def attach(self, output: Any) -> Any:
-        """Give `output` the report, with the signals that the plan wants; returns `output`."""
+        """Give `output` the report, with the signals that the plan wants; returns what to send."""
         if self.report is None or self.plan is None or output is None:
             return output
-        self._finish_probes()
-        own = {}
-        for request_id, signal in self.plan.want_scores:
-            scores = self._scores(request_id, signal, self.plan)
-            if scores is not None:
-                own[request_id, signal] = scores
-        self.report.scores = self.ranks.mean(own)
-        for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
-            if hasattr(output, name):
-                getattr(output, name).vtoken = self.report
-                return output
-        output.vtoken = self.report
-        return output
-
-    def _finish_probes(self) -> None:
-        """Hand the step's rows to the keepers.
-
-        A hit is counted on a whole row, the mean over the heads of all ranks; other signals are
-        means of the ranks' own, taken when they are told.
-        """
-        probed, self._probed = [p for p in self._probed if p.rows is not None], []
-        hits = [p for p in probed if p.signal.kind == "attention_hits"]
-        rows = self.ranks.mean({(p.request_id, p.signal): p.take_rows().ravel() for p in hits})
-        for request in probed:
-            if request.signal.kind != "attention_hits":
-                request.keep(request.take_rows())
-            elif (request.request_id, request.signal) in rows:  # ranks that differ share nothing
-                own = rows[request.request_id, request.signal]
-                request.keep(own.reshape(-1, len(request.ids)))
-
-    def _scores(self, request_id: str, signal: Signal, plan: StepPlan) -> Floats | None:
-        """What the report says of a request's signal; None while there is nothing to say."""
-        mirror = self.mirrors.get(request_id)
-        if mirror is None:
-            return None
-        if signal.source == "keys":
-            return key_scores(signal, mirror, [self._keys(layer) for layer in plan.signal_layers])
-        keeper = mirror.keepers.get(signal)
-        return None if keeper is None else keeper.scores()
+        self.forward_ended()
+        assert self._told is not None
+        return deliver(output, self.report, self._told if self.plan.want_scores else None)

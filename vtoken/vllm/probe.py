@@ -1,5 +1,7 @@
 """The probe: attention rows of this step's queries, and key signals, on the probed layers.
 
+Plain torch on any device, where nothing here makes the host wait for the device.
+
 Runs after the stock kernel, which it does not touch. For every request the keys of its live tokens
 are gathered by id, so the result depends on what is live, not on where it lies. What a row is, and
 what becomes of it, stands in `vtoken.signals`.
@@ -7,16 +9,17 @@ what becomes of it, stands in `vtoken.signals`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from vtoken.mirror import Mirror
-from vtoken.signals import Floats, Signal
+from vtoken.signals import Signal
 from vtoken.table import Ids
 
-MAX_QUERIES = 256  # rows of attention held at once
+MAX_QUERIES = 256  # rows of attention held at once, and
+MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each
 
 
 @dataclass(slots=True)
@@ -24,7 +27,7 @@ class ProbedRequest:
     """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`.
 
     `ids` [n], `slots` [n]: its live tokens, those that ask included. `rows`: what the layers so far
-    gave, as `Keeper.add` takes it; None before the first one.
+    gave, as `Keeper.add` takes it; None before the first one. Both tensors are where the cache is.
     """
 
     request_id: str
@@ -44,18 +47,6 @@ class ProbedRequest:
         return [
             cls(request_id, first, num_new, mirror, signal, ids, slots) for signal in mirror.keepers
         ]
-
-    def take_rows(self) -> Floats:
-        """After the forward: the rows [k, n] of all probed layers, on the host."""
-        assert self.rows is not None
-        rows: Floats = self.rows.cpu().numpy()
-        return rows
-
-    def keep(self, rows: Floats) -> None:
-        """Hand `rows` to the keeper of the signal."""
-        keeper = self.mirror.keepers.get(self.signal)
-        if keeper is not None:
-            keeper.add(self.ids, rows, self.num_new)
 
 
 def probe(
@@ -90,9 +81,10 @@ def _layer_rows(
     stop = request.first + request.num_new
     num_rows = request.signal.num_rows(request.num_new)
     summed = request.signal.kind == "attention_sum"
+    at_once = max(1, min(MAX_QUERIES, MAX_LOGITS // (query.shape[1] * key.shape[-1])))
     parts = []
-    for start in range(stop - num_rows, stop, MAX_QUERIES):
-        end = min(start + MAX_QUERIES, stop)
+    for start in range(stop - num_rows, stop, at_once):
+        end = min(start + at_once, stop)
         rows = _rows(query[start:end].float(), key, stop - end, scale, soft_cap)
         parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
     return torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
@@ -119,18 +111,17 @@ def _rows(
         logits = soft_cap * torch.tanh(logits / soft_cap)
     logits = logits.view(num_heads, num_queries, num_ids)
     newest = num_ids - num_later - num_queries  # column of the first query's own token
-    hidden = torch.ones(num_queries, num_ids, dtype=torch.bool).triu(newest + 1)
+    hidden = torch.ones(num_queries, num_ids, dtype=torch.bool, device=query.device)
+    hidden = hidden.triu(newest + 1)
     logits.masked_fill_(hidden, float("-inf"))
     return torch.softmax(logits, dim=-1).mean(dim=0)
 
 
-def key_scores(signal: Signal, mirror: Mirror, layers: list[torch.Tensor]) -> Floats:
-    """The key signal by token id [T], 0 for dead tokens; `layers` of [N, S, Hkv, D] are summed."""
-    ids, slots = mirror.live()
-    at = torch.from_numpy(slots)
+def key_values(signal: Signal, slots: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The key signal [n] of the tokens in `slots` [n]; `layers` of [N, S, Hkv, D] are summed."""
     parts = []
     for layer in layers:
-        k = gather_keys(layer, at)
+        k = gather_keys(layer, slots)
         if signal.kind == "key_norm":
             parts.append(k.norm(dim=-1).mean(dim=1))
         else:
@@ -138,6 +129,4 @@ def key_scores(signal: Signal, mirror: Mirror, layers: list[torch.Tensor]) -> Fl
             anchor = unit.mean(dim=0, keepdim=True)
             cosine = torch.nn.functional.cosine_similarity(k, anchor, dim=-1)
             parts.append(cosine.mean(dim=1))
-    scores = np.zeros(mirror.num_tokens, dtype=np.float32)
-    scores[ids] = -torch.stack(parts).sum(dim=0).cpu().numpy()
-    return scores
+    return -torch.stack(parts).sum(dim=0)

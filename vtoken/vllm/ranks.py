@@ -18,7 +18,6 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -28,7 +27,6 @@ from vtoken.mirror import Mirror
 from vtoken.step import StepPlan, WorkerReport
 
 Key = TypeVar("Key")
-Floats = npt.NDArray[np.float32]
 
 
 class Told(IntEnum):
@@ -55,7 +53,7 @@ class Ranks:
         from vllm.distributed import get_tp_group
 
         group = get_tp_group()
-        return Peers(group.cpu_group) if group.world_size > 1 else Ranks()
+        return Peers(group.cpu_group, group.device_group) if group.world_size > 1 else Ranks()
 
     @contextmanager
     def contained(self) -> Iterator[None]:
@@ -65,16 +63,19 @@ class Ranks:
     def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Once a step, when the plan has been applied and before the forward."""
 
-    def mean(self, signals: dict[Key, Floats]) -> dict[Key, Floats]:
-        """The mean over the ranks of every one of `signals` [n]."""
+    def mean(self, signals: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """The mean over the ranks of every one of `signals`, of any shape, on one device."""
         return signals
 
 
 class Peers(Ranks):
-    """One of several ranks; `group` is their process group on the host (gloo)."""
+    """One of several ranks; `group` is their process group on the host (gloo), `device_group` the
+    one on their devices, which the host does not wait for.
+    """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device_group: Any) -> None:
         self._group = group
+        self._device_group = device_group
         self._size = dist.get_world_size(group)
         self._fault: str | None = None
         self._agreed = True
@@ -128,12 +129,16 @@ class Peers(Ranks):
         if differ:
             report.disagreement = f"in step {plan.step}, {', '.join(differ)}"
 
-    def mean(self, signals: dict[Key, Floats]) -> dict[Key, Floats]:
+    def mean(self, signals: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """One reduction for all requests; nothing is shipped from ranks that differ."""
         if not signals or not self._agreed:
             return {}
-        together = torch.from_numpy(np.concatenate([*signals.values()]))
-        dist.all_reduce(together, group=self._group)
+        together = torch.cat([signal.flatten() for signal in signals.values()])
+        on_host = together.device.type == "cpu"
+        dist.all_reduce(together, group=self._group if on_host else self._device_group)
         together /= self._size
-        bounds = np.cumsum([len(signal) for signal in signals.values()])[:-1]
-        return dict(zip(signals, np.split(together.numpy(), bounds), strict=True))
+        parts = together.split([signal.numel() for signal in signals.values()])
+        return {
+            key: part.view(signal.shape)
+            for (key, signal), part in zip(signals.items(), parts, strict=True)
+        }

@@ -10,16 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsProcessor as LogitsProcessorV2,
 )
 
 from vtoken.errors import RefusedError
-from vtoken.judge import refuse_readers
 from vtoken.rules import request_rules
-from vtoken.vllm.cuda.support import NO_SIGNALS
 
 
 class RequestArguments(LogitsProcessor, LogitsProcessorV2):
@@ -28,10 +25,7 @@ class RequestArguments(LogitsProcessor, LogitsProcessorV2):
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         try:
-            rules = request_rules(sampling_params.extra_args)
-            policy = None if rules is None else rules.policy
-            if policy is not None and not current_platform.is_cpu():
-                refuse_readers(policy, NO_SIGNALS, "vtoken_policy")
+            request_rules(sampling_params.extra_args)
         except RefusedError as error:
             raise VLLMValidationError(
                 f"{error.detail} (allowed: {error.bound})",

@@ -25,6 +25,7 @@ from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.layout import learn_layout
 from vtoken.vllm.manager import VTokenAttentionSpec
 from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.scores import HostScores
 from vtoken.vllm.selftest import SelfTest
 
 
@@ -148,7 +149,8 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout, block_size)
         builder = self.attn_groups[0][0].get_metadata_builder()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
-        return StepExecutor(block_size, self.vtoken_copies.contents, self._vtoken_keys)
+        scores = HostScores(self._vtoken_keys)
+        return StepExecutor(block_size, self.vtoken_copies.contents, scores)
 
     def _vtoken_keys(self, layer: int) -> torch.Tensor:
         keys, _ = self.vtoken_layout.views(self.kv_caches[layer])

@@ -26,7 +26,6 @@ from vtoken.rules import RequestRules, request_rules
 from vtoken.runtime import GrownRequest, Runtime
 from vtoken.telemetry import Publisher
 from vtoken.vllm import last_words, support
-from vtoken.vllm.cuda.support import NO_SIGNALS
 from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.settings import initial_config, read_settings
 from vtoken.vllm.vocabulary import VLLMVocabulary
@@ -81,8 +80,6 @@ class VTokenSchedulerMixin:
         )
         manager.runtime = self.vtoken
         self.vtoken.vocabulary = VLLMVocabulary(config.model_config, self.requests)  # type: ignore[attr-defined]
-        if config.device_config.device_type != "cpu":
-            self.vtoken.no_signals = NO_SIGNALS
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],

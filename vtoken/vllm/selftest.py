@@ -2,7 +2,8 @@
 
 Before the first request, on scratch caches shaped like the engine's own: write K/V with the
 backend's store operation, evict, relocate with the copy engine, pack holes both ways, read with the
-real attention kernel, and compare with a softmax written out. What differs is named and the engine
+real attention kernel, and compare with a softmax written out. Then the signals: what the probe and
+the keepers tell, against the same softmax and the same keys. What differs is named and the engine
 does not start. Knows one attention layer; knows no scheduler.
 
 1. A case reads exactly its live tokens: each of them weighs enough to be missed, since every dead
@@ -12,6 +13,7 @@ does not start. Knows one attention layer; knows no scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,10 +21,17 @@ import numpy as np
 import torch
 
 from vtoken.errors import SelfTestError
+from vtoken.mirror import Mirror
 from vtoken.pool import Slots
+from vtoken.signals import Signal
+from vtoken.step import StepPlan
+from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.scores import Scores
 
 NUM_BLOCKS = 12
 # Largest |difference| from the oracle, of the largest |output|. One token missing shifts more.
+SIGNAL_TOLERANCE = 1e-3  # of the largest |number|; sums are float32 whatever the cache holds
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
@@ -51,6 +60,11 @@ class DataPath(Protocol):
     sinks: torch.Tensor | None
     dtype: torch.dtype
     device: torch.device
+    layer_number: int
+
+    @property
+    def scores(self) -> Scores:
+        """What keeps and tells signals, over the scratch cache."""
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
         """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
@@ -58,8 +72,17 @@ class DataPath(Protocol):
     def relocate(self, source: Slots, destination: Slots) -> None:
         """Move tokens with the copy engine."""
 
-    def attend(self, query: torch.Tensor, reads: list[Read], lent: list[int]) -> torch.Tensor:
-        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request; `lent`: free blocks."""
+    def attend(
+        self,
+        query: torch.Tensor,
+        reads: list[Read],
+        lent: list[int],
+        probed: Sequence[ProbedRequest] = (),
+    ) -> torch.Tensor:
+        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request; `lent`: free blocks.
+
+        The layer's probe gives `probed` their rows.
+        """
 
 
 class SelfTest:
@@ -94,6 +117,7 @@ class SelfTest:
         chain = at([7, 8], front)
         self._relocate(chain, np.roll(chain, 1))  # every destination is another token's source
         self._compare("tokens that change places", [moved])
+        self._compare_signals([dense, holey[1], moved])
 
     def _fill(self) -> None:
         """Every slot of the cache holds a K and V of its own."""
@@ -139,13 +163,47 @@ class SelfTest:
     def _oracle(self, query: torch.Tensor, slots: Slots) -> torch.Tensor:
         """softmax(q k / sqrt(d)) v of one query [Hq, D] over the tokens in `slots`."""
         p = self._path
-        groups = p.num_heads // p.num_kv_heads
-        key = self._key[slots].repeat_interleave(groups, dim=1)  # [n, Hq, D]
-        value = self._value[slots].repeat_interleave(groups, dim=1)
-        logits = torch.einsum("hd,nhd->hn", query, key) * p.scale
-        if p.soft_cap:
-            logits = p.soft_cap * torch.tanh(logits / p.soft_cap)
+        value = self._value[slots].repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
+        logits = self._logits(query, slots)
         if p.sinks is not None:
             logits = torch.cat([logits, p.sinks.float().cpu()[:, None]], dim=1)
         weights = torch.softmax(logits, dim=1)[:, : len(slots)]
         return torch.einsum("hn,nhd->hd", weights, value)
+
+    def _logits(self, query: torch.Tensor, slots: Slots) -> torch.Tensor:
+        """q k / sqrt(d) [Hq, n] of one query [Hq, D] over the tokens in `slots` [n]."""
+        p = self._path
+        key = self._key[slots].repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
+        logits = torch.einsum("hd,nhd->hn", query, key) * p.scale
+        return p.soft_cap * torch.tanh(logits / p.soft_cap) if p.soft_cap else logits
+
+    def _compare_signals(self, reads: list[Read]) -> None:
+        """One step that probes a query of each of `reads`, up to the numbers in its report."""
+        p = self._path
+        query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
+        query = query.to(p.device, p.dtype)
+        attention, keys = Signal("attention_last"), Signal("key_norm")
+        mirrors = {str(row): Mirror(read.slots.copy()) for row, read in enumerate(reads)}
+        probed: list[ProbedRequest] = []
+        for row, (name, mirror) in enumerate(mirrors.items()):
+            mirror.keep((attention,), (p.layer_number,), p.scores.make_keeper)
+            probed += ProbedRequest.of(name, row, 1, mirror)
+        p.attend(query, reads, lent=[9, 10, 11], probed=probed)
+        plan = StepPlan(0, signal_layers=(p.layer_number,))
+        plan.want_scores = tuple((name, asked) for name in mirrors for asked in (attention, keys))
+        told = p.scores.finish(probed, plan, mirrors, Ranks())()
+        for row, read in enumerate(reads):
+            weights = torch.softmax(self._logits(query[row].float().cpu(), read.slots), dim=1)
+            norms = self._key[read.slots].norm(dim=-1)
+            for signal, expected in ((attention, weights.mean(dim=0)), (keys, -norms.mean(dim=1))):
+                found = torch.from_numpy(told[str(row), signal])
+                error = float((found - expected).abs().max())
+                allowed = SIGNAL_TOLERANCE * float(expected.abs().max())
+                if not error <= allowed:  # NaN fails here too
+                    raise SelfTestError(
+                        f"{signal} of {len(read.slots)} live tokens (request {row + 1} of "
+                        f"{len(reads)}) differs from plain torch by {error:.3g}, allowed are "
+                        f"{allowed:.3g}: block size {p.block_size}, {p.dtype}, {p.num_heads} heads "
+                        f"of {p.head_size} over {p.num_kv_heads}. Policies that read it would "
+                        "evict the wrong tokens here, so vToken does not start; report this"
+                    )

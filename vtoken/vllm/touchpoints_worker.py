@@ -127,6 +127,13 @@ WORKER_POINTS = (
         ("grammar_output",),
     ),
     TouchPoint(
+        "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
+        "subclass",
+        "scores join the report where the sampled tokens are waited for",
+        OPEN,
+        "-",
+    ),
+    TouchPoint(
         "vllm.distributed.parallel_state:get_tp_group",
         "call",
         "compare and reduce over the ranks",

@@ -31,13 +31,11 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.layout import page_view
-from vtoken.vllm.cuda.support import NO_SIGNALS
-from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.cuda.layout import keys_of, page_view
+from vtoken.vllm.cuda.probing import DeviceProbe
+from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.manager import VTokenAttentionSpec
-from vtoken.vllm.probe import probe
 
 
 class PhysicalBuilderMixin:
@@ -136,19 +134,21 @@ class PagedImplMixin:
             output_scale,
             output_block_scale,
         )
-        if step is not None and step.physical.probe_layers:
-            self._probe(layer, query, kv_cache, step)
+        if step is not None and step.probe is not None:
+            self._probe(step, step.probe, layer, query, kv_cache)
         return result
 
     def _probe(
-        self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, step: steps.CUDAStep
+        self,
+        step: steps.CUDAStep,
+        probe: DeviceProbe,
+        layer: Any,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
     ) -> None:
-        if query.is_cuda:
-            raise UnsupportedError(NO_SIGNALS)
         if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
-            keys = kv_cache.transpose(1, 2)[..., : query.shape[-1]]
             soft_cap = float(self.logits_soft_cap or 0.0)
-            probe(step.physical.probed, query, keys, scale=self.scale, soft_cap=soft_cap)
+            probe.add_layer(query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap)
 
 
 class _SlotLayoutMixin:

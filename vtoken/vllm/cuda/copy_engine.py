@@ -25,7 +25,7 @@ from vtoken.pool import Slots
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
 from vtoken.vllm.cuda.staged_copy import StagedCopies
 from vtoken.vllm.cuda.streams import Streams
-from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.cuda.transfer import upload
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
 MAX_GATHERED_BYTES = 256 << 20  # the torch way holds the gathered rows of one chunk

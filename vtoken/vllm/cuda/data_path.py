@@ -6,10 +6,12 @@ is another one, in the same layout. Both ways of packing are one here: the page 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.mirror import Mirror
@@ -17,10 +19,13 @@ from vtoken.pool import Slots
 from vtoken.step import RequestStep
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.scores import DeviceScores
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
-from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.executor import BatchRow, HoleyRow, PhysicalStep
+from vtoken.vllm.probe import ProbedRequest
 from vtoken.vllm.selftest import NUM_BLOCKS, Read
 
 
@@ -42,9 +47,11 @@ class CUDADataPath:
         shape = (NUM_BLOCKS, self.block_size, self.num_kv_heads, two_d)
         memory = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
         self._cache = memory.permute(0, 2, 1, 3)
-        on_cuda = self.device.type == "cuda"
-        streams: Streams = CUDAStreams(self.device) if on_cuda else HostStreams()
-        self._copies = CUDACopyEngine([self._cache], streams, use_triton=on_cuda)
+        self._on_cuda = self.device.type == "cuda"
+        streams: Streams = CUDAStreams(self.device) if self._on_cuda else HostStreams()
+        self._copies = CUDACopyEngine([self._cache], streams, use_triton=self._on_cuda)
+        self.layer_number = extract_layer_index(layer.layer_name)
+        self.scores = DeviceScores(lambda _: keys_of(self._cache), self.device, streams)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
         at = upload(slots, self.device)
@@ -60,15 +67,16 @@ class CUDADataPath:
         query: torch.Tensor,
         reads: list[Read],
         lent: list[int],  # noqa: ARG002
+        probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
         physical = PhysicalStep(list(range(len(reads))), [len(read.slots) for read in reads])
+        if probed:
+            physical.probed, physical.probe_layers = [*probed], frozenset([self.layer_number])
         for row, read in enumerate(reads):
             if read.how != "dense":
                 physical.holey.append(_holey(row, read.slots))
-        told = steps.CUDAStep(physical, PageTables(self.block_size, self.device))
-        told.holey_rows = [holey.row.index for holey in physical.holey]
-        told.resident = told.pages.update(physical.holey)
-        steps.set_current(told)
+        pages = PageTables(self.block_size, self.device)
+        steps.set_current(steps.make_step(physical, pages, use_triton=self._on_cuda))
         try:
             metadata = self._builder.build(0, self._common(reads))
         finally:

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from vtoken.errors import UnsupportedError
 from vtoken.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.scores import DeviceScores
+from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
-from vtoken.vllm.cuda.support import NO_SIGNALS
-from vtoken.vllm.cuda.upload import upload
+from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.executor import PhysicalStep, StepExecutor
 
 
@@ -32,15 +33,11 @@ class DeviceHalf:
         streams: Streams = CUDAStreams(device) if on_cuda else HostStreams()
         self.device = device
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
-        self._keys = [cache.transpose(1, 2)[..., : cache.shape[-1] // 2] for cache in caches]
-        self.executor = StepExecutor(block_size, self.copies.contents, self.keys)
+        keys = [keys_of(cache) for cache in caches]
+        scores = DeviceScores(keys.__getitem__, device, streams)
+        self.executor = StepExecutor(block_size, self.copies.contents, scores)
         self.pages = PageTables(block_size, device)
-
-    def keys(self, layer: int) -> torch.Tensor:
-        """The keys of `layer` as a view [N, S, Hkv, D]; raises UnsupportedError on CUDA."""
-        if self.device.type == "cuda":
-            raise UnsupportedError(NO_SIGNALS)
-        return self._keys[layer]
+        self.triton_probe = on_cuda
 
     def relocate(self, plan: StepPlan) -> None:
         """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
@@ -69,7 +66,12 @@ class DeviceHalf:
         if step.rows:
             sent = upload(step.writes, self.device)
             slot_mapping.index_copy_(0, sent[0], sent[1])
-        told = steps.CUDAStep(step, self.pages)
-        told.holey_rows = [holey.row.index for holey in step.holey]
-        told.resident = self.pages.update(step.holey)
-        steps.set_current(told)
+        steps.set_current(make_step(step, self.pages, use_triton=self.triton_probe))
+
+    def forward_ended(self) -> None:
+        """The step's forward has been launched as a whole, and nothing after it.
+
+        Signals of keys are read from the cache now: the next relocations come behind that too.
+        """
+        self.executor.forward_ended()
+        self.copies.stages.forward_ended()

@@ -14,6 +14,8 @@ import triton.language as tl
 
 MAX_WORDS = 2048  # 32-bit words that one program moves of a row at once
 TOKENS_PER_PROGRAM = 4
+TILES_AT_ONCE = 64  # a constant: a kernel compiled for every length would stall the engine
+MAX_LOGITS = 1 << 26  # of all heads that the probe holds at once, 4 bytes each
 
 
 @triton.jit
@@ -74,52 +76,62 @@ class TritonSlotCopy:
 
 @triton.jit
 def _probe_logits_kernel(
-    query,  # [R, Hq, D]
+    query,  # [T, Hq, D]
     key,  # [slots, H, D] by strides
-    table,  # [R, n] int32: slots in logical order
-    seq_lens,  # [R]
-    logits,  # [R, Hq, n] float32
+    table,  # [rows, n] int32: slots in logical order
+    queries,  # [R] int32: row of `query`
+    table_rows,  # [R] int32: row of `table`
+    seq_lens,  # [R] int32
+    logits,  # [R, Hq, width] float32
     tile_max,  # [R, Hq, tiles]
     tile_sum,  # [R, Hq, tiles]
     scale,
+    soft_cap,
     query_row,
     key_slot,
     key_head,
     table_row,
+    width,
     tiles,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     D: tl.constexpr,
+    D_PAD: tl.constexpr,
     TILE: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     request, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seq_lens + request)
     token = tile * TILE + tl.arange(0, TILE)
     live = token < length
-    slot = tl.load(table + request * table_row + token, mask=live, other=0).to(tl.int64)
-    dim = tl.arange(0, D)
+    pages = table + tl.load(table_rows + request).to(tl.int64) * table_row
+    slot = tl.load(pages + token, mask=live, other=0).to(tl.int64)
+    dim = tl.arange(0, D_PAD)
     member = tl.arange(0, GROUP_PAD)
     q_head = head * GROUP + member
     is_head = member < GROUP
+    q_row = query + tl.load(queries + request).to(tl.int64) * query_row
     q = tl.load(
-        query + request * query_row + q_head[:, None] * D + dim[None, :],
-        mask=is_head[:, None],
+        q_row + q_head[:, None] * D + dim[None, :],
+        mask=is_head[:, None] & (dim[None, :] < D),
         other=0.0,
     )
     k = tl.load(
         key + slot[None, :] * key_slot + head * key_head + dim[:, None],
-        mask=live[None, :],
+        mask=live[None, :] & (dim[:, None] < D),
         other=0.0,
     )
-    x = tl.dot(q, k) * scale
+    x = tl.dot(q, k, input_precision="ieee") * scale
+    if CAPPED:  # soft_cap * tanh(x / soft_cap)
+        x = soft_cap * (2.0 * tl.sigmoid(2.0 * x / soft_cap) - 1.0)
     x = tl.where(live[None, :], x, float("-inf"))
     top = tl.max(x, axis=1)
     safe = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp(x - safe[:, None]), axis=1)
     num_q_heads = tl.num_programs(1) * GROUP
-    row = request * num_q_heads + q_head
+    row = request.to(tl.int64) * num_q_heads + q_head
     tl.store(
-        logits + row[:, None] * table_row + token[None, :],
+        logits + row[:, None] * width + token[None, :],
         x,
         mask=is_head[:, None] & live[None, :],
     )
@@ -134,7 +146,8 @@ def _probe_sum_kernel(
     tile_sum,
     seq_lens,
     scores,  # [R, n] float32, added to
-    table_row,
+    score_row,
+    width,
     tiles,
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
@@ -144,17 +157,21 @@ def _probe_sum_kernel(
     length = tl.load(seq_lens + request)
     token = tile * TILE + tl.arange(0, TILE)
     live = token < length
-    part = tl.arange(0, TILES)
     total = tl.zeros((TILE,), dtype=tl.float32)
     for head in range(HEADS):
-        row = request * HEADS + head
-        tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
-        sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
-        top = tl.max(tops, axis=0)
-        norm = tl.sum(sums * tl.exp(tops - top), axis=0)
-        x = tl.load(logits + row * table_row + token, mask=live, other=float("-inf"))
+        row = request.to(tl.int64) * HEADS + head
+        top = tl.full((1,), float("-inf"), dtype=tl.float32)
+        norm = tl.zeros((1,), dtype=tl.float32)
+        for start in range(0, tiles, TILES):  # the first tile holds a live token: top is finite
+            part = start + tl.arange(0, TILES)
+            tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
+            sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
+            higher = tl.maximum(top, tl.max(tops, axis=0))
+            norm = norm * tl.exp(top - higher) + tl.sum(sums * tl.exp(tops - higher), axis=0)
+            top = higher
+        x = tl.load(logits + row * width + token, mask=live, other=float("-inf"))
         total += tl.exp(x - top) / norm
-    at = scores + request * table_row + token
+    at = scores + request * score_row + token
     tl.store(at, tl.load(at, mask=live, other=0.0) + total / HEADS, mask=live)
 
 
@@ -166,15 +183,50 @@ def probe_scores(
     scores: torch.Tensor,
     *,
     scale: float,
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    soft_cap: float = 0.0,
     tile: int = 64,
 ) -> None:
     """Add to `scores` [R, n] the attention that one query a request gives to its live tokens.
 
-    Mean over heads of softmax(q k). `query` [R, Hq, D], contiguous in (Hq, D); `key` [slots, H, D];
-    `table` [R, n] int32, slots in logical order; `seq_lens` [R] int32. D is a power of two.
+    Mean over heads of softmax(q k). Request i asks with row `queries[i]` of `query` [T, Hq, D],
+    contiguous in (Hq, D), and sees the `seq_lens[i]` slots in row `rows[i]` of `table` [rows, m],
+    in logical order; `key` [slots, H, D]. All of `table`, `seq_lens`, `queries`, `rows` are int32.
+    Two launches, and more where the logits of all requests would take more than `MAX_LOGITS`.
     """
-    requests, heads, dim = query.shape
-    width = table.shape[1]
+    heads, width = query.shape[1], scores.shape[1]
+    at_once = max(1, MAX_LOGITS // (heads * width))
+    for start in range(0, len(scores), at_once):
+        part = slice(start, start + at_once)
+        _probe_some(
+            query,
+            key,
+            table,
+            seq_lens[part],
+            scores[part],
+            queries[part],
+            rows[part],
+            scale,
+            soft_cap,
+            tile,
+        )
+
+
+def _probe_some(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scores: torch.Tensor,
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    tile: int,
+) -> None:
+    requests, width = scores.shape
+    heads, dim = query.shape[1:]
     tiles = triton.cdiv(width, tile)
     group = heads // key.shape[1]
     logits = torch.empty((requests, heads, width), dtype=torch.float32, device=query.device)
@@ -184,20 +236,26 @@ def probe_scores(
         query,
         key,
         table,
+        queries,
+        rows,
         seq_lens,
         logits,
         tops,
         sums,
         scale,
+        soft_cap,
         query.stride(0),
         key.stride(0),
         key.stride(1),
         table.stride(0),
+        width,
         tiles,
         GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)),
         D=dim,
+        D_PAD=max(16, triton.next_power_of_2(dim)),
         TILE=tile,
+        CAPPED=soft_cap > 0.0,
     )
     _probe_sum_kernel[(requests, tiles)](
         logits,
@@ -205,9 +263,10 @@ def probe_scores(
         sums,
         seq_lens,
         scores,
-        table.stride(0),
+        scores.stride(0),
+        width,
         tiles,
         HEADS=heads,
-        TILES=triton.next_power_of_2(tiles),
+        TILES=TILES_AT_ONCE,
         TILE=tile,
     )

@@ -57,6 +57,11 @@ def page_view(cache: torch.Tensor) -> torch.Tensor:
     return cache.as_strided((blocks * size, heads, 1, content), (row, content, row, 1))
 
 
+def keys_of(cache: torch.Tensor) -> torch.Tensor:
+    """The keys [N, S, H, D] in `cache` [N, H, S, 2D], over the same memory."""
+    return cache.transpose(1, 2)[..., : cache.shape[-1] // 2]
+
+
 def stacked_rows(caches: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """All layers as [L, N * S, H * C] over the same memory; None when they are not evenly spaced.
 

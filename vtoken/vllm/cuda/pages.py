@@ -9,7 +9,8 @@ one kernel call:
 
 Because rows of holey requests are in logical order, attention reads the same numbers in the same
 order wherever relocation has put them. A holey request's row stays on the device from step to step:
-it is sent as a whole when tokens of it died or moved, and grows by its new tokens otherwise.
+it is sent as a whole when tokens of it died or moved, and grows by its new tokens otherwise. The
+score probe reads the keys of its requests through resident rows too, dense or not.
 Invariant: a resident row's first `num_live` entries are `mirror.live()`'s slots.
 """
 
@@ -21,10 +22,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vtoken.vllm.cuda.upload import upload
+from vtoken.mirror import Mirror
+from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.executor import HoleyRow
 
 ROW_ALIGNMENT = 256  # tokens; a row grows by whole multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """The live tokens of a request as `mirror` has them, `num_live` of them."""
+
+    request_id: str
+    mirror: Mirror
+    num_live: int
+
+    @classmethod
+    def of(cls, holey: HoleyRow) -> LiveRow:
+        return cls(holey.row.request_id, holey.mirror, holey.part.num_live)
 
 
 @dataclass(slots=True)
@@ -58,36 +73,44 @@ class PageTables:
         for request_id in [known for known in self._resident if known not in request_ids]:
             self.forget(request_id)
 
-    def update(self, holey: Sequence[HoleyRow]) -> list[int]:
-        """Bring the rows of this step's `holey` requests up to date; their rows, in order.
+    def update(self, requests: Sequence[LiveRow]) -> list[int]:
+        """Bring the rows of this step's `requests` up to date; their rows, in order.
 
         `forget` has been called for all whose tokens died or moved. Two uploads at most.
         """
-        if not holey:
+        if not requests:
             return []
         whole: list[tuple[int, np.ndarray]] = []
         grown: list[tuple[int, int, np.ndarray]] = []
-        self._reserve(len(holey), max(h.part.num_live for h in holey))
-        for h in holey:
-            request_id, part = h.row.request_id, h.part
-            have = self._resident.get(request_id)
-            new = len(part.new_slots)
-            if (
-                have is not None
-                and have.num_tokens == part.num_tokens
-                and have.num_live + new == part.num_live
-            ):
-                grown.append((have.row, have.num_live, part.new_slots))
+        num_new = sum(request.request_id not in self._resident for request in requests)
+        self._reserve(num_new, max(request.num_live for request in requests))
+        for request in requests:
+            mirror = request.mirror
+            have = self._resident.get(request.request_id)
+            new = 0 if have is None else mirror.num_tokens - have.num_tokens
+            if have is not None and new >= 0 and have.num_live + new == request.num_live:
+                if new:
+                    grown.append((have.row, have.num_live, mirror.newest(new)))
             else:
                 if have is None:
-                    have = self._resident[request_id] = Resident(self._free.pop(), 0, 0)
-                _, slots = h.mirror.live()
+                    have = Resident(self._free.pop(), 0, 0)
+                    self._resident[request.request_id] = have
+                _, slots = mirror.live()
                 whole.append((have.row, slots))
-            have.num_live = part.num_live
-            have.num_tokens = part.num_tokens + new
+            have.num_live = request.num_live
+            have.num_tokens = mirror.num_tokens
         self._send_whole(whole)
         self._send_grown(grown)
-        return [self._resident[h.row.request_id].row for h in holey]
+        return [self._resident[request.request_id].row for request in requests]
+
+    def slots(self, row: int, num_live: int) -> torch.Tensor:
+        """The first `num_live` slots of a resident row, int32, until the next `update`."""
+        return self._table[row, :num_live]
+
+    @property
+    def table(self) -> torch.Tensor:
+        """All resident rows [rows, width] int32, until the next `update`."""
+        return self._table
 
     def batch(
         self, block_table: torch.Tensor, rows: Sequence[int], resident: Sequence[int], width: int
@@ -108,9 +131,9 @@ class PageTables:
         pages[:, :have].index_copy_(0, index[0], self._table.index_select(0, index[1])[:, :have])
         return pages
 
-    def _reserve(self, num_holey: int, longest: int) -> None:
+    def _reserve(self, num_new: int, longest: int) -> None:
         rows, width = self._table.shape
-        needed = len(self._resident) + num_holey
+        needed = len(self._resident) + num_new
         new_rows = rows if needed <= rows else max(needed, 2 * rows)
         new_width = width if longest <= width else max(longest, 2 * width)
         if (new_rows, new_width) == (rows, width):

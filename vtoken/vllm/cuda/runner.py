@@ -55,10 +55,9 @@ class GuardedRunnerMixin:
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.vtoken_half is None:
             return super()._model_forward(*args, **kwargs)  # type: ignore[misc]
-        stages = self.vtoken_half.copies.stages
-        stages.guard()
+        self.vtoken_half.copies.stages.guard()
         output = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
-        stages.forward_ended()
+        self.vtoken_half.forward_ended()
         return output
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:

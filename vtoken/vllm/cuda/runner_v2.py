@@ -118,7 +118,7 @@ class VTokenV2Mixin:
             return output
         if output is not None:  # a step without tokens; all of those share one output
             return half.executor.attach(copy(output))
-        half.copies.stages.forward_ended()
+        half.forward_ended()
         return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:

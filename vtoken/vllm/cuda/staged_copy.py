@@ -67,5 +67,5 @@ class StagedCopies:
             self._streams.synchronize(self._pending)
 
     def forward_ended(self) -> None:
-        """The step's forward has been launched as a whole."""
+        """The step's forward has been launched as a whole, and what reads the cache after it."""
         self._forward_end = self._streams.record(Stream.MAIN)

@@ -1,4 +1,4 @@
-"""What the copies need of a device's queues: two streams, and events between them.
+"""What copies and reports need of a device's queues: three streams, and events between them.
 
 Knows neither caches nor steps. `CUDAStreams` are real ones; `HostStreams` run everything at once in
 program order, which is what a device without streams does, and what the CPU tests run.
@@ -16,10 +16,11 @@ import torch
 class Stream(Enum):
     MAIN = "main"  # vLLM's: forward, sampling, input preparation
     RELOCATION = "relocation"
+    REPORT = "report"  # scores on their way to the host
 
 
 class Streams(Protocol):
-    """Order between two queues of one device; nothing here makes the host wait but `synchronize`.
+    """Order between the queues of one device; nothing here makes the host wait but `synchronize`.
 
     `record`: an event that is reached when all that was launched on `stream` so far is done.
     `wait`: what is launched on `stream` from now on starts after `event`.
@@ -53,19 +54,19 @@ class HostStreams:
 
 
 class CUDAStreams:
-    """The thread's current stream, which is vLLM's, and one beside it of the same priority."""
+    """The thread's current stream, which is vLLM's, and two beside it of the same priority."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._beside = torch.cuda.Stream(device)
+        self._beside = {
+            stream: torch.cuda.Stream(device) for stream in (Stream.RELOCATION, Stream.REPORT)
+        }
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
-        if stream is Stream.RELOCATION:
-            return self._beside
-        return torch.cuda.current_stream(self._device)
+        return self._beside.get(stream) or torch.cuda.current_stream(self._device)
 
     def record(self, stream: Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
         event.record(self._stream(stream))
         return event
 

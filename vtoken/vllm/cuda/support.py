@@ -16,10 +16,6 @@ OPT_IN = (
     "written, covered by CPU tests up to the device calls, never run on a GPU yet; "
     "--vtoken-experimental-cuda tries it"
 )
-NO_SIGNALS = (
-    "on CUDA no policy may ask for attention or keys yet: its signals are computed on the host. "
-    "Choose streaming_llm, sliding_window or random"
-)
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 

@@ -1,0 +1,76 @@
+"""Signals on the device are the host's, told without a step that makes the host wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from two_workers import DeviceWorker, Life, Worker
+
+from vtoken.vllm.cuda.streams import CUDAStreams
+from vtoken.vllm.cuda.transfer import download
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_device_tells_the_hosts_numbers_and_no_step_waits_for_it(
+    cuda: torch.device, seed: int
+) -> None:
+    """Asked three steps later, when tokens have been appended, evicted and moved."""
+    life = Life(seed)
+    host, device = Worker(life), DeviceWorker(life, CUDAStreams(cuda), "cuda")
+    waiting = []
+    for _ in range(60):
+        plan, rows, query = life.next()
+        expected = host.step(plan, rows, query)()
+        device.follow()
+        there = query.to(cuda)
+        live = {name: sorted(tokens) for name, tokens in life.live.items()}
+        with no_synchronisation():
+            told = device.step(plan, rows, there)
+        waiting.append((told, expected, live))
+        if len(waiting) > 3:
+            told, expected, live = waiting.pop(0)
+            found = told()
+            assert found.keys() == expected.keys()
+            for (name, signal), values in found.items():
+                at = [token for token in live[name] if token < len(values)]
+                want = expected[name, signal]
+                if signal.kind == "attention_hits":  # near ties with 1 / n may fall either way
+                    assert np.abs(values[at] - want[at]).max() <= 1
+                else:
+                    np.testing.assert_allclose(values[at], want[at], rtol=1e-3, atol=1e-5)
+
+
+def test_a_look_at_the_device_would_be_noticed(cuda: torch.device) -> None:
+    with pytest.raises(RuntimeError), no_synchronisation():
+        torch.ones(3, device=cuda).sum().item()
+
+
+def test_a_download_is_complete_behind_its_event_and_its_source_may_go(cuda: torch.device) -> None:
+    streams = torch.cuda.Stream(cuda), torch.cuda.Event()
+    for number in range(50):
+        made = torch.full((1 << 20,), number, dtype=torch.float32, device=cuda)
+        streams[0].wait_stream(torch.cuda.current_stream(cuda))
+        with torch.cuda.stream(streams[0]):
+            host = download(made)
+            streams[1].record(streams[0])
+        del made
+        torch.full((1 << 20,), -1.0, device=cuda)  # takes the memory, if it is free to take
+        streams[1].synchronize()
+        assert host.is_pinned()
+        assert bool((host == number).all())

@@ -1,0 +1,157 @@
+"""Two workers that live the same lives: one with the host's probe and keepers, the oracle, and one
+with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`) and on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vtoken.signals import Signal
+from vtoken.step import RequestStep, StepPlan
+from vtoken.vllm.cuda.layout import keys_of, slot_rows
+from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.scores import DeviceScores
+from vtoken.vllm.cuda.step import make_step
+from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.probe import probe
+from vtoken.vllm.scores import HostScores, Told
+
+S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
+PROBED_LAYERS = (0, 2)
+SIGNALS = {
+    "a": (Signal("attention_sum"),),
+    "b": (Signal("attention_window", 6), Signal("attention_last")),
+    "c": (Signal("attention_hits", 10), Signal("key_norm")),
+    "d": (Signal("key_difference"), Signal("attention_sum")),
+}
+
+
+class Life:
+    """What the scheduler and vLLM give a worker, step by step, at random; K is `cache`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        memory = torch.randn(LAYERS, BLOCKS, S, KV_HEADS, 2 * DIM)
+        self.caches = [layer.permute(0, 2, 1, 3) for layer in memory]
+        self.blocks = {name: list(range(5 * i, 5 * i + 5)) for i, name in enumerate(SIGNALS)}
+        self.free = list(self.rng.permutation(np.arange(20 * S, BLOCKS * S)))
+        self.live: dict[str, dict[int, int]] = {name: {} for name in SIGNALS}
+        self.num_tokens = dict.fromkeys(SIGNALS, 0)
+        self.virtual: set[str] = set()
+        self.number = 0
+
+    def next(self) -> tuple[StepPlan, list[BatchRow], torch.Tensor]:
+        """The next step's plan, batch and queries [T, Hq, D]; K of its new tokens is written."""
+        self.number += 1
+        rng, plan = self.rng, StepPlan(self.number)
+        rows: list[BatchRow] = []
+        first = 0
+        for name in rng.permutation(list(SIGNALS)).tolist():
+            if self.number > 2 and rng.random() < 0.2:
+                continue  # not scheduled
+            num_new = 9 if self.number == 1 else 4 if rng.random() < 0.2 else 1
+            if name not in self.virtual and self.num_tokens[name] + num_new > 5 * S - 4:
+                self.virtual.add(name)
+            rows.append(BatchRow(name, len(rows), first, num_new, self.num_tokens[name]))
+            self._grow(plan, name, num_new)
+            first += num_new
+        plan.signals = {row.request_id: SIGNALS[row.request_id] for row in rows}
+        plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
+        plan.probe_layers = PROBED_LAYERS if plan.probed else None
+        plan.signal_layers, plan.probing = PROBED_LAYERS, True
+        plan.want_scores = tuple(
+            (name, signal)
+            for name, kept in plan.signals.items()
+            for signal in kept
+            if rng.random() < 0.7
+        )
+        return plan, rows, torch.randn(first, HEADS, DIM)
+
+    def _grow(self, plan: StepPlan, name: str, num_new: int) -> None:
+        live, before, rng = self.live[name], self.num_tokens[name], self.rng
+        new = range(before, before + num_new)
+        self.num_tokens[name] += num_new
+        if name not in self.virtual:
+            live |= {t: self.blocks[name][t // S] * S + t % S for t in new}
+            return
+        part = plan.requests[name] = RequestStep(before, dense=False)
+        if rng.random() < 0.5 and len(live) > 8:
+            part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
+            self.free = [live.pop(int(t)) for t in part.evicted] + self.free
+        if rng.random() < 0.4:
+            part.moved_ids = np.sort(rng.choice(sorted(live), 3, replace=False))
+            part.moved_slots = np.array([self.free.pop() for _ in range(3)])
+            for token, slot in zip(part.moved_ids.tolist(), part.moved_slots, strict=True):
+                for cache in self.caches:
+                    slot_rows(cache)[slot] = slot_rows(cache)[live[token]]
+                live[token] = slot
+        part.new_slots = np.array([self.free.pop() for _ in new])
+        live |= dict(zip(new, part.new_slots.tolist(), strict=True))
+        for cache in self.caches:
+            slot_rows(cache)[torch.from_numpy(part.new_slots)] = torch.randn(
+                num_new, KV_HEADS * 2 * DIM
+            )
+        part.num_live = len(live)
+
+    def blocks_of(self, name: str) -> list[int]:
+        return self.blocks[name]
+
+
+class Worker:
+    """The worker whose signals stay on the host."""
+
+    def __init__(self, life: Life, scores: Any = None) -> None:
+        self.life = life
+        scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]))
+        self.executor = StepExecutor(S, lambda _: iter(()), scores)
+
+    def step(self, plan: StepPlan, rows: list[BatchRow], query: torch.Tensor) -> Told:
+        """One step with `query` where the caches are; what is told of it."""
+        executor = self.executor
+        executor.begin(plan, ())
+        executor.meet(self.life.blocks_of)
+        executor.apply()
+        step = executor.physical(rows, self.life.blocks_of)
+        assert step is not None
+        self.forward(step, query)
+        executor.forward_ended()
+        assert executor._told is not None
+        return executor._told
+
+    def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
+        for layer in sorted(step.probe_layers):
+            key = keys_of(self.life.caches[layer])
+            probe(step.probed, query, key, scale=0.3, soft_cap=5.0)
+
+
+class DeviceWorker(Worker):
+    """The device's worker; where the device is not the CPU, `follow` brings the caches there."""
+
+    def __init__(self, life: Life, streams: Any, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.caches = life.caches
+        if device != "cpu":
+            self.caches = [torch.empty_like(cache, device=device) for cache in life.caches]
+        keys = [keys_of(cache) for cache in self.caches]
+        super().__init__(life, DeviceScores(keys.__getitem__, self.device, streams))
+        self.pages = PageTables(S, self.device)
+
+    def follow(self) -> None:
+        for here, there in zip(self.life.caches, self.caches, strict=True):
+            there.copy_(here)
+
+    def step(self, plan: StepPlan, rows: list[BatchRow], query: torch.Tensor) -> Told:
+        for name, part in plan.requests.items():
+            if len(part.evicted) or len(part.moved_ids):
+                self.pages.forget(name)
+        return super().step(plan, rows, query)
+
+    def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
+        told = make_step(step, self.pages, use_triton=self.device.type == "cuda")
+        for layer in sorted(step.probe_layers):
+            assert told.probe is not None
+            told.probe.add_layer(query, keys_of(self.caches[layer]), scale=0.3, soft_cap=5.0)

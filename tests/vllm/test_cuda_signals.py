@@ -1,0 +1,315 @@
+"""Signals on a device, up to the device: the host's numbers, told late and never to another token.
+
+Two workers live the same lives, one with the host's probe and keepers, which is the oracle, and one
+with the device's. A device may be late: what is launched beside the main stream runs only when
+somebody waits for it. A device without memory (`meta`) proves that nothing is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from two_workers import SIGNALS, DeviceWorker, Life, Worker
+
+from vtoken.mirror import Mirror
+from vtoken.signals import Floats, Signal, make_keeper
+from vtoken.step import WorkerReport
+from vtoken.vllm.cuda import scores as device_scores
+from vtoken.vllm.cuda.keepers import make_device_keeper
+from vtoken.vllm.cuda.scores import DeviceScores
+from vtoken.vllm.cuda.streams import HostStreams, Stream
+from vtoken.vllm.delivery import deliver
+from vtoken.vllm.executor import PhysicalStep
+from vtoken.vllm.scores import Told
+
+pytestmark = pytest.mark.vllm
+
+ATTENTION = [Signal("attention_sum"), *SIGNALS["b"], Signal("attention_hits", 10)]
+Scores = dict[tuple[str, Signal], Floats]
+
+
+class LateStreams(HostStreams):
+    """What is launched beside the main stream runs when somebody waits for its end, no sooner."""
+
+    def __init__(self) -> None:
+        self._launched: list[Callable[[], None]] = []
+
+    def launch(self, stream: Stream, work: Callable[[], None]) -> None:
+        assert stream is Stream.REPORT
+        self._launched.append(work)
+
+    def record(self, stream: Stream) -> Any:  # noqa: ARG002
+        return len(self._launched)
+
+    def synchronize(self, event: Any) -> None:
+        for number, work in enumerate(self._launched[:event]):
+            work()
+            self._launched[number] = lambda: None
+
+
+def differences(one: Scores, other: Scores) -> list[str]:
+    """What `other` tells otherwise; a window's mean is added in another order."""
+    wrong = [f"{asked} is told by one only" for asked in one.keys() ^ other.keys()]
+    for asked in one.keys() & other.keys():
+        loose = asked[1].kind == "attention_window"
+        same = len(one[asked]) == len(other[asked]) and np.allclose(
+            one[asked], other[asked], rtol=1e-6 if loose else 0.0, atol=1e-7 if loose else 0.0
+        )
+        if not same:
+            wrong.append(f"{asked} differs")
+    return wrong
+
+
+def alive(scores: Scores, live: dict[str, set[int]]) -> Scores:
+    """Numbers of the tokens that lived then: those of dead tokens mean nothing."""
+    return {
+        (name, signal): values[sorted(t for t in live[name] if t < len(values))]
+        for (name, signal), values in scores.items()
+    }
+
+
+def live_two_lives(seed: int, *, late_steps: int, steps: int = 30) -> tuple[list[str], int]:
+    """What the device's worker told otherwise, asked `late_steps` steps later; what was told."""
+    life = Life(seed)
+    host = Worker(life)
+    device = DeviceWorker(life, LateStreams())
+    waiting: list[tuple[Told, Scores, dict[str, set[int]]]] = []
+    wrong, num_told = [], 0
+    for number in range(steps):
+        plan, rows, query = life.next()
+        expected = host.step(plan, rows, query)()
+        live = {name: set(tokens) for name, tokens in life.live.items()}
+        waiting.append((device.step(plan, rows, query), expected, live))
+        last = number + 1 == steps
+        while waiting and (last or len(waiting) > late_steps):
+            told, expected, live = waiting.pop(0)
+            found = told()
+            num_told += len(found)
+            wrong += differences(alive(expected, live), alive(found, live))
+    return wrong, num_told
+
+
+@pytest.mark.parametrize("late_steps", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_tells_the_hosts_numbers_however_late_it_is_asked(
+    seed: int, late_steps: int
+) -> None:
+    """Tokens are appended, evicted and moved in the meantime."""
+    wrong, num_told = live_two_lives(seed, late_steps=late_steps)
+    assert wrong == []
+    assert num_told > 40
+
+
+def test_control_a_copy_of_what_later_steps_write_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InPlace(list[torch.Tensor]):
+        """The keepers' own tensors instead of an outbox, read when the copy runs."""
+
+        def split(self, _sizes: Any) -> list[torch.Tensor]:
+            return self
+
+    monkeypatch.setattr(device_scores, "download", lambda boxes: InPlace(b.clone() for b in boxes))
+    monkeypatch.setattr(device_scores, "_outbox", InPlace)
+    assert live_two_lives(0, late_steps=3)[0] != []
+
+
+def test_control_ids_taken_when_the_answer_is_read_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish, send = DeviceScores.finish, DeviceScores._send
+    mirrors: dict[str, Mirror] = {}
+
+    def finish_and_note(self: DeviceScores, probed: Any, plan: Any, known: Any, ranks: Any) -> Told:
+        mirrors.update(known)
+        return finish(self, probed, plan, known, ranks)
+
+    class Now(dict[Any, Any]):
+        def __getitem__(self, asked: Any) -> Any:
+            ids, num_tokens = super().__getitem__(asked)
+            now = mirrors[asked[0]].live()[0][: len(ids)]
+            same_number = len(now) == len(ids)
+            return (now, int(now[-1]) + 1) if same_number else (ids, num_tokens)
+
+    monkeypatch.setattr(DeviceScores, "finish", finish_and_note)
+    monkeypatch.setattr(
+        DeviceScores, "_send", lambda self, values, owners: send(self, values, Now(owners))
+    )
+    assert live_two_lives(0, late_steps=3)[0] != []
+
+
+# ---------------------------------------------------------------- the keepers alone
+
+
+@pytest.mark.parametrize("signal", ATTENTION, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_keeper_equals_the_hosts(signal: Signal, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    device = torch.device("cpu")
+    host, keeper = make_keeper(signal, (1, 2)), make_device_keeper(signal, (1, 2), device)
+    live = np.arange(0)
+    num_tokens = 0
+    for _ in range(60):
+        if len(live) > 12 and rng.random() < 0.4:
+            live = np.sort(rng.choice(live, len(live) - 4, replace=False))
+        num_new = int(rng.choice([1, 1, 1, 15]))
+        live = np.append(live, np.arange(num_tokens, num_tokens + num_new))
+        num_tokens += num_new
+        if rng.random() < 0.2:
+            continue  # not probed
+        rows = rng.random((signal.num_rows(num_new), len(live)), dtype=np.float32)
+        rows = rows.sum(axis=0, keepdims=True) if signal.kind == "attention_sum" else rows
+        host.add(live, rows, num_new)
+        keeper.add(live, torch.from_numpy(rows), num_new)
+        expected, found = host.scores(), keeper.scores()
+        assert (expected is None) == (found is None)
+        if expected is not None and found is not None:
+            assert keeper.num_tokens == len(expected)
+            np.testing.assert_allclose(found.numpy(), expected[keeper.ids], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("signal", "bytes_a_token"),
+    [(Signal("attention_sum"), 4), (Signal("attention_window", 64), 256)],
+    ids=str,
+)
+def test_device_memory_follows_the_live_tokens(signal: Signal, bytes_a_token: int) -> None:
+    keeper: Any = make_device_keeper(signal, (0,), torch.device("cpu"))
+    ids = np.arange(8000)
+    keeper.add(ids, torch.zeros(1, 8000), 1)
+    assert keeper._data.nbytes <= 1.3 * 8000 * bytes_a_token
+    keeper.add(ids[-500:] + 1, torch.zeros(1, 500), 1)
+    assert keeper._data.nbytes <= 2 * 500 * bytes_a_token
+
+
+# ---------------------------------------------------------------- nothing waits for the device
+
+
+class NothingWaits(TorchDispatchMode):
+    """Refuses what makes a host wait for a CUDA device: looking at a tensor's contents, results
+    whose size depends on them, and copies that are not asynchronous, either way.
+    """
+
+    LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        on_device = [t for t in tensors if t.device.type == "meta"]
+        if on_device and name.lstrip("_").startswith(tuple(x.lstrip("_") for x in self.LOOKS)):
+            raise AssertionError(f"{name} looks at the device's memory")
+        if name in ("index", "index_put", "index_put_"):
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    raise AssertionError(f"{name} by a mask looks at the device's memory")
+        if name in ("_to_copy", "copy_"):
+            target = kwargs.get("device") or tensors[0].device
+            source = tensors[-1].device
+            flag = kwargs.get("non_blocking", False) or (name == "copy_" and args[2:] == (True,))
+            if torch.device(target).type != source.type and not flag:
+                raise AssertionError(f"{name} from {source} to {target} makes the host wait")
+        return func(*args, **kwargs)
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """A device that holds nothing: any look at a tensor of it fails. What `download` was given."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)  # there is no driver to ask
+    downloaded: list[torch.Tensor] = []
+
+    def download(tensor: torch.Tensor) -> torch.Tensor:
+        downloaded.append(tensor)
+        return torch.zeros(tensor.shape)
+
+    monkeypatch.setattr(device_scores, "download", download)
+    return downloaded
+
+
+def live_without_memory(worker: DeviceWorker, life: Life, steps: int = 20) -> None:
+    for _ in range(steps):
+        plan, rows, query = life.next()
+        on_device = query.to("meta")
+        with NothingWaits():
+            worker.step(plan, rows, on_device)
+
+
+def test_no_step_looks_at_what_the_device_holds(no_memory: list[torch.Tensor]) -> None:
+    """Every policy's signals, prompts and decodes, deaths, moves; read back only when asked."""
+    life = Life(0)
+    streams = LateStreams()
+    live_without_memory(DeviceWorker(life, streams, "meta"), life)
+    assert no_memory == []
+    streams.synchronize(10**6)
+    assert len(no_memory) > 10
+    assert {tensor.device.type for tensor in no_memory} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t[t > 0],
+        lambda t: t.cpu(),
+        lambda t: torch.zeros(1).to(t.device),
+        lambda t: t.nonzero(),
+    ],
+    ids=["item", "mask", "to the host", "to the device", "nonzero"],
+)
+def test_control_a_look_is_noticed(
+    no_memory: list[torch.Tensor],
+    look: Callable[[torch.Tensor], Any],
+) -> None:
+    class Curious(DeviceWorker):
+        def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
+            super().forward(step, query)
+            look(query)
+
+    life = Life(0)
+    with pytest.raises((AssertionError, NotImplementedError, RuntimeError)):
+        live_without_memory(Curious(life, LateStreams(), "meta"), life)
+
+
+# ---------------------------------------------------------------- the report and the tokens
+
+
+class Fetched:
+    """vLLM's asynchronous output of either runner: `inner` once the device has sampled."""
+
+    def __init__(self, name: str) -> None:
+        self.inner = SimpleNamespace(sampled=False)
+        setattr(self, name, self.inner)
+
+    def get_output(self) -> Any:
+        self.inner.sampled = True
+        return self.inner
+
+
+@pytest.mark.parametrize("name", ["_model_runner_output", "model_runner_output"], ids=["V1", "V2"])
+def test_scores_are_waited_for_where_the_sampled_tokens_are(name: str) -> None:
+    output: Any = Fetched(name)
+    scores = {("a", SIGNALS["a"][0]): np.ones(3, dtype=np.float32)}
+    order: list[bool] = []
+
+    def told() -> Scores:
+        order.append(output.inner.sampled)
+        return scores
+
+    sent = deliver(output, WorkerReport(7), told)
+    assert order == []  # attached, and nobody has waited yet
+    fetched = sent.get_output()
+    assert fetched is output.inner
+    assert order == [True]
+    assert (fetched.vtoken.step, fetched.vtoken.scores) == (7, scores)
+
+
+def test_a_report_that_tells_nothing_leaves_vllms_output_as_it_is() -> None:
+    output: Any = Fetched("model_runner_output")
+    assert deliver(output, WorkerReport(7), None) is output
+    assert output.inner.vtoken.step == 7

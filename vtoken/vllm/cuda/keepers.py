@@ -1,0 +1,141 @@
+"""Keepers on the device: what of a request's attention is kept, without the host looking at it.
+
+The same numbers as those of the host's keepers (`vtoken.signals`), their oracle in the tests. Knows
+torch and the live ids, which the host has; no tensor is read back here.
+
+A keeper's memory follows the live tokens: column j of `_data` belongs to the j-th live token in
+logical order. When tokens died, the columns of the others move together; where they lie in the
+cache matters to nobody. Invariant: columns behind the last live token are zero, so that a new
+token starts with what queries before it gave to it, nothing.
+
+    attention_sum      1 row, float32             4 bytes a live token
+    attention_window   W rows, float32            4 W bytes
+    attention_hits     W rows, one byte a query   W bytes
+    attention_last     the newest row as it came
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vtoken.signals import Keeper, Kind, Signal
+from vtoken.table import Ids
+from vtoken.vllm.cuda.transfer import upload
+
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+
+
+class DeviceKeeper(Keeper[torch.Tensor]):
+    """`ids` [n]: the tokens live at the last `add`. `scores` are theirs [n], on the device; the
+    next `add` may write into them.
+    """
+
+    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(signal, layers)
+        self.ids: Ids = NO_IDS
+        self._device = device
+
+
+class DeviceLastKeeper(DeviceKeeper):
+    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+        self.ids, self._row = ids, rows[-1]
+
+    def scores(self) -> torch.Tensor | None:
+        return self._scores() if self.num_queries else None
+
+    def _scores(self) -> torch.Tensor:
+        return self._row
+
+
+class ColumnsKeeper(DeviceKeeper):
+    """Keeps `_data` [rows, capacity], whose capacity follows the live tokens."""
+
+    _num_rows = 1
+    _dtype = torch.float32
+
+    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(signal, layers, device)
+        self._data = torch.zeros((self._num_rows, 0), dtype=self._dtype, device=device)
+        self._next = 0  # the query slot 0 .. W - 1 that is written next
+
+    def _align(self, ids: Ids) -> torch.Tensor:
+        """Make column j that of `ids[j]`; the columns in use [rows, n]."""
+        before, num_ids = self.ids, len(ids)
+        known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
+        kept = self._data[:, : len(before)]
+        someone_died = known < len(before)
+        if someone_died:
+            columns = np.searchsorted(before, ids[:known])
+            kept = kept.index_select(1, upload(columns, self._device))
+        if not num_ids <= self._data.shape[1] <= 4 * num_ids + 64:
+            shape = (self._num_rows, num_ids + num_ids // 4 + 16)
+            self._data = torch.zeros(shape, dtype=self._dtype, device=self._device)
+            self._data[:, :known] = kept
+        elif someone_died:
+            self._data[:, :known] = kept
+            self._data[:, known : len(before)] = 0
+        self.ids = ids
+        return self._data[:, :num_ids]
+
+    def _write(self, columns: torch.Tensor, rows: torch.Tensor) -> None:
+        """`rows` [k, n] take the places of the oldest k of the window's queries."""
+        window, first, num_rows = self._num_rows, self._next, len(rows)
+        fits = min(num_rows, window - first)
+        columns[first : first + fits] = rows[:fits]
+        columns[: num_rows - fits] = rows[fits:]
+        self._next = (first + num_rows) % window
+
+
+class DeviceSumKeeper(ColumnsKeeper):
+    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+        self._align(ids)[0] += rows[0]
+
+    def _scores(self) -> torch.Tensor:
+        return self._data[0, : len(self.ids)]
+
+
+class DeviceWindowKeeper(ColumnsKeeper):
+    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+        self._num_rows = signal.window_queries
+        super().__init__(signal, layers, device)
+
+    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+        self._write(self._align(ids), rows)
+
+    def _scores(self) -> torch.Tensor:
+        rows = min(self.num_queries, self.signal.window_queries)
+        return self._data[:rows, : len(self.ids)].mean(dim=0)
+
+
+class DeviceHitsKeeper(ColumnsKeeper):
+    _dtype = torch.uint8
+
+    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+        self._num_rows = signal.window_queries
+        super().__init__(signal, layers, device)
+
+    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+        num_rows, num_ids = rows.shape
+        num_seen = torch.arange(
+            num_ids - num_rows + 1, num_ids + 1, dtype=torch.float32, device=self._device
+        )
+        self._write(self._align(ids), rows * num_seen[:, None] >= len(self.layers))
+
+    def _scores(self) -> torch.Tensor:
+        return self._data[:, : len(self.ids)].sum(dim=0, dtype=torch.float32)
+
+
+_KEEPERS: dict[Kind, type[DeviceKeeper]] = {
+    "attention_sum": DeviceSumKeeper,
+    "attention_last": DeviceLastKeeper,
+    "attention_window": DeviceWindowKeeper,
+    "attention_hits": DeviceHitsKeeper,
+}
+
+
+def make_device_keeper(
+    signal: Signal, layers: tuple[int, ...], device: torch.device
+) -> DeviceKeeper:
+    """The keeper of an attention signal over the probed `layers`, on `device`."""
+    return _KEEPERS[signal.kind](signal, layers, device)

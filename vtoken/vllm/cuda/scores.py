@@ -1,0 +1,102 @@
+"""From attention rows to the report on a device: the host launches it all and looks at nothing.
+
+    main     … forward n: rows │ keepers │ mean over ranks │ outbox n ─┬─► sampling n │ forward …
+    report                                                            └─► outbox n to host ─ event
+
+The worker's thread never waits. Whoever fetches the sampled tokens of step n waits for the event
+too: it was recorded before sampling began, so the scores of step n are in the report of step n.
+
+Invariants:
+1. what is copied to the host is an outbox of this step's own: later steps write keepers, not it
+2. ids are those of the step that made the numbers (`vtoken.vllm.scores`), taken when it is launched
+3. all that reads the device's answer is behind the event
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from vtoken.mirror import Mirror
+from vtoken.signals import Floats, Signal, by_id
+from vtoken.step import StepPlan
+from vtoken.table import Ids
+from vtoken.vllm.cuda.keepers import DeviceKeeper, make_device_keeper
+from vtoken.vllm.cuda.streams import Stream, Streams
+from vtoken.vllm.cuda.transfer import download, upload
+from vtoken.vllm.probe import ProbedRequest, key_values
+from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.scores import Asked, Keys, Told, settled
+
+
+class DeviceScores:
+    """Keepers on `device`; `keys(layer)` is the layer's keys as a view [N, S, Hkv, D]."""
+
+    def __init__(self, keys: Keys, device: torch.device, streams: Streams) -> None:
+        self._keys = keys
+        self._device = device
+        self._streams = streams
+
+    def make_keeper(self, signal: Signal, layers: tuple[int, ...]) -> DeviceKeeper:
+        return make_device_keeper(signal, layers, self._device)
+
+    def finish(
+        self,
+        probed: Sequence[ProbedRequest],
+        plan: StepPlan,
+        mirrors: Mapping[str, Mirror],
+        ranks: Ranks,
+    ) -> Told:
+        for request, rows in settled(probed, ranks):
+            request.mirror.keepers[request.signal].add(request.ids, rows, request.num_new)
+        owners: dict[Asked, tuple[Ids, int]] = {}
+        own: dict[Asked, torch.Tensor] = {}
+        for request_id, signal in plan.want_scores:
+            mirror = mirrors.get(request_id)
+            if mirror is None:
+                continue
+            if signal.of_keys:
+                ids, slots = mirror.live()
+                layers = [self._keys(layer) for layer in plan.signal_layers]
+                values = key_values(signal, upload(slots, self._device), layers)
+                owner = ids, mirror.num_tokens
+            elif signal in mirror.keepers:
+                keeper = mirror.keepers[signal]
+                assert isinstance(keeper, DeviceKeeper)
+                scores = keeper.scores()
+                if scores is None:
+                    continue
+                values, owner = scores, (keeper.ids, keeper.num_tokens)
+            else:
+                continue
+            own[request_id, signal], owners[request_id, signal] = values, owner
+        return self._send(ranks.mean(own), owners)
+
+    def _send(
+        self, values: Mapping[Asked, torch.Tensor], owners: Mapping[Asked, tuple[Ids, int]]
+    ) -> Told:
+        """`values[asked]` [n] are on their way; they belong to the tokens that `owners` names."""
+        if not values:
+            return dict
+        streams = self._streams
+        outbox = _outbox(values.values())
+        arrived: list[torch.Tensor] = []
+        streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
+        streams.launch(Stream.REPORT, lambda: arrived.append(download(outbox)))
+        event = streams.record(Stream.REPORT)
+
+        def told() -> dict[Asked, Floats]:
+            streams.synchronize(event)
+            parts = arrived[0].split([len(owners[asked][0]) for asked in values])
+            return {
+                asked: by_id(owners[asked][0], part.numpy(), owners[asked][1])
+                for asked, part in zip(values, parts, strict=True)
+            }
+
+        return told
+
+
+def _outbox(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All `values`, one behind the other, in a tensor that nobody else writes."""
+    return torch.cat([*values])
