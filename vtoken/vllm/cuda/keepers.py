@@ -83,13 +83,14 @@ class ColumnsKeeper(DeviceKeeper):
         window, first, num_rows = self._num_rows, self._next, len(rows)
         fits = min(num_rows, window - first)
         columns[first : first + fits] = rows[:fits]
-        columns[: num_rows - fits] = rows[fits:]
+        if fits < num_rows:
+            columns[: num_rows - fits] = rows[fits:]
         self._next = (first + num_rows) % window
 
 
 class DeviceSumKeeper(ColumnsKeeper):
     def _add(self, ids: Ids, rows: torch.Tensor) -> None:
-        self._align(ids)[0] += rows[0]
+        self._align(ids)[0].add_(rows[0])
 
     def _scores(self) -> torch.Tensor:
         return self._data[0, : len(self.ids)]
