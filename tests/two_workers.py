@@ -139,6 +139,7 @@ class DeviceWorker(Worker):
         keys = [keys_of(cache) for cache in self.caches]
         super().__init__(life, DeviceScores(keys.__getitem__, self.device, streams))
         self.pages = PageTables(S, self.device)
+        self.use_triton = self.device.type == "cuda"
 
     def follow(self) -> None:
         for here, there in zip(self.life.caches, self.caches, strict=True):
@@ -151,7 +152,7 @@ class DeviceWorker(Worker):
         return super().step(plan, rows, query)
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
-        told = make_step(step, self.pages, use_triton=self.device.type == "cuda")
+        told = make_step(step, self.pages, use_triton=self.use_triton)
         for layer in sorted(step.probe_layers):
             assert told.probe is not None
             told.probe.add_layer(query, keys_of(self.caches[layer]), scale=0.3, soft_cap=5.0)

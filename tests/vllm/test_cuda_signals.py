@@ -20,6 +20,7 @@ from two_workers import SIGNALS, DeviceWorker, Life, Worker
 from vtoken.mirror import Mirror
 from vtoken.signals import Floats, Signal, make_keeper
 from vtoken.step import WorkerReport
+from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda import scores as device_scores
 from vtoken.vllm.cuda.keepers import make_device_keeper
 from vtoken.vllm.cuda.scores import DeviceScores
@@ -240,11 +241,19 @@ def live_without_memory(worker: DeviceWorker, life: Life, steps: int = 20) -> No
             worker.step(plan, rows, on_device)
 
 
-def test_no_step_looks_at_what_the_device_holds(no_memory: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("use_triton", [False, True], ids=["plain torch", "around the kernel"])
+def test_no_step_looks_at_what_the_device_holds(
+    no_memory: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, *, use_triton: bool
+) -> None:
     """Every policy's signals, prompts and decodes, deaths, moves; read back only when asked."""
+    launches: list[torch.Tensor] = []
+    monkeypatch.setattr(kernels, "probe_scores", lambda query, *_, **__: launches.append(query))
     life = Life(0)
     streams = LateStreams()
-    live_without_memory(DeviceWorker(life, streams, "meta"), life)
+    worker = DeviceWorker(life, streams, "meta")
+    worker.use_triton = use_triton
+    live_without_memory(worker, life)
+    assert bool(launches) == use_triton
     assert no_memory == []
     streams.synchronize(10**6)
     assert len(no_memory) > 10
