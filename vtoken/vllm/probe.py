@@ -20,6 +20,7 @@ from vtoken.table import Ids
 
 MAX_QUERIES = 256  # rows of attention held at once, and
 MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each
+MAX_KEYS = 4096  # tokens whose keys are held at once, as float32
 
 
 @dataclass(slots=True)
@@ -119,14 +120,23 @@ def _rows(
 
 def key_values(signal: Signal, slots: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
     """The key signal [n] of the tokens in `slots` [n]; `layers` of [N, S, Hkv, D] are summed."""
+    some = slots.split(MAX_KEYS)
     parts = []
     for layer in layers:
-        k = gather_keys(layer, slots)
         if signal.kind == "key_norm":
-            parts.append(k.norm(dim=-1).mean(dim=1))
+            values = [gather_keys(layer, at).norm(dim=-1).mean(dim=1) for at in some]
         else:
-            unit = torch.nn.functional.normalize(k, dim=-1)
-            anchor = unit.mean(dim=0, keepdim=True)
-            cosine = torch.nn.functional.cosine_similarity(k, anchor, dim=-1)
-            parts.append(cosine.mean(dim=1))
+            anchor = torch.stack([_unit(gather_keys(layer, at)).sum(dim=0) for at in some])
+            mean = anchor.sum(dim=0) / len(slots)  # [Hkv, D]
+            values = [_cosine(gather_keys(layer, at), mean) for at in some]
+        parts.append(torch.cat(values))
     return -torch.stack(parts).sum(dim=0)
+
+
+def _unit(key: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(key, dim=-1)
+
+
+def _cosine(key: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Mean over heads [n] of cos(`key` [n, Hkv, D], `anchor` [Hkv, D])."""
+    return torch.nn.functional.cosine_similarity(key, anchor[None], dim=-1).mean(dim=1)

@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from vtoken.vllm.probe import MAX_LOGITS
+
 MAX_WORDS = 2048  # 32-bit words that one program moves of a row at once
 TOKENS_PER_PROGRAM = 4
 TILES_AT_ONCE = 64  # a constant: a kernel compiled for every length would stall the engine
-MAX_LOGITS = 1 << 26  # of all heads that the probe holds at once, 4 bytes each
 
 
 @triton.jit
