@@ -200,6 +200,21 @@ def probe() -> dict[str, Any]:
     return errors | {"max_error_damaged": float((capped - plain).abs().max())}
 
 
+def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:
+    """What dies from now on: how many tokens its request had, and the ids."""
+    victims: list[tuple[int, list[int]]] = []
+    pick = runtime.evictor.pick_victims
+
+    def pick_and_note(table: Any, config: Any) -> Any:
+        picked = pick(table, config)
+        if picked is not None:
+            victims.append((table.num_tokens, sorted(picked.tolist())))
+        return picked
+
+    runtime.evictor.pick_victims = pick_and_note
+    return victims
+
+
 def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tokens of PROMPTS under each configuration, on the CUDA half, and what ran."""
     from vllm import LLM, SamplingParams
@@ -247,11 +262,12 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         args = plugin.engine_args(config | {"verify_ratio": 1.0}, check_every_step=True)
         llm = LLM(model, **ENGINE, **args | {"worker_cls": f"{__name__}.Worker"})
         params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        runtime = llm.llm_engine.engine_core.engine_core.scheduler.vtoken
+        victims = note_victims(runtime)
         outputs = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
         )
-        core = llm.llm_engine.engine_core.engine_core
-        counters = core.scheduler.vtoken.counters
+        counters, shadow = runtime.counters, runtime.shadow.document()
         results.append(
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
@@ -259,7 +275,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "moved_tokens": counters.moved_tokens,
                 "recycled_slots": counters.recycled_slots,
                 "violations": counters.violations,
-                "evicted_tokens": counters.evicted_tokens,
+                "victims": sorted(victims),
+                "shadow": None if shadow is None else [shadow.compared, shadow.agreed],
                 "probed_singles": len(singles),
             }
         )
