@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from vtoken.wire import Event, EventKind, EventPage
@@ -52,10 +52,17 @@ class EventLog:
         return events
 
     def page(self, after: int, limit: int, kind: str | None = None) -> EventPage:
-        """Up to `limit` events with seq > `after`, of `kind` only if given, oldest first."""
-        merged = heapq.merge(self._rare, self._frequent, key=_seq)
-        wanted = (e for e in merged if e.seq > after and kind in (None, e.kind))
-        events = list(islice(wanted, limit))
+        """Up to `limit` events with seq > `after`, of `kind` only if given, oldest first.
+
+        With `kind`, the work is that of the newer events alone: it may be asked often.
+        """
+        if kind is None:
+            merged = heapq.merge(self._rare, self._frequent, key=_seq)
+            events = list(islice((e for e in merged if e.seq > after), limit))
+        else:
+            newest = reversed(self._frequent if kind in FREQUENT else self._rare)
+            newer = [e for e in takewhile(lambda e: e.seq > after, newest) if e.kind == kind]
+            events = newer[::-1][:limit]
         first = min(
             (ring[0].seq for ring in (self._rare, self._frequent) if ring),
             default=self.last_seq + 1,

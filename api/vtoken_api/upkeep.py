@@ -5,7 +5,8 @@ called; every process of the server sees its event, and may end before the other
 
 1. Only the process that leads enters them; without a state directory each does, in memory.
 2. An entry carries the epoch and `seq` of its event; what the log has already is not entered again.
-3. Who comes to lead, or has missed an event, asks the engine for all those after the newest entry.
+3. Who leads asks the engine itself for the events after the newest entry, so that none is missed;
+   one that arrives only says that it is time to ask.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.statedir import StateDir
 
-PERIOD_S = 5.0  # between two looks: may this process lead, does the disk take entries
+PERIOD_S = 5.0  # between two looks, when nothing is heard
 
 
 class Upkeep:
@@ -31,7 +32,6 @@ class Upkeep:
         self._audit = audit
         self._state_dir = state_dir
         self._seen_to: int | None = None  # every event up to it needs no look; None: not led yet
-        self._behind = True
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         hub.on_events = self._note
@@ -51,7 +51,6 @@ class Upkeep:
 
     def _note(self, events: list[wire.Event], lost: int) -> None:
         if lost or any(map(_is_own_act, events)):
-            self._behind = True
             self._news.set()
 
     async def _run(self) -> None:
@@ -59,7 +58,7 @@ class Upkeep:
             self._news.clear()
             try:
                 await self._audit.probe()
-                if self._behind and (self._state_dir.error or self._state_dir.try_lead()):
+                if self._state_dir.error or self._state_dir.try_lead():
                     await self._catch_up()
             except ProblemError:
                 pass  # the engine does not answer now
@@ -73,15 +72,13 @@ class Upkeep:
         epoch = (await self._hub.describe()).epoch
         if self._seen_to is None:
             self._seen_to = await self._audit.newest_event(epoch)
-        self._behind = False  # an event that comes from here on sets it again
-        try:
-            while events := (await self._hub.config_events(self._seen_to)).events:
-                for event in filter(_is_own_act, events):
-                    self._audit.enter(_entry(event, epoch))
-                self._seen_to = events[-1].seq
-        except ProblemError:
-            self._behind = True
-            raise
+        page = await self._hub.config_events(self._seen_to)
+        while page.events:
+            for event in filter(_is_own_act, page.events):
+                self._audit.enter(_entry(event, epoch))
+            self._seen_to = page.events[-1].seq
+            page = await self._hub.config_events(self._seen_to)
+        self._seen_to = max(self._seen_to, page.last_seq)
 
 
 def _is_own_act(event: wire.Event) -> bool:

@@ -14,6 +14,7 @@ from core_engine import CoreEngine
 from serving import Served, serve
 
 from vtoken import wire
+from vtoken_api import upkeep
 from vtoken_api.audit import AuditLog
 from vtoken_api.journal import Journal
 from vtoken_api.plugin import AUDIT_FILE
@@ -240,6 +241,18 @@ async def test_engines_acts_are_entered_once_whichever_process_leads_and_after_r
     async with serve(core.handle, **state) as again:
         pass_guard(core, 0.8)
         assert len(await own_acts(again, 4)) == 4
+
+
+async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
+    core: CoreEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PERIOD_S", 0.05)
+    async with serve(core.handle, state_dir=str(tmp_path)) as served:
+        await own_acts(served, 0)
+        served.service.hub.on_events = lambda _, __: None
+        for number, theta_f in enumerate((0.5, 0.6), 1):
+            pass_guard(core, theta_f)
+            assert len(await own_acts(served, number)) == number
 
 
 async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_process(

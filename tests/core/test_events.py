@@ -39,6 +39,15 @@ def test_a_page_starts_after_the_number_asked_for_and_is_bounded() -> None:
     assert log.page(99, 10).events == []
 
 
+def test_a_page_of_one_kind_has_all_of_it_and_nothing_else() -> None:
+    log = filled("config", "eviction", "operation", "config", "eviction", "config", capacity=9)
+    assert [e.seq for e in log.page(0, 10, "config").events] == [1, 4, 6]
+    assert [e.seq for e in log.page(1, 1, "config").events] == [4]
+    assert [e.seq for e in log.page(2, 10, "eviction").events] == [5]
+    assert log.page(0, 10, "violation").events == []
+    assert log.page(0, 10, "violation").last_seq == 6
+
+
 def test_an_empty_log_says_which_event_would_come_first() -> None:
     page = EventLog().page(0, 10)
     assert (page.events, page.first_seq, page.last_seq) == ([], 1, 0)
