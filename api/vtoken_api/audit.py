@@ -38,6 +38,8 @@ class AuditLog:
         self._journal = journal
         self._recent: deque[wire.AuditEntry] = deque(maxlen=MAX_RECENT)
         self._unwritten: deque[wire.AuditEntry] = deque()
+        self._stamp: tuple[int, int] | None = None  # of the journal when `_shared` was read
+        self._shared: list[wire.AuditEntry] = []
         self._lost = 0  # of these, pushed out by newer ones
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-audit")
         self._newest: Future[None] | None = None
@@ -72,8 +74,20 @@ class AuditLog:
             logger.info("vtoken: %s by %s: %s (revision %d)", *what)
 
     def recent(self) -> list[wire.AuditEntry]:
-        """The newest MAX_RECENT entries of this process, oldest first, from memory."""
-        return list(self._recent)
+        """The newest MAX_RECENT entries, oldest first, of all processes that share the journal.
+
+        Blocks on the disk, when there is something new; without a disk: those of this process.
+        """
+        if self._journal is None or self.error:
+            return list(self._recent)
+        try:
+            stamp = self._journal.stamp()
+            if stamp != self._stamp:
+                self._shared = _decode(self._journal.read(MAX_RECENT)[0])
+                self._stamp = stamp
+        except OSError:
+            return list(self._recent)
+        return self._shared
 
     async def settle(self) -> None:
         """Wait, for SETTLE_S at most, until what was recorded has been written or has failed."""

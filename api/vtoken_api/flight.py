@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -38,6 +39,7 @@ WRITE_S = 1.0  # what a killed process loses at most
 WRITE_BYTES = 256 * 1024
 DISK_TIMEOUT_S = 10.0
 RETRY_S = 5.0
+AUDITED = 1000  # more than `audit` answers at once
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
 
 
 class FlightRecorder:
-    """`start` once, inside the event loop; `audit` answers the entries held, oldest first."""
+    """`start` once, inside the event loop; `audit` answers the newest entries, and may block."""
 
     def __init__(
         self,
@@ -77,7 +79,8 @@ class FlightRecorder:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._written_at = 0.0
-        self._audited: wire.AuditEntry | None = None  # the newest that was written
+        self._started_ts = time.time()
+        self._audited: deque[tuple[float, str, str]] = deque(maxlen=AUDITED)  # entries written
         self._resume: tuple[str, int] | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="vtoken-flight")
         self._task: asyncio.Task[None] | None = None
@@ -190,13 +193,7 @@ class FlightRecorder:
 
     async def _write(self) -> None:
         lines, self._pending, self._pending_bytes = self._pending, [], 0
-        entries = list(self._audit())
-        for place, entry in enumerate(entries):
-            if entry is self._audited:
-                entries = entries[place + 1 :]
-        if entries:
-            self._audited = entries[-1]
-        await self._on_disk(lambda: self._put(lines, entries))
+        await self._on_disk(lambda: self._put(lines))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         """`work` in the disk's own thread; raises TimeoutError when the disk hangs."""
@@ -211,12 +208,15 @@ class FlightRecorder:
         self._writer = RecordingWriter(self.segments.new_path(), source=FLIGHT_RECORDER)
         self._ends_at = time.monotonic() + self._segment_s
 
-    def _put(self, lines: list[bytes], entries: list[wire.AuditEntry]) -> None:
+    def _put(self, lines: list[bytes]) -> None:
         if self._writer is not None:
             for line in lines:
                 self._writer.write(line)
-            for entry in entries:
-                self._writer.write_audit(entry)
+            for entry in self._audit():
+                key = (entry.ts, entry.actor, entry.action)
+                if entry.ts >= self._started_ts and key not in self._audited:
+                    self._writer.write_audit(entry)
+                    self._audited.append(key)
             self._writer.flush()
 
     def _end(self) -> None:

@@ -48,6 +48,11 @@ class Journal:
             if space.f_blocks and not free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def stamp(self) -> tuple[int, int]:
+        """Differs once a line was added; raises OSError."""
+        seen = self.path.stat()
+        return seen.st_ino, seen.st_size
+
     def append(self, line: bytes) -> None:
         """Add a line without its end; raises OSError, and then nothing was added."""
         while True:

@@ -60,6 +60,9 @@ def lines_of(content: bytes) -> list[wire.RecordingLine]:
     ]
 
 
+ANA = {"X-VToken-Actor": "ana"}
+
+
 async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (_, client):
 
@@ -72,9 +75,7 @@ async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: 
             return any(delta.config is not None for delta in await deltas())
 
         await until(deltas, "not recording", every_s=0.2)
-        answer = await client.patch(
-            "/vtoken/v1/config", json={"theta_f": 0.4}, headers={"X-VToken-Actor": "ana"}
-        )
+        answer = await client.patch("/vtoken/v1/config", json={"theta_f": 0.4}, headers=ANA)
         assert answer.status_code == 200
         await until(changed, "no state after the change", every_s=0.2)
         answer = await client.get(FLIGHT, params={"seconds": 60})
@@ -96,6 +97,34 @@ async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: 
     with RecordingReader(path) as reader:
         *_, index = scan(reader, Index())
         assert (index.torn, index.error, len(index.keyframes)) == ("", None, 1)
+
+
+async def test_recording_has_the_acts_of_every_process_once_also_after_a_restart(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    state = {"state_dir": str(tmp_path)}
+    async with serve(core.handle, **state) as before, httpx.AsyncClient() as client:
+        await until(lambda: before.service.flight.recording, "not recording")
+        await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
+    async with (
+        serve(core.handle, **state) as one,
+        serve(core.handle, **state) as two,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        for number, served in enumerate((one, two, one, two)):
+            answer = await client.patch(
+                served.url + "/vtoken/v1/config",
+                json={"theta_f": number / 10},
+                headers={"X-VToken-Actor": f"n{number}"},
+            )
+            assert answer.status_code == 200
+        await until(lambda: one.service.flight.recording or two.service.flight.recording, "neither")
+        leader = one if one.service.flight.recording else two
+        for _ in range(2):  # the second finds nothing new
+            lines = lines_of((await client.get(leader.url + FLIGHT)).content)
+        entries = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
+        names = [entry.actor.partition("@")[0] for entry in entries]
+        assert names == ["ana", "n0", "n1", "n2", "n3"]
 
 
 async def test_segments_follow_one_another_without_losing_an_event(
