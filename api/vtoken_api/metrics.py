@@ -2,7 +2,9 @@
 
 Knows the wire's status and what this server process counts, not HTTP. Names carry vLLM's prefix and
 labels (`model_name`, `engine`), so that the two join; no label is a block or a request, so their
-number is bounded. Counters count from the engine's start (`server` ones: this process's).
+number is bounded. Counters count from the engine's start (`server` ones: this process's). Where a
+server has several API processes, one of them answers a scrape: what each counts for itself carries
+its number as label `process`, so that no counter seems to start again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Snapshot:
     audit_failing: bool = False
     recorder_faults: int = 0
     recording: bool = False
+    process: str = ""  # of several API processes, which
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +229,16 @@ class _Collector(Collector):
 
     def __init__(self, shown: Snapshot, model_name: str) -> None:
         self._shown = shown
-        self._common = (model_name, ENGINE)
+        self._common = {"model_name": model_name, "engine": ENGINE}
+        self._of_process = {**self._common, "process": shown.process}
 
     def collect(self) -> Iterable[Family]:
         for metric in METRICS:
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            labels = ("model_name", "engine", *metric.labels)
+            own_count = self._shown.process and metric.name.startswith("server_")
+            common = self._of_process if own_count else self._common
+            labels = (*common, *metric.labels)
             family = kind(PREFIX + metric.name, metric.help, labels=labels)
             for own, value in metric.read(self._shown):
-                family.add_metric((*self._common, *own), float(value))
+                family.add_metric((*common.values(), *own), float(value))
             yield family

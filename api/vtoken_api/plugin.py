@@ -71,6 +71,7 @@ class VTokenEndpointPlugin:
             access=access,
             state=state_dir,
             model_name=_model_name(args),
+            process=_process(engine_client),
             audit=audit,
             flight=FlightRecorder(hub, state_dir, audit=audit.recent),
         )
@@ -84,6 +85,14 @@ class VTokenEndpointPlugin:
 def _model_name(args: Namespace) -> str:
     served = args.served_model_name
     return str(served[0] if isinstance(served, list) and served else served or args.model)
+
+
+def _process(engine_client: Any) -> str:
+    """Which of several API processes of the server this is; empty for the only one."""
+    vllm_config = getattr(engine_client, "vllm_config", None)
+    parallel: Any = getattr(vllm_config, "parallel_config", None)
+    several = getattr(parallel, "_api_process_count", 1) > 1
+    return str(parallel._api_process_rank) if several else ""
 
 
 def _access(args: Namespace, settings: ApiSettings) -> Access:

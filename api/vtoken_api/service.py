@@ -40,6 +40,7 @@ class Service:
     state: StateDir
     flight: FlightRecorder
     model_name: str = ""  # as vLLM's metrics name it
+    process: str = ""  # which of several API processes of one server; empty: the only one
     audit: AuditLog = field(default_factory=AuditLog)
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)
