@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from core_engine import CoreEngine
 from serving import Served, serve
+from waiting import until
 
 from vtoken import wire
 from vtoken_api import upkeep
@@ -185,13 +185,15 @@ async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) ->
 
 async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
     """Once there are `count`: who, what, and of which event; fails if there are more."""
-    async with asyncio.timeout(60):
-        while True:
-            entries = (await served.service.audit.page(1000)).entries
-            acts = [e for e in entries if e.actor in ("trial", "guard")]
-            if len(acts) >= count:
-                break
-            await asyncio.sleep(0.02)
+    acts: list[wire.AuditEntry] = []
+
+    async def come() -> bool:
+        nonlocal acts
+        entries = (await served.service.audit.page(1000)).entries
+        acts = [entry for entry in entries if entry.actor in ("trial", "guard")]
+        return len(acts) >= count
+
+    await until(come, f"{count} acts of the engine")
     assert all(act.epoch == "e1" for act in acts)
     seqs = [act.event_seq for act in acts]
     assert len(seqs) == count
@@ -286,9 +288,11 @@ async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
     journal.append(msgspec.json.encode(old))
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         pass_guard(core, 0.5)
-        async with asyncio.timeout(60):
-            while len((await served.service.audit.page(10)).entries) < 2:
-                await asyncio.sleep(0.02)
+
+        async def entries() -> list[wire.AuditEntry]:
+            return (await served.service.audit.page(10)).entries[1:]
+
+        await until(entries, "taken for one that is entered already")
 
 
 async def test_entries_in_memory_are_written_as_soon_as_the_disk_takes_them_without_another(

@@ -103,13 +103,13 @@ async def test_recording_has_the_acts_of_every_process_once_also_after_a_restart
     core: CoreEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
-    async with serve(core.handle, **state) as before, httpx.AsyncClient() as client:
+    async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
         await until(lambda: before.service.flight.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
     async with (
         serve(core.handle, **state) as one,
         serve(core.handle, **state) as two,
-        httpx.AsyncClient(timeout=30) as client,
+        httpx.AsyncClient(timeout=60) as client,
     ):
         for number, served in enumerate((one, two, one, two)):
             answer = await client.patch(

@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from core_engine import CoreEngine
 from serving import Served, serve
+from waiting import until
 from websockets.asyncio.client import connect
 
 from vtoken import wire
 from vtoken_api import health
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def parts(served: Served) -> dict[str, wire.Health]:

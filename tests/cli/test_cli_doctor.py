@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from cli_harness import run
 from core_engine import CoreEngine
 from serving import Served, serve
+from waiting import until
 
 from vtoken import wire
 
@@ -34,9 +34,7 @@ async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
 ) -> None:
     (tmp_path / "file").write_text("")
     async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
-        async with asyncio.timeout(60):
-            while not served.service.flight.problem:
-                await asyncio.sleep(0.02)
+        await until(lambda: served.service.flight.problem, "not noticed")
         shown = (await run("status", "--url", served.url)).out.splitlines()
         assert "FAILS: audit: entries are in memory only and end with this process:" in shown[0]
         assert "FAILS: recorder: stopped: " in shown[1]
