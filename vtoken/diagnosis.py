@@ -7,7 +7,7 @@ round may take, or a request waits for more.
 
 The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
 round of the real planner within B and the headroom. The planner is asked after every change of the
-configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 0.1% of the time at
+configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 0.05% of the time at
 most. In between, the figures are what is certain to be left of the offer: they never promise more
 than a round frees. Whether there is anything to gain follows from what is likely to be left.
 """
@@ -29,7 +29,7 @@ from vtoken.table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
 OFFER_SECONDS = 0.1
-MAX_SHARE = 0.001  # of the engine's time that asking the planner may take
+MAX_SHARE = 0.0005  # of the engine's time that asking the planner may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,11 @@ class Diagnosis:
         now = time.monotonic()
         due = now >= self._offer_until or rounds != self._asked_after
         if config is not self._asked_for or (due and now >= self._rest_until):
+            started = time.thread_time()
             self._offer = self._ask()
             self._asked_after, self._asked_for = rounds, config
-            done = time.monotonic()
-            self._offer_until = done + OFFER_SECONDS
-            self._rest_until = done + (done - now) / MAX_SHARE
+            self._offer_until = now + OFFER_SECONDS
+            self._rest_until = now + (time.thread_time() - started) / MAX_SHARE
         return self._offer
 
     def _ask(self) -> Offer:

@@ -24,11 +24,13 @@ from vtoken_api.stream import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
 DESCRIPTION = f"""\
 hello, snapshot, then deltas and events, a heartbeat after {HEARTBEAT_S:g} s of silence. `seq` rises
 by one a message. State is coalesced to the client's rate, newest wins; a snapshot with every later
-delta applied is the newest state. Up to {MAX_QUEUED:,} events wait for a slow client; beyond that
-they are dropped, `dropped` says how many, and a fresh snapshot follows. A refused client gets an
-HTTP problem document before the handshake, or close code 4000 + HTTP status after it; 1008: the
-client reads too slowly; 1011: a fault in the server. Packed arrays are little-endian bytes in
-msgpack and lists of integers in JSON."""
+delta applied is the newest state. Blocks are of the `step` of their message; status, requests and
+configuration come twice a second, and at once where a request came or went or a command was
+answered; `status.step` says of which step they are. Up to {MAX_QUEUED:,} events wait for a slow
+client; beyond that they are dropped, `dropped` says how many, and a fresh snapshot follows. A
+refused client gets an HTTP problem document before the handshake, or close code 4000 + HTTP status
+after it; 1008: the client reads too slowly; 1011: a fault in the server. Packed arrays are
+little-endian bytes in msgpack and lists of integers in JSON."""
 
 QUERY: dict[str, Any] = {
     "type": "object",

@@ -27,6 +27,7 @@ from vtoken.bench.stream_clients import Counted
 from vtoken.control import Controller
 from vtoken.report import EngineFacts, Reporter
 from vtoken.telemetry import MAX_SHARE, Publisher
+from vtoken.wire import Frame
 
 NUM_BLOCKS = 70_000
 NUM_REQUESTS = 64
@@ -47,6 +48,8 @@ class Row:
     gaps: int  # messages that were lost unseen, summed
     server_cpu_percent: float  # of one core
     engine_share_percent: float  # of the engine thread's time, in publishing
+    frame_us: float  # the same, a frame
+    steps_per_second: float  # of 33: fewer where the machine has no time for them
     sending_percent: float  # of one core, in ZMQ's own thread of the engine's process
 
 
@@ -72,6 +75,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine")
         self.published_s = 0.0  # CPU time of the engine's thread in publishing
         self.thread_s = 0.0  # all CPU time of it
+        self.num_frames = self.num_steps = 0
 
     def __enter__(self) -> Engine:
         self._thread.start()
@@ -83,6 +87,10 @@ class Engine:
         self._publisher.close()
         self._socket.close(linger=0)
 
+    def _make_frame(self, *, figures: bool) -> Frame:
+        self.num_frames += 1
+        return self._controller.frame(figures=figures)
+
     def sending_s(self) -> float:
         """CPU time of the process in neither the engine's thread nor the caller's."""
         return time.process_time() - self.thread_s - time.thread_time()
@@ -91,8 +99,9 @@ class Engine:
         due = time.monotonic()
         while not self._ended.is_set():
             self._decoding.step(self._decoding.ids)
+            self.num_steps += 1
             started = time.thread_time()
-            self._publisher.publish(self._controller.frame)
+            self._publisher.publish(self._make_frame)
             self.thread_s = time.thread_time()
             self.published_s += self.thread_s - started
             due = max(due + STEP_S, time.monotonic())
@@ -150,7 +159,7 @@ def _measure(engine: Engine, server: ApiServer, num_clients: int, seconds: float
         if clients.stdout.readline() != "ready\n":
             raise RuntimeError("the clients have ended, see their messages above")
         started, published_s, cpu_s = time.monotonic(), engine.published_s, server.cpu_s()
-        sending_s = engine.sending_s()
+        sending_s, num_frames, num_steps = engine.sending_s(), engine.num_frames, engine.num_steps
         counted = msgspec.json.decode(clients.stdout.readline(), type=list[Counted])
         elapsed = time.monotonic() - started
         published_s, cpu_s = engine.published_s - published_s, server.cpu_s() - cpu_s
@@ -164,6 +173,8 @@ def _measure(engine: Engine, server: ApiServer, num_clients: int, seconds: float
         gaps=sum(c.gaps for c in counted),
         server_cpu_percent=100 * cpu_s / elapsed,
         engine_share_percent=100 * published_s / elapsed,
+        frame_us=1e6 * published_s / (engine.num_frames - num_frames),
+        steps_per_second=(engine.num_steps - num_steps) / elapsed,
         sending_percent=100 * sending_s / elapsed,
     )
 
@@ -185,16 +196,18 @@ def run(args: argparse.Namespace) -> int:
     table = Table(
         f"{NUM_BLOCKS:,} blocks, msgpack, {seconds:g} s each",
         ["clients", "KB/s a client", "KB a snapshot", "frames/s, slowest", "events missed",
-         "gaps", "server CPU %", "engine %", "sending %"],
-        [["goal", None, None, f">= {GOAL_FPS:g}", "0", "0", None, f"<= {100 * MAX_SHARE:g}", None]],
+         "gaps", "server CPU %", "engine %", "µs a frame", "steps/s", "sending %"],
+        [["goal", None, None, f">= {GOAL_FPS:g}", "0", "0", None, f"<= {100 * MAX_SHARE:g}", None,
+          None, None]],
         ["server CPU: of one core, the flight recorder in it; engine: of its thread's time, in "
-         "publishing; sending: of one core, in ZMQ's own thread, which shares no lock with it"],
+         "publishing, and that a frame", "steps: of 33 a second, fewer where the machine has no "
+         "time for them; sending: of one core, in ZMQ's own thread"],
     )  # fmt: skip
     for row in rows:
         table.rows.append(
             [str(row.clients), row.bytes_per_second / 1e3, row.snapshot_bytes / 1e3,
              row.frames_per_second, row.missed_events, row.gaps, row.server_cpu_percent,
-             row.engine_share_percent, row.sending_percent]
+             row.engine_share_percent, row.frame_us, row.steps_per_second, row.sending_percent]
         )  # fmt: skip
     result.tables = [table]
     result.raw = [asdict(row) for row in rows]
