@@ -24,7 +24,8 @@ from vtoken.events import EventLog
 from vtoken.frames import FrameSequence
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 
-MAX_SHARE = 0.01  # of the engine's time that telemetry may take
+# Of the engine's time. Telemetry may take 1%; the rest of that is steps in which nothing is sent.
+MAX_SHARE = 0.009
 SMOOTHING = 0.25  # of what frames cost: the pace stays even where a few cost much more
 FIGURES_EVERY = 10  # of as many frames as `max_hz` allows, one has figures
 LOOK_S = 0.25  # between two looks for new subscribers

@@ -2,8 +2,8 @@
 
 The real publisher and reporter over a real socket, on a pool of 70,000 blocks whose requests have
 evicted half of their tokens; nothing is computed. Frames are made 20 times a second at most, one in
-ten with figures, and less often where they would take more than 1% of the time: the last columns
-are what follows.
+ten with figures, and less often where they would take more than `MAX_SHARE` of the time: the
+last columns are what follows.
 """
 
 from __future__ import annotations
