@@ -9,6 +9,7 @@ import reference
 from observe import Observer
 
 from vtoken.vllm import engine_args
+from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 
@@ -116,3 +117,21 @@ def test_a_prompt_larger_than_the_free_pool_is_served_without_preemption(
                 assert found[0] == found[2] == expected
             else:  # scattered victims: without relocation between the chunks it would not fit
                 assert counters.relocations > 0
+
+
+def test_the_eviction_at_the_prompts_end_waits_a_token_for_scores_that_come_late(
+    engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    prompts = PROMPTS[1:]
+    with (
+        async_scheduling(),
+        engine(enable_prefix_caching=False, **vtoken_args("tova", "prefill")) as llm,
+    ):
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, 24)
+        logs = observer.logs()
+    assert [set(log) for log in logs] == [{1}, {1}]
+    assert tokens == [
+        reference.generate(hf_model, prompt, 24, reference.replay(log))
+        for prompt, log in zip(prompts, logs, strict=True)
+    ]
