@@ -55,11 +55,13 @@ class VLLMVocabulary:
         tokenizer = cached_tokenizer_from_config(self._model_config)
         if tokenizer is None:
             raise ValueError("the engine was started with skip_tokenizer_init")
-        size = max(self._model_config.get_vocab_size(), len(tokenizer))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        known = set(tokenizer.all_special_ids)
+        known |= {number for number, token in added.items() if getattr(token, "special", False)}
+        # Added tokens may stand beyond both sizes, with gaps before them.
+        size = max(self._model_config.get_vocab_size(), len(tokenizer), *(n + 1 for n in known))
         special, punctuation = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
-        special[sorted(set(tokenizer.all_special_ids))] = True
-        for number, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
-            special[number] |= bool(getattr(added, "special", False))
+        special[sorted(known)] = True
         for number in range(len(tokenizer)):
             if not special[number]:
                 punctuation[number] = is_punctuation(tokenizer.decode([number]))

@@ -1,0 +1,42 @@
+"""The vocabulary of tokenizers as they come from a hub."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vtoken.vllm import vocabulary
+
+pytestmark = pytest.mark.vllm
+
+
+class Tokenizer:
+    """Ids 0 to 3; special ones at 1, at 6 (added, beyond a gap) and at 9, which no size counts."""
+
+    all_special_ids = (1, 9)
+    added_tokens_decoder: dict[int, Any]
+
+    def __init__(self) -> None:
+        self.added_tokens_decoder = {
+            6: SimpleNamespace(special=True),
+            2: SimpleNamespace(special=False),
+        }
+
+    def __len__(self) -> int:
+        return 4
+
+    def decode(self, ids: list[int]) -> str:
+        return {0: "a", 2: " ,", 3: "b"}[ids[0]]
+
+
+def test_special_tokens_may_stand_beyond_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "cached_tokenizer_from_config", lambda _: Tokenizer())
+    config = SimpleNamespace(get_vocab_size=lambda: 4)
+    words = vocabulary.VLLMVocabulary(config, {})
+    assert words.refusal() is None
+    ids = np.arange(10)
+    assert ids[words.special(ids)].tolist() == [1, 6, 9]
+    assert ids[words.punctuation(ids)].tolist() == [2]
