@@ -46,6 +46,32 @@ def test_bad_token_file_ends_with_2_and_names_the_file(
     assert not content or content not in said
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--api-server-count", "2"],
+        ["--api_server_count=4"],
+        ["--api-server-count"],
+        ["-asc", "2"],
+        ["--headless"],
+        ["--grpc"],
+    ],
+)
+def test_flag_that_vllm_would_pass_over_in_silence_ends_with_2(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        server_command(["m", *flags])
+    assert ended.value.code == 2
+    name = flags[0].partition("=")[0].replace("_", "-").replace("-asc", "--api-server-count")
+    assert f"{name} is not supported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--api-server-count", "1"], ["--api-server-count=1"], []])
+def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
+    assert set(flags) <= set(server_command(["m", *flags]))
+
+
 SERVER = """
 import subprocess, sys
 from vtoken.vllm import last_words

@@ -26,6 +26,12 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
+# What vLLM's entry point parses and then passes over: it always starts one API process.
+NOT_HERE = {
+    "--api-server-count": "one API process serves the engine; start it with 1, or without the flag",
+    "--headless": "there would be no API server",
+    "--grpc": "/vtoken/v1 is served over HTTP only",
+}
 OURS = ("--scheduler-cls", "--worker-cls", "--additional-config")
 
 
@@ -155,6 +161,19 @@ def api_part(args: argparse.Namespace) -> dict[str, Any]:
     return part
 
 
+def asked_elsewhere(flags: list[str]) -> dict[str, str]:
+    """Which of `flags` vLLM would pass over in silence, and why each is refused."""
+    found = {}
+    for place, flag in enumerate(flags):
+        name, equals, value = flag.partition("=")
+        name = "--api-server-count" if name == "-asc" else name.replace("_", "-")
+        if name == "--api-server-count":
+            value = value if equals else next(iter(flags[place + 1 : place + 2]), "")
+        if name in NOT_HERE and value != "1":
+            found[name] = NOT_HERE[name]
+    return found
+
+
 def server_command(argv: list[str]) -> list[str]:
     """The command line of vLLM's server; exits with 2 and a message on bad arguments."""
     parser = build_parser()
@@ -165,6 +184,8 @@ def server_command(argv: list[str]) -> list[str]:
             parser.error(f"unknown flag {flag}")
         if name in OURS:
             parser.error(f"{name} is set by vtoken serve and cannot be passed")
+    for name, why in asked_elsewhere(rest).items():
+        parser.error(f"{name} is not supported: {why}")
     if args.model is None and not any(f.split("=")[0] == "--model" for f in rest):
         parser.error("MODEL is missing")
     try:
