@@ -23,10 +23,11 @@ from typing import Any
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from vtoken.vllm import support
+from vtoken.vllm import last_words, support
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import make_half, writes_blocks
 from vtoken.vllm.executor import BatchRow
+from vtoken.vllm.manager import VTokenAttentionSpec
 from vtoken.vllm.ranks import Ranks
 
 
@@ -47,9 +48,11 @@ class VTokenV2Mixin:
         config: Any = self.compilation_config  # type: ignore[attr-defined]
         context = config.static_forward_context
         layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
-        support.check_layers(layers)
         self.vtoken_blocks = {}
-        self.vtoken_half = make_half(self, layers)
+        with last_words.kept():
+            support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
+            support.check_layers(layers)
+            self.vtoken_half = make_half(self, layers)
         self.vtoken_half.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward

@@ -6,12 +6,13 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from vtoken.vllm import support
+from vtoken.vllm import last_words, support
 
 
 class VTokenCUDAWorker(Worker):
     def init_device(self) -> None:
-        support.check_config(self.vllm_config)
+        with last_words.kept():
+            support.check_config(self.vllm_config)
         super().init_device()
 
     def _make_model_runner(self) -> Any:
