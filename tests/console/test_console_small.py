@@ -164,3 +164,13 @@ async def test_lost_link_offers_to_try_again_not_to_act() -> None:
             await until(lambda: "pause" in screen_text(app).splitlines()[-1], "not back")
     finally:
         await fake.stop()
+
+
+async def test_key_that_acts_stands_behind_the_sentences_end(server: FakeServer) -> None:
+    server.frozen = True
+    async with running(server.url, SMALL) as (app, _):
+        status = app.client.model.status
+        sentence = status.fragmentation.sentence
+        assert status.fragmentation.reclaimable_blocks > 0
+        line = next(x for x in screen_text(app).splitlines() if sentence[:20] in x)
+        assert line.rstrip().endswith("compact")

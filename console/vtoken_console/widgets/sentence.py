@@ -22,7 +22,7 @@ def waiting_text(connection: Connection, now: float) -> str:
 
 class Sentence(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        """The sentence over as many lines as there are; what acts on it at the end of the last."""
+        """The sentence over as many lines as there are; what acts on it behind its end."""
         connection = view.connection
         if not connection.is_live:
             if not connection.ever_live:
@@ -68,11 +68,14 @@ class Sentence(LinesWidget):
             names = ", ".join(closed)
             waits = [("  a round waits for ", palette.MUTED_STYLE), (names, palette.WARN_STYLE)]
         lines = wrap(sentence, width, height)
+        end = len(lines) - 1
         lines += [EMPTY] * (height - len(lines))
         # The key bar names the key as well, and the figures every gate.
         for right in ([*waits, ("  ", palette.MUTED_STYLE), *key], waits, key):
-            if width_of(lines[-1]) + width_of(right) <= width:
-                return [*lines[:-1], spread(lines[-1], right, width, palette.TEXT_STYLE)]
+            for at in (end, len(lines) - 1):
+                if width_of(lines[at]) + width_of(right) <= width:
+                    lines[at] = spread(lines[at], right, width, palette.TEXT_STYLE)
+                    return lines
         return lines
 
 
