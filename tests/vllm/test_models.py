@@ -138,6 +138,7 @@ def test_others_are_refused_by_their_configuration_alone(name: str, tmp_path: Pa
         ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
         ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): name one with --kv-cache-dtype"),
+        ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
         ({"runner": "pooling"}, "runner pooling: nothing is decoded"),
     ],
 )

@@ -29,6 +29,7 @@ LAYER_TYPES = {
 def _config_rules(config: Any) -> list[Rule]:
     parallel, cache = config.parallel_config, config.cache_config
     device = config.device_config.device_type
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
     return [
         (
             device not in ("cpu", "cuda"),
@@ -62,6 +63,11 @@ def _config_rules(config: Any) -> list[Rule]:
         (
             _is_quantised(cache.cache_dtype),
             f"quantised KV cache ({cache.cache_dtype}): name one with --kv-cache-dtype that is not",
+        ),
+        (
+            cache.cache_dtype not in ("auto", dtype) and not _is_quantised(cache.cache_dtype),
+            f"a KV cache in {cache.cache_dtype} for a model in {dtype}: kernels read the cache as "
+            "the model's own type; use --kv-cache-dtype auto",
         ),
         *_model_rules(config.model_config, cache.sliding_window),
     ]
