@@ -67,7 +67,7 @@ class Admission:
     def extra_blocks(self, request_id: str, num_tokens: int) -> int:
         """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
         config = self._ledger.config
-        idle = len(self._ledger.tables) == 0 and self._admitted_step != self._ledger.step
+        idle = not self._ledger.states and self._admitted_step != self._ledger.step
         if config.admission == "stock" or config.reclamation != "auto":
             return 0
         if idle or not self._ledger.may_evict:
@@ -97,9 +97,10 @@ class Admission:
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
-        growth = max(0, self._peak_blocks(request_id) - num_blocks)
         self._admitted_step = self._ledger.step
-        self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
+        if self._ledger.may_evict:
+            growth = max(0, self._peak_blocks(request_id) - num_blocks)
+            self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
 
     def _outstanding_blocks(self) -> int:
         step, blocks = self._outstanding

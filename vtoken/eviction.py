@@ -93,6 +93,7 @@ class Evictor:
                         block for block in table.blocks if not ledger.store.is_writable(block)
                     )
                 self._judge.compare(table, rules, victims)
+                ledger.all_positional = False
                 table.evict(victims)
             except InvariantViolation as violation:
                 ledger.violated(violation)

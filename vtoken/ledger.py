@@ -48,6 +48,12 @@ class BlockStore(Protocol):
     def give_back(self, blocks: Sequence[int]) -> None:
         """One reference fewer for each of `blocks`; unreferenced ones become free."""
 
+    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
+        """The blocks of a request beyond the first `num_known`, and its tokens, as they stand.
+
+        Asked only where steps pass without their tables (`Runtime.pass_step`).
+        """
+
     def differences(self, tables: Iterable[TokenTable]) -> list[str]:
         """Where the owner's books differ from `tables`, in words: block tables, reference counts,
         free blocks. For checking; costs as much as the blocks held."""
@@ -76,8 +82,10 @@ class Ledger:
         self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
         self.strict = strict
         self.report_lag_steps = report_lag_steps
-        self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
-        self.states: dict[str, RequestState] = {}
+        self._tables = TokenTables(geometry.num_blocks, geometry.block_size)
+        self._behind = False  # steps have passed that `_tables` do not know
+        self.states: dict[str, RequestState] = {}  # of all that have a table
+        self.all_positional = True  # none of them has evicted anything
         self.parts: dict[str, RequestStep] = {}  # of the step being planned
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
@@ -88,6 +96,20 @@ class Ledger:
         self.latency = LatencyMeter()
         self.step = 0
         self.wanted_blocks = 0  # what the request that waits first lacked in the last step
+
+    @property
+    def tables(self) -> TokenTables:
+        """The tables as the newest step left them, whoever asks and whenever.
+
+        What grew in steps that passed without them (`Runtime.pass_step`) is entered first.
+        """
+        if self._behind:
+            self._behind = False
+            try:
+                self._tables.catch_up(self.store.progress)
+            except InvariantViolation as violation:
+                self.violated(violation)
+        return self._tables
 
     def take_config(self) -> None:
         """A step begins: it runs as a whole with the configuration as it stands."""
@@ -100,7 +122,7 @@ class Ledger:
 
         While no request holds a block nothing runs, and the configuration is in force at once.
         """
-        if self._taken is None or len(self.tables) == 0:
+        if self._taken is None or not self.states:
             return self.config, self.revision
         return self._taken
 
@@ -111,8 +133,8 @@ class Ledger:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing may evict, and nothing ever has."""
-        return not self.may_evict and self.counters.evicted_tokens == 0
+        """Whether nothing may evict, and nobody who holds a block has evicted anything."""
+        return self.all_positional and not self.may_evict
 
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
         """The configuration as it holds for one request; `config`: under that one instead."""

@@ -52,9 +52,7 @@ class Relocator(Snapshots):
         alternative is a preemption, which computes a whole prompt again.
         """
         ledger = self._ledger
-        self.planned.clear()
-        self.in_flight_blocks = frozenset()
-        self.deferrals.closed_gate = None
+        self.forget_step()
         if new_holes:
             self._last_round_empty = False
         if self.operations.pending:
@@ -65,6 +63,12 @@ class Relocator(Snapshots):
             closed = self.deferrals.closed_gate = first_closed(ledger.config, self.pressure())
             if closed is None:
                 self._run_round(freed)
+
+    def forget_step(self) -> None:
+        """A new step begins, for which nothing is planned yet."""
+        self.planned.clear()
+        self.in_flight_blocks = frozenset()
+        self.deferrals.closed_gate = None
 
     def hand_over(self, plan: StepPlan) -> None:
         """Put the step's copies into the worker's plan."""

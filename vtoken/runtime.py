@@ -5,17 +5,23 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
     begin_step(ready, …)    before allocation: evict, give all-dead blocks back, relocate
     required_extent(id, n)  during it: how many places the request needs for n new tokens
     commit_step(grown)      after it: register the new tokens, return the worker's plan
+    pass_step()             instead, where the runtime is `resting` and the step admitted nobody
     finish_step(report)     what the worker reports of a step
     sampled(ids, n)         which requests were given a token by it
 
 `release(id)` whenever a request lets go of its blocks, `announce` when a request arrives and
-`forget` when it is over for good. Invariants:
+`forget` when it is over for good.
+
+While nothing may evict and every table is positional, tables say only what the engine's own books
+say too. Steps then pass without them, and without a plan; `tables` are caught up when asked for,
+from those books. Requests enter and leave their tables at once, never late. Invariants:
 1. the step's victims are invisible from that step's attention on, whatever reclamation does
 2. a block given back in begin_step is in nobody's table; none becomes a destination in the same
    pass (they are collected and returned after all plans)
 3. destinations and recycled places lie in blocks that are private and unhashed
 4. a request has at most one relocation that is not reported (I4)
 5. what `release` sees between begin_step and commit_step leaves the step's plan with the request
+6. whoever asks for `tables` gets them as if every step had been committed
 """
 
 from __future__ import annotations
@@ -57,6 +63,7 @@ class Runtime(Ledger):
     ) -> None:
         super().__init__(geometry, store, config, strict=strict, report_lag_steps=report_lag_steps)
         self.check_every_step = check_every_step
+        self.resting = False  # nothing can be due in the newest step
         self.lends_blocks = lends_blocks
         self.grower = Grower(self)
         self.scoring = Scoring(self)
@@ -98,9 +105,13 @@ class Runtime(Ledger):
         """
         self.step += 1
         self.take_config()
-        if self.idle and not self.operations.pending:
+        if self.idle and not self.operations.pending and not self.scoring.active:
+            if not self.resting:
+                self.resting = True
+                self.relocator.forget_step()
             self.wanted_blocks = 0
-            return  # nothing has ever died: no holes, nothing to move, nothing to give back
+            return  # nothing is dead: no holes, nothing to move, nothing to give back
+        self.resting = False
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
@@ -116,7 +127,7 @@ class Runtime(Ledger):
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        return self.grower.required_extent(request_id, num_new)
+        return None if self.resting else self.grower.required_extent(request_id, num_new)
 
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
@@ -139,13 +150,25 @@ class Runtime(Ledger):
         if self.lends_blocks:  # where holes are packed before attention reads
             self.grower.lend_scratch(plan)
         self.relocator.hand_over(plan)
+        self._count_commit()
+        return plan
+
+    def pass_step(self) -> None:
+        """The step changes nothing that the engine's own books do not say; the worker needs no plan.
+
+        Instead of `commit_step`, where the runtime is `resting` and no request without a table was
+        scheduled.
+        """
+        self._behind = True
+        self._count_commit()
+
+    def _count_commit(self) -> None:
         self.counters.commits_checked += 1
         if self.check_every_step:
             try:
                 self.check()
             except InvariantViolation as violation:
                 self.violated(violation)
-        return plan
 
     def num_tokens(self, request_id: str) -> int:
         """Tokens in the request's table, dead ones included; 0 before its first step."""
@@ -205,14 +228,17 @@ class Runtime(Ledger):
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request lets go of its blocks: finished, aborted or preempted."""
-        table = self.tables.get(request_id)
-        if table is None:
+        if request_id not in self.states:
             return
+        # Of a request that is over, the table need not know the last steps.
+        table = (self.tables if preempted else self._tables)[request_id]
         num_dead, num_tokens = table.num_dead, table.num_tokens
         self.relocator.drop(request_id)
-        self.tables.release(request_id)
+        self._tables.release(request_id)
         del self.states[request_id]
-        if len(self.tables) == 0:
+        if not self.all_positional:
+            self.all_positional = not any(table.virtual for table in self._tables)
+        if not self.states:
             self.relocator.settle()
         self.parts.pop(request_id, None)
         per_request = self.counters.preempted_per_request
@@ -233,6 +259,8 @@ class Runtime(Ledger):
     def check(self) -> None:
         """All invariants, recomputed from nothing; raises InvariantViolation."""
         self.tables.check()
+        if self.all_positional and any(table.virtual for table in self.tables):
+            raise InvariantViolation("I4", "a request has evicted something, and none is known to")
         if set(self.states) != {table.request_id for table in self.tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
         if differences := self.store.differences(self.tables):

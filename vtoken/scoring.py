@@ -29,7 +29,7 @@ class Scoring:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._active = False  # some policy read a signal in the newest step
+        self.active = False  # some policy read a signal in the newest step that was committed
 
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal. If none does, what is held is dropped."""
@@ -43,12 +43,12 @@ class Scoring:
                 for own in ledger.own_rules.values()
             )
         ):
-            self._active = True
-        elif self._active:
-            self._active = False
+            self.active = True
+        elif self.active:
+            self.active = False
             for state in ledger.states.values():
                 state.signals, state.signals_for = {}, None
-        return self._active
+        return self.active
 
     def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
         """Write into `plan` what the worker keeps, probes and tells of the scheduled requests.

@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,28 @@ class TokenTables:
             raise InvariantViolation(
                 "I4", f"{table.request_id} holds {len(block_ids)} blocks, its table has {known}"
             )
+
+    def catch_up(self, progress: Callable[[str, int], tuple[Sequence[int], int]]) -> None:
+        """Register what every request has gained since its table was last told.
+
+        `progress(request_id, n)`: its blocks beyond the first n, and its tokens so far. All tables
+        must be positional.
+        """
+        gained: list[Slots] = []
+        for table in self._tables.values():
+            blocks, num_tokens = progress(table.request_id, len(table.blocks))
+            if blocks:
+                table.extend_blocks(blocks)
+            num_new = num_tokens - table.num_tokens
+            if num_new < 0 or (num_new and table.virtual):
+                raise InvariantViolation(
+                    "I4",
+                    f"{table.request_id} has {num_tokens} tokens, its table {table.num_tokens}",
+                )
+            if num_new:
+                gained.append(table.place(num_new))
+        if gained:
+            self.pool.add(np.concatenate(gained))
 
     def evict_token(self, request_id: str, token_id: int) -> None:
         """Mark one token dead: attention does not read it from the next step on."""

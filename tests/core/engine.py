@@ -73,6 +73,8 @@ class CoreEngine:
         self.worker_lag_steps = worker_lag_steps
         self.prefix_caching = prefix_caching
         self.caches_after_eviction = False  # against rule 4, for a control
+        self.passes_steps = True
+        self.num_passed_steps = 0
         geometry = Geometry(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -95,6 +97,7 @@ class CoreEngine:
             strict=strict,
             check_every_step=check_every_step,
         )
+        self.store.num_tokens = self._num_computed
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -154,8 +157,8 @@ class CoreEngine:
         self._gone.append(request.id)
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
         self._let_go(request, preempted=True)
+        self.running.remove(request)
         request.num_computed = 0
         self.waiting.appendleft(request)
         self.num_preemptions += 1
@@ -176,14 +179,20 @@ class CoreEngine:
         self.runtime.begin_step(self.due_requests())
         message = StepMessage(StepPlan(0))
         grown: list[GrownRequest] = []
-        preempted = self.num_preemptions
+        preempted, known = self.num_preemptions, set(self.runtime.states)
         for request in list(self.running):
             if request in self.running:  # it may have been preempted meanwhile
                 self._schedule_running(request, grown, message)
         if preempted == self.num_preemptions:
             self._admit(grown, message)
         message.gone, self._gone = self._gone, []
-        message.plan = self.newest_plan = self.runtime.commit_step(grown)
+        admits = any(request.request_id not in known for request in grown)
+        if self.passes_steps and self.runtime.resting and not admits:
+            self.runtime.pass_step()
+            self.num_passed_steps += 1
+            message.plan = self.newest_plan = StepPlan(0)
+        else:
+            message.plan = self.newest_plan = self.runtime.commit_step(grown)
         self._queue.append(message)
         while len(self._queue) > self.worker_lag_steps:
             self._execute()
@@ -236,7 +245,7 @@ class CoreEngine:
         """Register the tokens, and hash the blocks that they fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
-        table = self.runtime.tables.get(request.id)
+        table = None if self.runtime.resting else self.runtime.tables.get(request.id)
         truncated = table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)
@@ -259,7 +268,11 @@ class CoreEngine:
     def _execute(self) -> None:
         message = self._queue.popleft()
         report: WorkerReport | None = self.worker.execute(message)
-        self.runtime.finish_step(report, message.plan.step)
+        if message.plan.step:
+            self.runtime.finish_step(report, message.plan.step)
+
+    def _num_computed(self, request_id: str) -> int:
+        return next(r.num_computed for r in self.running if r.id == request_id)
 
     def _sample(self) -> None:
         served = []

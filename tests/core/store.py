@@ -10,7 +10,7 @@ Knows nothing of tokens or vToken. Block 0 is the null block: never free, never 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class SimpleStore:
         self.free: deque[int] = deque(range(1, num_blocks))
         self.cached: dict[Hashable, list[int]] = {}
         self.tables: dict[str, list[int]] = {}
+        self.num_tokens: Callable[[str], int] = lambda _: 0  # computed so far; the engine's books
 
     # ------------------------------------------------------------ BlockStore
 
@@ -67,6 +68,9 @@ class SimpleStore:
         if len(self.free) + len(held) != self.num_blocks - 1:
             wrong.append(f"{len(self.free)} blocks are free and {len(held)} held")
         return wrong
+
+    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
+        return self.tables[request_id][num_known:], self.num_tokens(request_id)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         first: list[int] = []

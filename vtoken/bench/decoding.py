@@ -27,6 +27,7 @@ class Store:
     def __init__(self, num_blocks: int) -> None:
         self.free = deque(range(1, num_blocks))
         self.tables: dict[str, list[int]] = {}
+        self.num_tokens: dict[str, int] = {}
 
     def num_free_blocks(self) -> int:
         return len(self.free)
@@ -51,6 +52,9 @@ class Store:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         self.free.extendleft(blocks)
+
+    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
+        return self.tables[request_id][num_known:], self.num_tokens[request_id]
 
 
 class Decoding:

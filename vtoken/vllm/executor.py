@@ -2,7 +2,8 @@
 
 Knows neither the device nor which of vLLM's model runners it serves. A runner calls, once a step:
 
-    begin(plan, gone)       requests in `gone` start anew; the step's report is empty
+    begin(plan, gone)       requests in `gone` start anew; the step's report is empty. Without a
+                            plan the step is positional throughout, and there is no report
     meet(blocks_of)         before vLLM appends blocks: the block tables to replace
     before_copies()         what sampled relocations retain is hashed
     apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
@@ -105,8 +106,12 @@ class StepExecutor:
 
     def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
         self.plan = plan
-        self.report = None if plan is None else WorkerReport(plan.step)
         self._probed, self._told = [], None
+        if plan is None:  # no request has evicted anything, and none is probed
+            self.report = None
+            self.mirrors.clear()
+            return
+        self.report = WorkerReport(plan.step)
         for request_id in gone:
             self.mirrors.pop(request_id, None)
 

@@ -8,7 +8,7 @@ is no longer positional, and later K/V came from a truncated context.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,12 +49,13 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
-        if self.runtime is None:
+        runtime = self.runtime
+        if runtime is None or runtime.resting:
             return num_tokens
-        table = self.runtime.tables.get(request_id)
+        table = runtime.tables.get(request_id)
         if table is None or not table.virtual:
             return num_tokens
-        extent = self.runtime.required_extent(request_id, num_tokens - table.num_tokens)
+        extent = runtime.required_extent(request_id, num_tokens - table.num_tokens)
         return num_tokens if extent is None else extent
 
     def get_num_blocks_to_allocate(
@@ -70,12 +71,13 @@ class VTokenAttentionManager(FullAttentionManager):
     ) -> int:
         runtime = self.runtime
         places, extra = self._num_places(request_id, num_tokens), 0
-        if runtime is not None and request_id not in runtime.tables:
+        admission = None  # of a request that waits for its first blocks
+        if runtime is not None and request_id not in runtime.states:
+            admission = runtime.admission
+        if admission is not None:
             if apply_admission_cap:  # the whole prompt is asked for, nothing is allocated yet
-                places = runtime.admission.peak_tokens(
-                    request_id, num_tokens, total_computed_tokens
-                )
-            extra = runtime.admission.extra_blocks(request_id, places)
+                places = admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
+            extra = admission.extra_blocks(request_id, places)
         needed: int = super().get_num_blocks_to_allocate(
             request_id,
             places,
@@ -86,8 +88,8 @@ class VTokenAttentionManager(FullAttentionManager):
             apply_admission_cap,
             prefill_end,
         )
-        if runtime is not None and request_id not in runtime.tables:
-            runtime.admission.asked(needed + extra, compressed=extra > 0)
+        if admission is not None:
+            admission.asked(needed + extra, compressed=extra > 0)
         return needed + extra
 
     def allocate_new_blocks(
@@ -99,7 +101,7 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         for block in blocks:
             self.hashed[block.block_id] = False
-        if self.runtime is not None and request_id not in self.runtime.tables:
+        if self.runtime is not None and request_id not in self.runtime.states:
             self.runtime.admission.admitted(request_id, len(self.req_to_blocks[request_id]))
         return blocks
 
@@ -121,7 +123,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None:
+        if self.runtime is not None and not self.runtime.resting:
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return
@@ -139,11 +141,15 @@ class VTokenAttentionManager(FullAttentionManager):
 
 
 class VLLMBlockStore:
-    """`vtoken.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
+    """`vtoken.runtime.BlockStore` over vLLM's block pool and the manager's block tables.
 
-    def __init__(self, manager: VTokenAttentionManager) -> None:
+    `requests`: the scheduler's, by id.
+    """
+
+    def __init__(self, manager: VTokenAttentionManager, requests: Mapping[str, Any]) -> None:
         self._manager = manager
         self._pool = manager.block_pool
+        self._requests = requests
 
     def num_free_blocks(self) -> int:
         return int(self._pool.get_num_free_blocks())
@@ -192,6 +198,11 @@ class VLLMBlockStore:
         if free + len(held) != usable:
             wrong.append(f"{free} blocks are free and {len(held)} held, of {usable}")
         return wrong
+
+    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
+        blocks = self._manager.req_to_blocks[request_id]
+        new = [block.block_id for block in blocks[num_known:]] if len(blocks) > num_known else ()
+        return new, self._requests[request_id].num_computed_tokens
 
     def give_back(self, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks

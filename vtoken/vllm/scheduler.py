@@ -68,7 +68,7 @@ class VTokenSchedulerMixin:
         geometry = _geometry(config, kv_cache_config)
         self.vtoken = Runtime(
             geometry,
-            VLLMBlockStore(manager),
+            VLLMBlockStore(manager, self.requests),  # type: ignore[attr-defined]
             initial_config(
                 settings, num_blocks=geometry.num_blocks, num_layers=geometry.num_layers
             ),
@@ -100,12 +100,17 @@ class VTokenSchedulerMixin:
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
+        if self.vtoken.resting and not _admits(output):
+            self.vtoken.pass_step()
+        else:
+            output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        step = scheduler_output.vtoken.step
-        self.vtoken.finish_step(getattr(model_runner_output, "vtoken", None), step)
+        plan = getattr(scheduler_output, "vtoken", None)
+        if plan is not None:
+            report = getattr(model_runner_output, "vtoken", None)
+            self.vtoken.finish_step(report, plan.step)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         now = time.monotonic()
         served: list[str] = []
@@ -220,6 +225,14 @@ def _require(runtime: Runtime) -> None:
         runtime.judge.require_all(runtime.config)
     except RefusedError as error:
         raise UnsupportedError(f"initial configuration: {error.detail}") from None
+
+
+def _admits(scheduler_output: Any) -> bool:
+    """Whether the step has requests that hold blocks for the first time, or anew."""
+    return bool(
+        scheduler_output.scheduled_new_reqs
+        or scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    )
 
 
 def _prompt_seed(request: Any) -> int:
