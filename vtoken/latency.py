@@ -32,7 +32,9 @@ Durations = npt.NDArray[np.float64]
 class Histogram:
     """Counts of durations over the newest spans; spans are numbered by time.
 
-    `_window` = sum of `_counts` over the spans that are not over, kept incrementally.
+    `_window` = sum of `_counts` over the spans that are not over, kept incrementally. What `add` is
+    told waits in `_fresh` until somebody asks, or its span is over: a step should not have to fetch
+    arrays for one number.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,16 @@ class Histogram:
         self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # which one stands in a row
         self._window = np.zeros(NUM_BUCKETS, dtype=np.int64)
         self._newest = -NUM_SPANS
+        self._fresh: dict[int, int] = {}  # bucket -> durations of the span `_fresh_span`
+        self._fresh_span = -NUM_SPANS
+
+    def _enter_fresh(self) -> None:
+        if self._fresh:
+            counts = self._advance(self._fresh_span)
+            for bucket, count in self._fresh.items():
+                counts[bucket] += count
+                self._window[bucket] += count
+            self._fresh.clear()
 
     def _advance(self, span: int) -> npt.NDArray[np.int64]:
         """Let go of the spans that are over when `span` runs; its counts [NUM_BUCKETS]."""
@@ -56,11 +68,14 @@ class Histogram:
         """`count` durations of `ms`."""
         bucket = int(log2(ms / LEAST_MS) * BUCKETS_A_DOUBLING) if ms > LEAST_MS else 0
         bucket = min(bucket, NUM_BUCKETS - 1)
-        self._advance(span)[bucket] += count
-        self._window[bucket] += count
+        if span != self._fresh_span:
+            self._enter_fresh()
+            self._fresh_span = span
+        self._fresh[bucket] = self._fresh.get(bucket, 0) + count
 
     def add_all(self, span: int, ms: Durations) -> None:
         """One duration for each of `ms` [n]."""
+        self._enter_fresh()
         doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))
         buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
         np.add.at(self._advance(span), buckets, 1)
@@ -72,6 +87,7 @@ class Histogram:
 
     def percentiles(self, span: int) -> Percentiles:
         """Of the window that ends with `span`."""
+        self._enter_fresh()
         self._advance(span)
         below = np.cumsum(self._window)
         count = int(below[-1])

@@ -154,7 +154,7 @@ class Runtime(Ledger):
         return plan
 
     def pass_step(self) -> None:
-        """The step changes nothing that the engine's own books do not say; the worker needs no plan.
+        """The step changes nothing that the engine's own books do not say, and needs no plan.
 
         Instead of `commit_step`, where the runtime is `resting` and no request without a table was
         scheduled.
