@@ -73,8 +73,13 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
 
 def order_dependence(source: Slots, destination: Slots) -> str | None:
     """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not."""
-    both = len(np.intersect1d(source, destination))
-    twice = len(destination) - len(np.unique(destination))
+    if len(destination) == 0:
+        return None
+    writes = np.arange(1, len(destination) + 1, dtype=np.int32)
+    last = np.zeros(1 + int(max(source.max(), destination.max())), dtype=np.int32)  # write, a slot
+    last[destination] = writes
+    both = int(np.count_nonzero(last[source]))
+    twice = int(np.count_nonzero(last[destination] != writes))
     if both or twice:
         return f"reads and writes {both} slots, and writes {twice} more than once"
     return None

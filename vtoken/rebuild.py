@@ -15,6 +15,7 @@ from vtoken.errors import InvariantViolation
 from vtoken.places import Places
 
 Ints = npt.NDArray[np.int64]
+ROOM_BLOCKS = 8  # that may join before the places must be made larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,18 @@ def rebuild(
     is_fresh = np.ones(len(new), dtype=np.bool_)
     is_fresh[new_rank[kept]] = False
 
-    size = len(old) * s
-    tokens = np.full(len(new) * s, -1, dtype=np.int64)
-    occupied = np.zeros(len(new) * s, dtype=np.bool_)
+    size, room = len(old) * s, len(new) + ROOM_BLOCKS
+    tokens = np.full(room * s, -1, dtype=np.int64)
+    occupied = np.zeros(room * s, dtype=np.bool_)
     tokens.reshape(-1, s)[new_rank[kept]] = places.tokens[:size].reshape(-1, s)[kept]
     occupied.reshape(-1, s)[new_rank[kept]] = places.occupied[:size].reshape(-1, s)[kept]
     by_rank = np.append(new_rank, -1)[index // s]  # an index of -1 finds the -1 at the end
     moved = np.where(by_rank >= 0, by_rank * s + index % s, -1)
 
     target = target_rank * s + slots % s
-    if len(np.unique(target)) != len(target) or occupied[target].any():
+    taken = np.zeros(len(occupied), dtype=np.bool_)
+    taken[target] = True
+    if np.count_nonzero(taken) != len(target) or occupied[target].any():
         raise InvariantViolation("I2", f"a destination of {owner} is doubled or holds a live token")
     left = moved[ids]
     left = left[left >= 0]

@@ -217,7 +217,7 @@ class Relocator(Snapshots):
         num_shed = plan.num_shed_blocks
         fresh = ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
-        destinations = np.unique(bound.destination_slots // size).tolist()
+        destinations = sorted({*(bound.destination_slots // size).tolist()})
         for block in destinations:
             if not ledger.store.is_writable(block):
                 ledger.violated(

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import InvariantViolation, UnknownRequestError
-from vtoken.pool import PoolLiveness, Slots
+from vtoken.pool import ONE, PoolLiveness, Slots
 from vtoken.table import Ids, TokenTable
 
 MAX_NUMBER = 65_535
@@ -164,7 +164,7 @@ class TokenTables:
         for table in self:
             table.check()
             slots = table.slots_of(table.live_ids())
-            np.add.at(readers, slots, 1)
+            np.add.at(readers, slots, ONE)
         wrong = np.flatnonzero(readers != self.pool.readers)
         if len(wrong):
             slot = int(wrong[0])

@@ -12,7 +12,7 @@ from vtoken.config import VTokenConfig
 from vtoken.gates import Pressure, describe_gates, headroom_gate
 from vtoken.operations import describe_round
 from vtoken.planner import Layout, num_excess_blocks
-from vtoken.pool import Slots
+from vtoken.pool import ONE, Slots
 from vtoken.reclaim import Round, plan_round
 from vtoken.runtime import Runtime
 from vtoken.sharing import keeps_dead_shared_blocks
@@ -100,7 +100,7 @@ def _pressure_after(runtime: Runtime, dying: list[Slots], holders: Counts) -> Pr
     if not dying:
         return pressure
     readers = pool.readers.copy()
-    np.subtract.at(readers, np.concatenate(dying), 1)
+    np.subtract.at(readers, np.concatenate(dying), ONE)
     live = np.count_nonzero(readers.reshape(pool.num_blocks, size), axis=1)
     used = holders > 0
     num_slots = int(np.count_nonzero(used)) * size
