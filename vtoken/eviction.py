@@ -71,8 +71,9 @@ class Evictor:
         shadow_profiles = shadow is not None and shadow.profiles
         profiles = config.policy.profiles or shadow_profiles
         limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
+        known = ledger.tables.get
         for request_id in ready:
-            table = ledger.tables.get(request_id)
+            table = known(request_id)
             if table is None or (
                 table.num_live <= limit and not profiles and request_id not in own
             ):

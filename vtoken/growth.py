@@ -38,6 +38,8 @@ class Grower:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._tables = ledger.tables  # who asks anything here has caught up with the engine
+        self._with_hole: list[RequestState] = []  # in the step being planned
 
     def pick_holes(self) -> bool:
         """Choose the hole that each request's next single token is written to.
@@ -48,21 +50,22 @@ class Grower:
         recycling = ledger.config.recycle and ledger.config.reclamation != "off"
         size = ledger.geometry.block_size
         spare = False
-        for table in ledger.tables:
-            if not table.virtual:
-                continue
-            state = ledger.states[table.request_id]
+        for state in self._with_hole:
             state.hole = None
+        self._with_hole.clear()
+        for table in self._tables:
             if table.extent == table.num_live:
                 continue
             if recycling:
+                state = ledger.states[table.request_id]
                 state.hole = table.first_hole(state.readonly)
+                self._with_hole.append(state)
             spare = spare or len(table.blocks) > table.num_live // size + 1
         return spare
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        table = self._ledger.tables.get(request_id)
+        table = self._tables.get(request_id)
         if table is None or not table.virtual:
             return None
         state = self._ledger.states[request_id]
@@ -74,8 +77,8 @@ class Grower:
 
     def enter(self, grown: Iterable[GrownRequest]) -> None:
         """Register the new tokens of all scheduled requests."""
-        ledger = self._ledger
-        known, pending = ledger.tables.get, ledger.pending
+        ledger, tables = self._ledger, self._tables
+        known, pending, is_writable = tables.get, ledger.pending, ledger.store.is_writable
         slots: list[int] = []  # of single new tokens; the pool is told of them all at once
         parts: list[tuple[RequestStep, int]] = []  # of virtual requests, with the index in `slots`
         for request in grown:
@@ -87,23 +90,26 @@ class Grower:
             if num_new != 1:
                 self._enter_several(table, request)
                 continue
-            start = None
+            part = start = None
             if table.virtual:
-                parts.append((pending(table), len(slots)))
-                start = self._next_place(table)
+                part, start = pending(table), self._next_place(table)
             if len(request.block_ids) != len(table.blocks):
-                ledger.tables.sync_blocks(table, request.block_ids)
-            slots.append(table.append(start))
-            if start is not None:
-                self._verify_private(slots[-1] // table.block_size)
+                tables.sync_blocks(table, request.block_ids)
+            slot = table.append(start)
+            if part is not None:
+                if not is_writable(slot // table.block_size):
+                    self._not_private(slot // table.block_size)
+                part.num_live, part.dense = table.num_live, table.extent == table.num_live
+                parts.append((part, len(slots)))
+            slots.append(slot)
         if not slots:
             return
         batch = np.array(slots, dtype=np.int64)
         if len(set(slots)) == len(slots):
-            ledger.tables.pool.add(batch)
+            tables.pool.add(batch)
         else:  # two requests write one slot: counted as it is, for `check` to find
             for i in range(len(batch)):
-                ledger.tables.pool.add(batch[i : i + 1])
+                tables.pool.add(batch[i : i + 1])
         for part, i in parts:
             part.new_slots = batch[i : i + 1]
 
@@ -117,7 +123,7 @@ class Grower:
             request.seed,
             ledger.step,
         )
-        ledger.tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
+        self._tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
 
     def _next_place(self, table: TokenTable) -> int:
         """Where the next token of a request that has evicted something goes.
@@ -138,26 +144,24 @@ class Grower:
         if table.virtual:
             start = table.append_start(ledger.states[table.request_id].readonly)
             part = ledger.pending(table)
-        slots = ledger.tables.sync_new_tokens(
+        slots = self._tables.sync_new_tokens(
             table.request_id, request.block_ids, request.num_tokens, start
         )
         if part is not None:
             part.new_slots = slots
             for block in np.unique(slots // table.block_size).tolist():
-                self._verify_private(block)
+                if not ledger.store.is_writable(block):
+                    self._not_private(block)
 
-    def _verify_private(self, block: int) -> None:
-        if not self._ledger.store.is_writable(block):
-            self._ledger.violated(
-                InvariantViolation("I4", f"block {block} is written, not private")
-            )
+    def _not_private(self, block: int) -> None:
+        self._ledger.violated(InvariantViolation("I4", f"block {block} is written, not private"))
 
     def lend_scratch(self, plan: StepPlan) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""
         ledger = self._ledger
         size = ledger.geometry.block_size
         packed = {
-            request_id: ledger.tables[request_id].full_and_loose()
+            request_id: self._tables[request_id].full_and_loose()
             for request_id, part in plan.requests.items()
             if not part.dense and len(part.new_slots) == 1
         }

@@ -104,12 +104,18 @@ class Ledger:
         What grew in steps that passed without them (`Runtime.pass_step`) is entered first.
         """
         if self._behind:
-            self._behind = False
-            try:
-                self._tables.catch_up(self.store.progress)
-            except InvariantViolation as violation:
-                self.violated(violation)
+            self.catch_up()
         return self._tables
+
+    def catch_up(self) -> None:
+        """Enter what grew in steps that passed without the tables, if any did."""
+        if not self._behind:
+            return
+        self._behind = False
+        try:
+            self._tables.catch_up(self.store.progress)
+        except InvariantViolation as violation:
+            self.violated(violation)
 
     def take_config(self) -> None:
         """A step begins: it runs as a whole with the configuration as it stands."""

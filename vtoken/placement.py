@@ -26,7 +26,7 @@ import numpy.typing as npt
 from vtoken.errors import InvariantViolation
 from vtoken.loose import LooseTokens
 from vtoken.naive import NaiveBlocks
-from vtoken.places import Places
+from vtoken.places import ROOM_BLOCKS, Places
 from vtoken.pool import Slots
 
 Ids = npt.NDArray[np.int64]
@@ -209,7 +209,7 @@ class Placement:
         self._places.reserve(len(self.blocks))
         known = len(self._index)
         if num_tokens > known:
-            size = max(num_tokens, 2 * known)
+            size = max(num_tokens + ROOM_BLOCKS * self.block_size, known + known // 2)
             index, live = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.bool_)
             index[:known], live[:known] = self._index, self._live
             self._index, self._live = index, live

@@ -21,6 +21,7 @@ from vtoken.errors import InvariantViolation
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+ROOM_BLOCKS = 8  # that may join before arrays must be made larger
 
 
 class Places:
@@ -44,11 +45,11 @@ class Places:
         return out
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for `num_blocks` blocks, and for as many again as there were."""
+        """Make room for `num_blocks` blocks and a few more, at least half as many as there were."""
         known = len(self.live)
         if num_blocks <= known:
             return
-        num_blocks = max(num_blocks, 2 * known)
+        num_blocks = max(num_blocks + ROOM_BLOCKS, known + known // 2)
         old, size = known * self.block_size, num_blocks * self.block_size
         tokens, occupied = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.bool_)
         live = np.zeros(num_blocks, dtype=np.int64)

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import InvariantViolation
-from vtoken.places import Places
+from vtoken.places import ROOM_BLOCKS, Places
 
 Ints = npt.NDArray[np.int64]
-ROOM_BLOCKS = 8  # that may join before the places must be made larger
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class Runtime(Ledger):
             self.wanted_blocks = 0
             return  # nothing is dead: no holes, nothing to move, nothing to give back
         self.resting = False
+        self.catch_up()
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
@@ -143,6 +144,8 @@ class Runtime(Ledger):
         plan.requests, self.parts = self.parts, {}
         known = self.tables.get
         for request_id, part in plan.requests.items():
+            if part.num_live:
+                continue  # told when its token was entered
             table = known(request_id)
             assert table is not None  # what lets go of its blocks takes its part along
             part.num_live = table.num_live
