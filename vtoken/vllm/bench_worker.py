@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,27 +43,42 @@ def _engine(spec: dict[str, Any]) -> Any:
 
 
 class HookTimer:
-    """Adds up the time that vToken's own code takes in the scheduler, publishing included."""
+    """Adds up what vToken's methods take, less what the vLLM methods that they extend take.
 
-    def __init__(self, scheduler: Any) -> None:
-        self.seconds = 0.0
-        runtime = getattr(scheduler, "vtoken", None)
-        if runtime is not None:
-            for name in ("begin_step", "commit_step", "finish_step"):
-                self._wrap(runtime, name)
-            self._wrap(scheduler, "_note_step")
+    `seconds` by side, scheduler and worker; publishing counts. What runs inside the forward, and in
+    the block manager, is not seen.
+    """
 
-    def _wrap(self, owner: Any, name: str) -> None:
-        inner = getattr(owner, name)
+    def __init__(self, scheduler: Any, runner: Any) -> None:
+        self.seconds = {"scheduler": 0.0, "worker": 0.0}
+        if getattr(scheduler, "vtoken", None) is None:
+            return
+        from vtoken.vllm.runner import VTokenRunnerMixin
+        from vtoken.vllm.scheduler import VTokenSchedulerMixin
 
+        for name in ("schedule", "update_from_output"):
+            self._wrap("scheduler", type(scheduler), VTokenSchedulerMixin, name)
+        for name in ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens"):
+            self._wrap("worker", type(runner), VTokenRunnerMixin, name)
+
+    def reset(self) -> None:
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+
+    def _wrap(self, side: str, owner: type, mixin: type, name: str) -> None:
+        bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
+        stock = next(base for base in bases if name in vars(base))
+        for cls, sign in ((mixin, 1.0), (stock, -1.0)):
+            setattr(cls, name, self._timed(vars(cls)[name], side, sign))
+
+    def _timed(self, inner: Callable[..., Any], side: str, sign: float) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - started
+                self.seconds[side] += sign * (time.perf_counter() - started)
 
-        setattr(owner, name, timed)
+        return timed
 
 
 class Run:
@@ -225,13 +241,14 @@ def main() -> None:
     engine = _engine(json.loads(sys.stdin.readline()))
     scheduler = engine.engine_core.engine_core.scheduler
     answer(_facts(scheduler))
-    hooks = HookTimer(scheduler)
+    worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
+    hooks = HookTimer(scheduler, worker.model_runner)
     for tag, line in enumerate(sys.stdin):
         workload = json.loads(line)
         if workload.get("config"):
             scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
         before = _facts(scheduler)
-        hooks.seconds = 0.0
+        hooks.reset()
         result = Run(engine, workload, tag).go()
         after = _facts(scheduler)
         for name in CUMULATIVE:
