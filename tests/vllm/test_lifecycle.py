@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reference
-from observe import runtime_of
+from observe import Observer, runtime_of
 
 from vtoken.errors import InvariantViolation
 from vtoken.vllm import engine_args, touchpoints
@@ -37,7 +38,7 @@ def scheduler_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.scheduler
 
 
-def submit(llm: Any, prompts: list[list[int]], num_new: int) -> None:
+def submit(llm: Any, prompts: list[list[int]], num_new: int, first: int = 0) -> None:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -47,7 +48,7 @@ def submit(llm: Any, prompts: list[list[int]], num_new: int) -> None:
         ignore_eos=True,
         output_kind=RequestOutputKind.CUMULATIVE,
     )
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, first):
         llm.llm_engine.add_request(f"r{number}", {"prompt_token_ids": prompt}, params)
 
 
@@ -83,6 +84,43 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         first = reference.generate(hf_model, prompt, len(seen), evict)
         rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
         assert tokens[f"r{number}"] == first + rest
+
+
+def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_a_switch(
+    engine: Any, hf_model: Any
+) -> None:
+    tokens: dict[str, list[int]] = {}
+    idle = engine_args({"budget_tokens": BUDGET, "interval_tokens": 8}, check_every_step=False)
+    with engine(enable_prefix_caching=True, **idle) as llm:
+        runtime, observer = runtime_of(llm), Observer(llm)
+        submit(llm, PROMPTS, 120)
+        step(llm, tokens, 10)
+        table = next(iter(runtime.tables))
+        known = table.num_tokens
+        step(llm, tokens, 30)
+        assert (runtime.resting, table.num_tokens) == (True, known)  # nobody asked
+        follow_up = PROMPTS[0] + tokens["r0"]  # its blocks were hashed in steps that passed
+        submit(llm, [follow_up], 60, first=3)
+        step(llm, tokens, 1)
+        assert table.num_tokens == known + 31
+        assert int((runtime.tables.pool.holders == 2).sum()) == len(follow_up) // 32
+        runtime.check()
+        step(llm, tokens, 10)
+        scheduler = scheduler_of(llm)
+        scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
+        runtime.check()
+        step(llm, tokens, 10)
+        policy = {"policy": {"name": "streaming_llm"}}
+        scheduler.vtoken_controller.patch_config(policy)
+        step(llm, tokens)
+        assert runtime.counters.violations == 0
+        logs = observer.logs()
+    for number, prompt in enumerate(PROMPTS):
+        log = logs[number]
+        assert len(log) > 5
+        assert tokens[f"r{number}"] == reference.generate(
+            hf_model, prompt, 120, reference.replay(log)
+        )
 
 
 def test_abort_and_finish_give_every_block_back(engine: Any) -> None:
