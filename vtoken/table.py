@@ -74,6 +74,23 @@ class TokenTable(Placement):
         self.extent = start + num_new
         return self._slots(np.arange(start, self.extent, dtype=np.int64))
 
+    def grow(self, num_new: int) -> list[int]:
+        """`place` of `num_new` tokens at E in a positional table, without arrays; their slots."""
+        s, first, end = self.block_size, self.extent, self.extent + num_new
+        if end > len(self.blocks) * s:
+            raise self._does_not_fit(num_new, first)
+        slots: list[int] = []
+        while first < end:
+            rank, offset = divmod(first, s)
+            stop = min(end, (rank + 1) * s)
+            start = self.blocks[rank] * s + offset
+            slots += range(start, start + stop - first)
+            first = stop
+        self.num_tokens += num_new
+        self.num_live += num_new
+        self.extent = end
+        return slots
+
     def _does_not_fit(self, num_new: int, start: int) -> InvariantViolation:
         return InvariantViolation(
             "I4",

@@ -93,7 +93,7 @@ class TokenTables:
         `progress(request_id, n)`: its blocks beyond the first n, and its tokens so far. All tables
         must be positional.
         """
-        gained: list[Slots] = []
+        gained: list[int] = []
         for table in self._tables.values():
             blocks, num_tokens = progress(table.request_id, len(table.blocks))
             if blocks:
@@ -104,10 +104,9 @@ class TokenTables:
                     "I4",
                     f"{table.request_id} has {num_tokens} tokens, its table {table.num_tokens}",
                 )
-            if num_new:
-                gained.append(table.place(num_new))
+            gained += table.grow(num_new)
         if gained:
-            self.pool.add(np.concatenate(gained))
+            self.pool.add(np.array(gained, dtype=np.int64))
 
     def evict_token(self, request_id: str, token_id: int) -> None:
         """Mark one token dead: attention does not read it from the next step on."""
