@@ -132,6 +132,7 @@ class Runtime(Ledger):
 
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
+        self.catch_up()
         plan = StepPlan(self.step)
         reading = self.scoring.has_readers()
         if reading:

@@ -94,18 +94,19 @@ class TokenTables:
         must be positional.
         """
         gained: list[int] = []
-        for table in self._tables.values():
-            blocks, num_tokens = progress(table.request_id, len(table.blocks))
-            if blocks:
-                table.extend_blocks(blocks)
-            num_new = num_tokens - table.num_tokens
-            if num_new < 0 or (num_new and table.virtual):
-                raise InvariantViolation(
-                    "I4",
-                    f"{table.request_id} has {num_tokens} tokens, its table {table.num_tokens}",
-                )
-            gained += table.grow(num_new)
-        if gained:
+        try:
+            for table in self._tables.values():
+                blocks, num_tokens = progress(table.request_id, len(table.blocks))
+                if blocks:
+                    table.extend_blocks(blocks)
+                num_new = num_tokens - table.num_tokens
+                if num_new < 0 or (num_new and table.virtual):
+                    raise InvariantViolation(
+                        "I4",
+                        f"{table.request_id} has {num_tokens} tokens, its table {table.num_tokens}",
+                    )
+                gained += table.grow(num_new)
+        finally:
             self.pool.add(np.array(gained, dtype=np.int64))
 
     def evict_token(self, request_id: str, token_id: int) -> None:
