@@ -87,7 +87,10 @@ class FlightRecorder:
 
     @property
     def peer_silent_s(self) -> float | None:
-        """How long ago another process, which leads, has written; None where none was seen."""
+        """How long ago another process, which leads, has written, counted from our own start on.
+
+        None where none was seen.
+        """
         return None if self._peer_wrote_ts is None else time.time() - self._peer_wrote_ts
 
     def start(self) -> None:
@@ -120,7 +123,8 @@ class FlightRecorder:
                     if self._state_dir.error:
                         self._stop(self._state_dir.error, fault=True)
                     else:
-                        self._peer_wrote_ts = await self._on_disk(self.segments.newest_write_ts)
+                        wrote_ts = await self._on_disk(self.segments.newest_write_ts)
+                        self._peer_wrote_ts = max(wrote_ts, self._started_ts)  # it may begin yet
                 except ProblemError as error:
                     self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
                 except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs

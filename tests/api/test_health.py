@@ -17,6 +17,7 @@ from websockets.asyncio.client import connect
 
 from vtoken import wire
 from vtoken_api import health
+from vtoken_api.statedir import StateDir
 
 
 def parts(served: Served) -> dict[str, wire.Health]:
@@ -91,6 +92,20 @@ async def test_recorder_of_another_process_is_judged_by_what_it_writes(
             assert "another process of this server records" in recorder.detail
             two.service.flight._peer_wrote_ts = time.time() - health.STALE_PEER_S - 5
             assert not parts(two)["recorder"].ok
+
+
+async def test_peer_that_has_not_written_yet_is_given_the_time_to(
+    core: CoreEngine, tmp_path: Path
+) -> None:
+    leader = StateDir(tmp_path)
+    assert leader.try_lead()
+    async with serve(core.handle, state_dir=str(tmp_path)) as served:
+        flight = served.service.flight
+        await until(lambda: flight.peer_silent_s is not None, "peer not seen")
+        assert flight._peer_wrote_ts == flight._started_ts
+        flight._peer_wrote_ts = time.time()
+        assert parts(served)["recorder"].ok
+    leader.close()
 
 
 async def test_time_of_the_peers_last_write_is_that_of_its_newest_segment(
