@@ -126,7 +126,7 @@ class Soak:
         if not self.engine.has_unfinished_requests():
             self._report()
             return
-        self.tally.steps += 1
+        self.tally.steps += self.core.scheduler.has_requests()  # a paused engine plans no step
         for output in self.engine.step():
             if not output.finished:
                 continue
