@@ -10,8 +10,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from vtoken_console import units
 
 if TYPE_CHECKING:
@@ -58,6 +56,8 @@ def applied_text(result: wire.PatchResult) -> str:
 
 def effective_text(result: wire.PatchResult) -> str:
     """What the engine runs with of the fields that a change names, in words."""
+    import msgspec  # the first frame waits for no library that only answers need
+
     effective = msgspec.to_builtins(result.effective)
     values = ", ".join(f"{name} {value_text(effective[name])}" for name in result.changes)
     if result.outcome == "accepted":

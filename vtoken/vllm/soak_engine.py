@@ -47,6 +47,12 @@ def abort_during_step(engine: Any, name: str) -> None:
     core.aborts_queue.put(engine.output_processor.abort_requests([name], False))
 
 
+def is_busy(engine: Any) -> bool:
+    """Whether a step is due; of a request aborted in its step only the core still knows."""
+    core = engine.engine_core.engine_core
+    return bool(engine.has_unfinished_requests() or core.scheduler.has_unfinished_requests())
+
+
 class Watch:
     """Follows one runtime: when which token of which request died, and every (re)admission."""
 

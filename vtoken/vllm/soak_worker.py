@@ -21,7 +21,7 @@ from vtoken.soak.chance import Chance, RequestDraw
 from vtoken.soak.oracle import Oracle
 from vtoken.soak.phases import START, Phase
 from vtoken.soak.tally import Tally
-from vtoken.vllm.soak_engine import Watch, abort_during_step, make_engine, sampling_params
+from vtoken.vllm.soak_engine import Watch, abort_during_step, is_busy, make_engine, sampling_params
 from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
 
 REPORT_EVERY_S = 1.0
@@ -123,7 +123,7 @@ class Soak:
         self.tally.requests += 1
 
     def _step(self) -> None:
-        if not self.engine.has_unfinished_requests():
+        if not is_busy(self.engine):
             self._report()
             return
         self.tally.steps += self.core.scheduler.has_requests()  # a paused engine plans no step
@@ -148,7 +148,7 @@ class Soak:
         """Everything finishes; nothing may stay behind."""
         self._note("drain")
         for _ in range(DRAIN_ROUNDS):
-            if not self.engine.has_unfinished_requests():
+            if not is_busy(self.engine):
                 break
             self._step()
         else:
