@@ -76,6 +76,7 @@ def apart() -> Iterator[Callable[..., Any]]:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # GPT-BigCode's own code
 @pytest.mark.parametrize("name", SERVED)
 def test_tokens_under_h2o_equal_the_reference(
     name: str, engine: Any, greedy: Any, apart: Callable[..., Any], tmp_path: Path
