@@ -16,6 +16,7 @@ from vtoken.wire import Bound, ConfigDocument, PolicyInfo
 BOS = 256
 PRINTABLE = range(0x20, 0x7F)
 FIXED = {"verify_ratio"}  # every relocation is checked throughout
+NEEDS_BUDGET = {"policy", "shadow", "budget_tokens"}  # may be refused for not fitting each other
 NUM_PREFIXES = 3
 ALTERS = {"stop", "repetition_penalty", "structured_outputs"}  # tokens are not the likeliest ones
 STOPS = {"stop", "stop_token_ids", "structured_outputs"}

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from vtoken.demo.server import DemoError, Server, any_free_port
-from vtoken.soak.chance import Chance
+from vtoken.soak.chance import NEEDS_BUDGET, Chance
 from vtoken.soak.tally import Tally
 from vtoken.wire import ConfigDocument, PolicyInfo, Status
 
@@ -129,7 +129,7 @@ class ServerSoak:
             answer = await http.patch(f"{base}/config", json=patch)
             if answer.status_code == 200:
                 self.tally.switches += 1
-            elif answer.status_code == 422 and {"policy", "budget_tokens"} & patch.keys():
+            elif answer.status_code == 422 and NEEDS_BUDGET & patch.keys():
                 self.tally.refused += 1
             else:
                 self._fail(f"PATCH {patch}: {answer.status_code} {answer.text}")

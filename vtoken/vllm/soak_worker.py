@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from vtoken.soak.chance import Chance, RequestDraw
+from vtoken.soak.chance import NEEDS_BUDGET, Chance, RequestDraw
 from vtoken.soak.oracle import Oracle
 from vtoken.soak.phases import START, Phase
 from vtoken.soak.tally import Tally
@@ -27,7 +27,6 @@ from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResul
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
 DRAIN_ROUNDS = 20_000
-NEEDS_BUDGET = {"policy", "shadow", "budget_tokens"}  # may be refused for not fitting each other
 
 
 class Soak:
