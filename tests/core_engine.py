@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vtoken import wire
-from vtoken.config import default_config, merge_patch
-from vtoken.control import Controller
-from vtoken.report import EngineFacts, Reporter
-from vtoken.runtime import GrownRequest, Runtime
-from vtoken.step import WorkerReport
-from vtoken.table import Ids, Mask, TokenTable
-from vtoken.telemetry import Publisher
+from vtoken.config.values import default_config, merge_patch
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.protocol.step import WorkerReport
+from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.stream.telemetry import Publisher
+from vtoken.tables.token_table import Ids, Mask, TokenTable
 
 
 @contextlib.asynccontextmanager

@@ -156,8 +156,8 @@ def probe() -> dict[str, Any]:
     """
     import numpy as np
 
-    from vtoken.mirror import Mirror
-    from vtoken.signals import Signal
+    from vtoken.policies.signals import Signal
+    from vtoken.protocol.mirror import Mirror
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.layout import keys_of
     from vtoken.vllm.cuda.pages import LiveRow, PageTables

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vtoken.policies import View, make_policy
-from vtoken.signals import make_keeper
+from vtoken.policies.signals import make_keeper
 from vtoken.vllm.probe import key_values
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "kvpress.npz")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vtoken.signals import Signal
-from vtoken.step import RequestStep, StepPlan
+from vtoken.policies.signals import Signal
+from vtoken.protocol.step import RequestStep, StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.scores import DeviceScores

@@ -509,7 +509,7 @@ class Describe(Doc):
 
 
 class Command(Doc):
-    """One call into the engine, executed between two steps. `op` names are in `vtoken.control`."""
+    """One call into the engine, between two steps. `op` names: `vtoken.control.controller`."""
 
     op: str
     args: dict[str, Any] = {}
@@ -524,7 +524,8 @@ class Reply(Doc):
 
 class Frame(Doc):
     """The state of the engine. The command `frame` answers it whole; on topic `state`, only while
-    somebody subscribes, it may lack what has not changed, or is told less often: `vtoken.frames`.
+    somebody subscribes, it may lack what has not changed, or is told less often, see
+    `vtoken.stream.frames`.
     """
 
     step: int

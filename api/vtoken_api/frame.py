@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtoken import wire
-from vtoken.frames import block_arrays
+from vtoken.stream.frames import block_arrays
 
 STATE_TOPICS = frozenset({"blocks", "requests", "metrics"})
 TOPICS = (*sorted(STATE_TOPICS), "events")

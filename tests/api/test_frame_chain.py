@@ -18,7 +18,7 @@ from scripted import ScriptedEngine
 
 from tests.core_engine import CoreEngine
 from vtoken import wire
-from vtoken.frames import FrameSequence, block_arrays
+from vtoken.stream.frames import FrameSequence, block_arrays
 from vtoken_api import telemetry
 from vtoken_api.frame import FrameChain, FrameView
 from vtoken_api.telemetry import TelemetryReader

@@ -65,7 +65,7 @@ async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
         params_schema={},
         error="ImportError: no lazy",
     )
-    monkeypatch.setattr("vtoken.control.describe_broken", lambda: [broken])
+    monkeypatch.setattr("vtoken.control.controller.describe_broken", lambda: [broken])
     listed = await run("policy", "list", "--url", served.url)
     assert "cannot be loaded: ImportError: no lazy" in listed.out
     ran = await run("doctor", "--url", served.url)

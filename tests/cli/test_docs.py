@@ -24,8 +24,8 @@ from serving import Served
 from vtoken.bench import BENCHES
 from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
+from vtoken.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
-from vtoken.rules import request_rules
 from vtoken.vllm.serve import build_parser, initial_patch
 from vtoken_console.keyfile import load
 

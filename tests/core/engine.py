@@ -16,9 +16,9 @@ from typing import Any
 
 from tests.core.store import SimpleStore
 from tests.core.worker import Content, SimulatedWorker, StepMessage
-from vtoken.config import VTokenConfig, default_config, merge_patch
-from vtoken.runtime import GrownRequest, Runtime
-from vtoken.step import StepPlan, WorkerReport
+from vtoken.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.runtime.runtime import GrownRequest, Runtime
 from vtoken.wire import Geometry
 
 

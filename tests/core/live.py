@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from tests.core.engine import CoreEngine
-from vtoken.control import Controller
-from vtoken.report import EngineFacts, Reporter
-from vtoken.telemetry import Publisher
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.stream.telemetry import Publisher
 from vtoken.wire import Command, Reply
 
 

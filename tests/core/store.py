@@ -14,11 +14,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
-from vtoken.table import TokenTable
+from vtoken.tables.token_table import TokenTable
 
 
 class SimpleStore:
-    """`vtoken.runtime.BlockStore` over lists; `hashed` [N] is kept up to date in place."""
+    """`vtoken.runtime.runtime.BlockStore` over lists; `hashed` [N] is kept up to date in place."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from core_engine import CoreEngine
 
-from vtoken.admission import Admission
 from vtoken.policies import make_policy
+from vtoken.runtime.admission import Admission
 
 CHUNK = 64
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.core.harness import CoreEngine
 from vtoken.errors import InvariantViolation
-from vtoken.pool import PoolLiveness
-from vtoken.table import TokenTable
-from vtoken.tables import TokenTables
+from vtoken.tables.pool import PoolLiveness
+from vtoken.tables.token_table import TokenTable
+from vtoken.tables.token_tables import TokenTables
 
 
 def healthy() -> TokenTables:
@@ -70,7 +70,7 @@ def revive(table: TokenTable) -> None:
 
 
 def miscount_block(table: TokenTable) -> None:
-    """live[r] of `vtoken.places`, equation 1."""
+    """live[r] of `vtoken.tables.places`, equation 1."""
     table._places.live[1] += 1
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import CoreEngine, LiveEngine, make_engine
-from vtoken.config import VTokenConfig, bounds, default_config, diff, merge_patch
+from vtoken.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
 from vtoken.errors import RefusedError
 from vtoken.wire import Command, PatchResult, Reply
 
@@ -347,7 +347,7 @@ def test_what_if_predicts_exactly_what_applying_then_does(
 
 def test_what_if_answers_for_an_engine_without_requests() -> None:
     engine = CoreEngine(num_blocks=8)
-    from vtoken.whatif import what_if
+    from vtoken.control.whatif import what_if
 
     answer = what_if(engine.runtime, engine.runtime.config)
     assert (answer.freed_blocks, answer.moved_tokens, answer.evicted_tokens) == (0, 0, 0)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.core.harness import LiveEngine, make_engine
-from vtoken.admission import ASKED_STEPS
-from vtoken.advice import MAX_LENGTH
+from vtoken.control.advice import MAX_LENGTH
+from vtoken.runtime.admission import ASKED_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {

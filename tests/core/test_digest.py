@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vtoken import digest
-from vtoken.mirror import Mirror
-from vtoken.signals import Signal
-from vtoken.step import RequestStep, Retained, StepPlan
+from vtoken.policies.signals import Signal
+from vtoken.protocol import digest
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import RequestStep, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import make_engine
-from vtoken.events import FREQUENT, EventLog
+from vtoken.runtime.events import FREQUENT, EventLog
 from vtoken.wire import EventKind
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken.config import VTokenConfig, merge_patch
-from vtoken.gates import (
+from vtoken.config.values import VTokenConfig, merge_patch
+from vtoken.planning.gates import (
     CONDITIONS,
     DEFERRALS,
     EMPTY_ROUND_BACKOFF_STEPS,

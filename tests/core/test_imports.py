@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIGHT = ["vtoken", "vtoken.wire", "vtoken.runtime", "vtoken.control", "vtoken.cli"]
+LIGHT = [
+    "vtoken",
+    "vtoken.wire",
+    "vtoken.runtime.runtime",
+    "vtoken.control.controller",
+    "vtoken.cli",
+]
 MODULES = [*LIGHT, "vtoken_console", "vtoken_api"]
 
 
@@ -39,7 +45,7 @@ def test_the_client_brings_no_library_before_it_is_used() -> None:
 
 
 def test_the_probe_sees_what_a_module_imports() -> None:
-    assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime")
+    assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime.runtime")
 
 
 def test_the_import_contracts_hold() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.tables import TokenTables
+from vtoken.tables.token_tables import TokenTables
 
 
 def test_an_appended_token_is_counted_at_once_and_entered_when_something_asks() -> None:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken.config import merge_patch
-from vtoken.integrity import difference, fingerprint, misplaced
+from vtoken.config.values import merge_patch
+from vtoken.protocol.integrity import difference, fingerprint, misplaced
 
 IDS = np.array([0, 3, 4, 9])
 KV = np.arange(2 * 3 * 4 * 8, dtype=np.float32).reshape(2, 3, 4, 8)  # K and V, layers, tokens, D

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken.config import VTokenConfig
-from vtoken.control import Controller
+from vtoken.config.values import VTokenConfig
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import validate
-from vtoken.report import EngineFacts, Reporter
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 
 
 class Answering(Policy):

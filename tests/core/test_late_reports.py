@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
-from vtoken.signals import Signal
-from vtoken.step import WorkerReport
+from vtoken.policies.signals import Signal
+from vtoken.protocol.step import WorkerReport
 
 SUM = Signal("attention_sum")
 

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import make_engine
-from vtoken.latency import LEAST_MS, MAX_RELATIVE_ERROR, NUM_SPANS, SPAN_S, Histogram, LatencyMeter
+from vtoken.runtime.latency import (
+    LEAST_MS,
+    MAX_RELATIVE_ERROR,
+    NUM_SPANS,
+    SPAN_S,
+    Histogram,
+    LatencyMeter,
+)
 from vtoken.wire import Percentiles, Status
 
 BOUND = 1.0 + MAX_RELATIVE_ERROR + 1e-9

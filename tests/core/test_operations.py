@@ -10,8 +10,8 @@ import pytest
 
 from tests.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.errors import InvariantViolation
-from vtoken.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
-from vtoken.reclaim import Round
+from vtoken.planning.round import Round
+from vtoken.runtime.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
 from vtoken.wire import Command, Operation, OperationState
 
 STATES: tuple[OperationState, ...] = get_args(OperationState)

@@ -13,10 +13,10 @@ import pytest
 
 from tests.core.harness import CoreEngine
 from vtoken import policies
-from vtoken.control import Controller
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import describe_policies, make_policy, policy_names
-from vtoken.report import EngineFacts, Reporter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "policy"
@@ -108,7 +108,7 @@ def test_its_policy_is_chosen_live_and_keeps_evenly_spaced_tokens(reclamation: s
 
 PICKY = """
 from vtoken.policies import Params, Policy
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 class PickyParams(Params, frozen=True):
     window: int = 8
 class Picky(Policy):

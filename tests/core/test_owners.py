@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken import tables as tables_module
-from vtoken.step import NO_IDS
-from vtoken.tables import TokenTables
+from vtoken.protocol.step import NO_IDS
+from vtoken.tables import token_tables as tables_module
+from vtoken.tables.token_tables import TokenTables
 
 
 def shared() -> TokenTables:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.harness import CoreEngine, make_engine
-from vtoken.payback import PAYBACK_STEPS, LastMoves
 from vtoken.policies import make_policy
+from vtoken.runtime.wasted_moves import PAYBACK_STEPS, LastMoves
 from vtoken.wire import Status
 
 EAGER: dict[str, Any] = {"interval_tokens": 0, "theta_f": 0.0, "low_watermark_blocks": 32}

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtoken.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
-from vtoken.tables import TokenTables
+from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
+from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
 PLANNERS: list[PlannerName] = ["pack", "plug"]

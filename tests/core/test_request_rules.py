@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from core_engine import CoreEngine
 
-from vtoken.config import default_config
+from vtoken.config.request_rules import RequestRules, request_rules
+from vtoken.config.values import default_config
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
-from vtoken.rules import RequestRules, request_rules
 
 
 def test_arguments_of_others_make_no_rules() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.core.engine import CoreEngine
-from vtoken.config import merge_patch
+from vtoken.config.request_rules import request_rules
+from vtoken.config.values import merge_patch
 from vtoken.errors import InvariantViolation
-from vtoken.rules import request_rules
 
 BUSY = {"name": "streaming_llm", "params": {"sinks": 1}}
 IDLE = {"name": "none"}

@@ -14,8 +14,8 @@ import pytest
 
 from tests.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from vtoken.errors import InvariantViolation
-from vtoken.signals import Signal
-from vtoken.step import WorkerReport
+from vtoken.policies.signals import Signal
+from vtoken.protocol.step import WorkerReport
 
 SUM = Signal("attention_sum")
 EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from tests.core.harness import CoreEngine
-from vtoken.config import merge_patch
+from vtoken.config.values import merge_patch
 
 POLICIES = st.sampled_from(
     [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine, SimulatedWorker
-from vtoken.control import Controller
-from vtoken.report import EngineFacts, Reporter
-from vtoken.rules import request_rules
-from vtoken.signals import Signal
-from vtoken.step import StepPlan
+from vtoken.config.request_rules import request_rules
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.policies.signals import Signal
+from vtoken.protocol.step import StepPlan
 from vtoken.wire import PatchResult
 
 SUM, LAST = Signal("attention_sum"), Signal("attention_last")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.core.harness import CoreEngine
-from vtoken.control import Controller
+from vtoken.config.request_rules import request_rules
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View
-from vtoken.report import EngineFacts, Reporter
-from vtoken.rules import request_rules
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult, Shadow
 
 SUM, LAST = Signal("attention_sum"), Signal("attention_last")

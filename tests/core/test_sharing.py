@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import CoreEngine, SimpleStore
-from vtoken.config import VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
-from vtoken.planner import Layout, RelocationPlan
-from vtoken.reclaim import Round, plan_round
-from vtoken.sharing import plan_groups
-from vtoken.tables import TokenTables
+from vtoken.planning.planner import Layout, RelocationPlan
+from vtoken.planning.round import Round, plan_round
+from vtoken.planning.sharing import plan_groups
+from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
 PLANNERS: list[PlannerName] = ["pack", "plug"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtoken.signals import WARM_QUERIES, Keeper, Signal, make_keeper
+from vtoken.policies.signals import WARM_QUERIES, Keeper, Signal, make_keeper
 
 LAYERS = (0, 3)
 SIGNALS = [

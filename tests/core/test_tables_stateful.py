@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from vtoken.errors import InvariantViolation
-from vtoken.tables import TokenTables
+from vtoken.tables.token_tables import TokenTables
 
 PICK = st.randoms(use_true_random=False)
 

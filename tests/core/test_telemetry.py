@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from tests.core.harness import LiveEngine, make_engine
-from vtoken.events import EventLog
-from vtoken.telemetry import Publisher
+from vtoken.runtime.events import EventLog
+from vtoken.stream.telemetry import Publisher
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Event, Frame
 
 

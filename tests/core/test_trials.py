@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.core.harness import LiveEngine, make_engine
-from vtoken.control import Controller
-from vtoken.trials import MIN_INTERVALS
+from vtoken.control.controller import Controller
+from vtoken.control.trials import MIN_INTERVALS
 from vtoken.wire import (
     GUARD_SECONDS,
     Command,

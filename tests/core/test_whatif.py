@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import LiveEngine, make_engine
-from vtoken.gates import CONDITIONS
+from vtoken.planning.gates import CONDITIONS
 from vtoken.wire import PatchResult, WhatIf
 
 POLICIES = st.sampled_from(

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.mirror import Mirror as ProductMirror
-from vtoken.step import StepPlan, WorkerReport
+from vtoken.protocol.mirror import Mirror as ProductMirror
+from vtoken.protocol.step import StepPlan, WorkerReport
 
 Content = Any
 Scores = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.pool import Slots
+from vtoken.tables.pool import Slots
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.worker import VTokenCPUWorker
 

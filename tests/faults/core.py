@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 from tests.core.harness import CoreEngine
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
-from vtoken import reclaim, relocation
+from vtoken.planning import round as planning_round
+from vtoken.runtime import relocation
 
 MOST_STEPS = 400
 NUM_BLOCKS = 32
@@ -79,7 +80,7 @@ def each_plan(engine: CoreEngine, change: Callable[[Any], bool], hit: Hit) -> No
 
 def each_relocation(engine: CoreEngine, change: Callable[[Any], Any], hit: Hit) -> None:
     """Every relocation plan between planner and table; `change` gives another one, or None."""
-    honest = reclaim.plan_round
+    honest = planning_round.plan_round
 
     def plan_round(*args: Any, **kwargs: Any) -> Any:
         found = honest(*args, **kwargs)

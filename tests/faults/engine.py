@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from tests import reference
 from tests.faults.catalogue import REPORTERS, Fault, Hit, Noticed, noticed
-from vtoken.config import merge_patch
+from vtoken.config.values import merge_patch
 from vtoken.errors import InvariantViolation
 from vtoken.soak.oracle import Oracle
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.mirror import Mirror
-from vtoken.step import RequestStep
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import RequestStep
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import LiveRow, PageTables
 from vtoken.vllm.executor import BatchRow, HoleyRow

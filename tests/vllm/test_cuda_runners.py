@@ -16,8 +16,8 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_com
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.errors import UnsupportedError
-from vtoken.signals import Signal
-from vtoken.step import RequestStep, StepPlan
+from vtoken.policies.signals import Signal
+from vtoken.protocol.step import RequestStep, StepPlan
 from vtoken.vllm import touchpoints
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.half import DeviceHalf

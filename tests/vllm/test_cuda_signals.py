@@ -17,9 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from two_workers import SIGNALS, DeviceWorker, Life, Worker
 
-from vtoken.mirror import Mirror
-from vtoken.signals import Floats, Signal, make_keeper
-from vtoken.step import WorkerReport
+from vtoken.policies.signals import Floats, Signal, make_keeper
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda import scores as device_scores
 from vtoken.vllm.cuda.keepers import make_device_keeper

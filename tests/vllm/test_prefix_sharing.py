@@ -12,9 +12,9 @@ import pytest
 import reference
 from observe import Observer, runtime_of
 
-from vtoken.config import merge_patch
+from vtoken.config.values import merge_patch
+from vtoken.control.whatif import what_if
 from vtoken.vllm import engine_args
-from vtoken.whatif import what_if
 
 pytestmark = pytest.mark.vllm
 

@@ -1,7 +1,7 @@
 """The signals that the worker reports, against Hugging Face attentions and keys, eviction going on.
 
 The reference replays the logged victims and computes every signal again from the definitions in
-`vtoken.signals`, query by query, in plain Python over the model's own attention maps.
+`vtoken.policies.signals`, query by query, in plain Python over the model's own attention maps.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from vtoken.config import VTokenConfig, default_config, merge_patch
-from vtoken.runtime import GrownRequest, Runtime
-from vtoken.step import WorkerReport
-from vtoken.table import TokenTable
+from vtoken.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.protocol.step import WorkerReport
+from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16

@@ -24,9 +24,9 @@ import zmq
 from vtoken.bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
 from vtoken.bench.output import Table, finish, new_result
 from vtoken.bench.stream_clients import Counted
-from vtoken.control import Controller
-from vtoken.report import EngineFacts, Reporter
-from vtoken.telemetry import Publisher
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.stream.telemetry import Publisher
 from vtoken.wire import Frame
 
 NUM_BLOCKS = 70_000

@@ -18,9 +18,9 @@ import zmq
 
 from vtoken.bench.decoding import BLOCK_SIZE, Decoding
 from vtoken.bench.output import Table, finish, new_result
-from vtoken.control import Controller
-from vtoken.report import EngineFacts, Reporter
-from vtoken.telemetry import FIGURES_EVERY, MAX_SHARE, Publisher
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.stream.telemetry import FIGURES_EVERY, MAX_SHARE, Publisher
 from vtoken.wire import TOPIC_STATE
 
 NUM_BLOCKS = 70_000

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.signals import Floats, Signal
+from vtoken.policies.signals import Floats, Signal
 
 TokenIds = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from vtoken.policies.base import Params, Policy, TokenIds, View, register
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 
 
 class FastGenParams(Params, frozen=True):

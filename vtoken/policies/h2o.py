@@ -9,7 +9,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, lowest, register
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 
 
 class H2OParams(Params, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 
 
 class KeyDiffParams(Params, frozen=True):

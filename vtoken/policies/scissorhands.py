@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
-from vtoken.signals import Signal
+from vtoken.policies.signals import Signal
 
 
 class ScissorhandsParams(Params, frozen=True):

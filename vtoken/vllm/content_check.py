@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from vtoken.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
-from vtoken.mirror import Mirror
-from vtoken.placement import Ids
-from vtoken.pool import Slots
-from vtoken.step import StepPlan, WorkerReport
+from vtoken.protocol.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.tables.placement import Ids
+from vtoken.tables.pool import Slots
 
 Contents = Callable[[Slots], Iterator[LayerBytes]]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.integrity import LayerBytes
-from vtoken.pool import Slots
+from vtoken.protocol.integrity import LayerBytes
+from vtoken.tables.pool import Slots
 from vtoken.vllm.layout import KVLayout
 
 View = tuple[torch.Tensor, torch.Tensor]

@@ -13,7 +13,7 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.pool import Slots
+from vtoken.tables.pool import Slots
 from vtoken.vllm import context
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch, split_loose

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from vtoken.step import WorkerReport
+from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.scores import Told
 
 

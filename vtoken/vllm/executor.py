@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.mirror import Mirror
-from vtoken.pool import Slots
-from vtoken.step import RequestStep, StepPlan, WorkerReport
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import RequestStep, StepPlan, WorkerReport
+from vtoken.tables.pool import Slots
 from vtoken.vllm.content_check import ContentCheck, Contents
 from vtoken.vllm.delivery import deliver
 from vtoken.vllm.probe import ProbedRequest

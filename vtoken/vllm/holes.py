@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vtoken.pool import Slots
-from vtoken.table import Ids
+from vtoken.tables.pool import Slots
+from vtoken.tables.token_table import Ids
 from vtoken.vllm.layout import KVLayout
 
 

@@ -19,8 +19,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from vtoken.runtime import Runtime
-from vtoken.table import TokenTable
+from vtoken.runtime.runtime import Runtime
+from vtoken.tables.token_table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
 
 class VLLMBlockStore:
-    """`vtoken.runtime.BlockStore` over vLLM's block pool and the manager's block tables.
+    """`vtoken.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables.
 
     `requests`: the scheduler's, by id.
     """

@@ -4,7 +4,7 @@ Plain torch on any device, where nothing here makes the host wait for the device
 
 Runs after the stock kernel, which it does not touch. For every request the keys of its live tokens
 are gathered by id, so the result depends on what is live, not on where it lies. What a row is, and
-what becomes of it, stands in `vtoken.signals`.
+what becomes of it, stands in `vtoken.policies.signals`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken.mirror import Mirror
-from vtoken.signals import Signal
-from vtoken.table import Ids
+from vtoken.policies.signals import Signal
+from vtoken.protocol.mirror import Mirror
+from vtoken.tables.token_table import Ids
 
 MAX_QUERIES = 256  # rows of attention held at once, and
 MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each

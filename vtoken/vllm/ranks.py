@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from vtoken import digest
 from vtoken.errors import MirrorMismatchError
-from vtoken.mirror import Mirror
-from vtoken.step import StepPlan, WorkerReport
+from vtoken.protocol import digest
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan, WorkerReport
 
 Key = TypeVar("Key")
 

@@ -15,8 +15,8 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsProcessor as LogitsProcessorV2,
 )
 
+from vtoken.config.request_rules import request_rules
 from vtoken.errors import RefusedError
-from vtoken.rules import request_rules
 
 
 class RequestArguments(LogitsProcessor, LogitsProcessorV2):

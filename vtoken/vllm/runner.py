@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vtoken.step import StepPlan
+from vtoken.protocol.step import StepPlan
 from vtoken.vllm import context, last_words, support
 from vtoken.vllm.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu_path import CPUDataPath

@@ -18,13 +18,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
-from vtoken.control import Controller
+from vtoken.config.request_rules import RequestRules, request_rules
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
-from vtoken.report import EngineFacts, Reporter
-from vtoken.rules import RequestRules, request_rules
-from vtoken.runtime import GrownRequest, Runtime
-from vtoken.telemetry import Publisher
+from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.stream.telemetry import Publisher
 from vtoken.vllm import last_words, support
 from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.settings import initial_config, read_settings

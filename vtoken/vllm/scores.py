@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from vtoken.mirror import Mirror
-from vtoken.signals import Floats, Keeper, Signal, by_id, make_keeper
-from vtoken.step import StepPlan
+from vtoken.policies.signals import Floats, Keeper, Signal, by_id, make_keeper
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan
 from vtoken.vllm.probe import ProbedRequest, key_values
 from vtoken.vllm.ranks import Ranks
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from vtoken.errors import SelfTestError
-from vtoken.mirror import Mirror
-from vtoken.pool import Slots
-from vtoken.signals import Signal
-from vtoken.step import StepPlan
+from vtoken.policies.signals import Signal
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan
+from vtoken.tables.pool import Slots
 from vtoken.vllm.probe import ProbedRequest
 from vtoken.vllm.ranks import Ranks
 from vtoken.vllm.scores import Scores

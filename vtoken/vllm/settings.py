@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config import VTokenConfig, default_config, merge_patch
+from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.errors import RefusedError, UnsupportedError
 
 KEY = "vtoken"

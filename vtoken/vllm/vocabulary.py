@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from vtoken.table import Ids, Mask
+from vtoken.tables.token_table import Ids, Mask
 
 
 class VLLMVocabulary:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from vtoken.errors import InvariantViolation
-from vtoken.integrity import LayerBytes
-from vtoken.pool import Slots
+from vtoken.protocol.integrity import LayerBytes
+from vtoken.tables.pool import Slots
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
 from vtoken.vllm.cuda.staged_copy import StagedCopies
 from vtoken.vllm.cuda.streams import Streams

@@ -14,9 +14,9 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.mirror import Mirror
-from vtoken.pool import Slots
-from vtoken.step import RequestStep
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import RequestStep
+from vtoken.tables.pool import Slots
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.layout import keys_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vtoken.step import StepPlan
+from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.layout import keys_of

@@ -1,7 +1,7 @@
 """Keepers on the device: what of a request's attention is kept, without the host looking at it.
 
-The same numbers as those of the host's keepers (`vtoken.signals`), their oracle in the tests. Knows
-torch and the live ids, which the host has; no tensor is read back here.
+The same numbers as those of the host's keepers (`vtoken.policies.signals`), their oracle in the
+tests. Knows torch and the live ids, which the host has; no tensor is read back here.
 
 A keeper's memory follows the live tokens: column j of `_data` belongs to the j-th live token in
 logical order. When tokens died, the columns of the others move together; where they lie in the
@@ -19,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vtoken.signals import Keeper, Kind, Signal
-from vtoken.table import Ids
+from vtoken.policies.signals import Keeper, Kind, Signal
+from vtoken.tables.token_table import Ids
 from vtoken.vllm.cuda.transfer import upload
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)

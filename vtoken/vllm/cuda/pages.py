@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vtoken.mirror import Mirror
+from vtoken.protocol.mirror import Mirror
 from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.executor import HoleyRow
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from vtoken.mirror import Mirror
-from vtoken.signals import Floats, Signal, by_id
-from vtoken.step import StepPlan
-from vtoken.table import Ids
+from vtoken.policies.signals import Floats, Signal, by_id
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan
+from vtoken.tables.token_table import Ids
 from vtoken.vllm.cuda.keepers import DeviceKeeper, make_device_keeper
 from vtoken.vllm.cuda.streams import Stream, Streams
 from vtoken.vllm.cuda.transfer import download, upload

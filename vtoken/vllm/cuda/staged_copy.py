@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vtoken.pool import Slots
+from vtoken.tables.pool import Slots
 from vtoken.vllm.cuda.streams import Stream, Streams
 
 Copy = Callable[[Slots, Slots], None]

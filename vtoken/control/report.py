@@ -1,0 +1,296 @@
+"""Documents about the runtime's state, made on demand: status, rows, blocks, token pages.
+
+Reads the runtime, changes nothing; knows no engine beyond the counts it is handed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.control.diagnosis import Diagnosis
+from vtoken.errors import RefusedError
+from vtoken.planning.gates import DEFERRALS
+from vtoken.policies import params_dict
+from vtoken.runtime.runtime import Runtime
+from vtoken.runtime.wasted_moves import PAYBACK_STEPS
+from vtoken.tables.token_table import TokenTable
+from vtoken.wire import (
+    FLAG_HASHED,
+    FLAG_IN_FLIGHT,
+    FLAG_SHARED,
+    FLAG_TAIL,
+    SCHEMA_VERSION,
+    BlockCounts,
+    BlockDetail,
+    BlockOwner,
+    BlockSlot,
+    Invariants,
+    PolicyChoice,
+    Reclamation,
+    RequestCounts,
+    RequestDetail,
+    RequestRow,
+    Status,
+    TokenCounts,
+    TokenPage,
+    TokenRow,
+)
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    """What the engine knows and the runtime does not."""
+
+    epoch: str
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str
+    running: int = 0
+    waiting: int = 0
+    step_ms: float = 0.0
+
+
+class Reporter:
+    """Builds wire documents from one runtime; `hashed` [N] says which used blocks are cached."""
+
+    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: npt.NDArray[np.bool_]) -> None:
+        self.runtime = runtime
+        self.facts = facts
+        self.hashed = hashed
+        self._diagnosis = Diagnosis(runtime, lambda: facts.waiting)
+
+    # ------------------------------------------------------------ blocks
+
+    def live(self) -> npt.NDArray[np.uint16]:
+        """n_b of every block [N], 0 for free ones; not to be written."""
+        return self.runtime.tables.pool.live.astype("<u2", copy=False)
+
+    def flags(self) -> npt.NDArray[np.uint8]:
+        """Flags of every block [N], see `vtoken.wire`."""
+        pool = self.runtime.tables.pool
+        flags = (pool.usage & self.hashed.view(np.uint8)) * np.uint8(FLAG_HASHED)  # FLAG_USED is 1
+        flags |= pool.usage
+        if moving := self.runtime.relocator.in_flight_blocks:
+            flags[list(moving)] |= FLAG_IN_FLIGHT
+        flags[list(pool.tails.values())] |= FLAG_TAIL
+        flags[0] = 0  # the null block: the tail of those that hold none
+        return flags
+
+    def owner(self) -> npt.NDArray[np.uint16]:
+        """`RequestRow.number` of the newest holder of every block [N], 0 for free ones; not to be
+        written."""
+        return self.runtime.tables.owners().astype("<u2", copy=False)
+
+    def block(self, block_id: int) -> BlockDetail:
+        runtime = self.runtime
+        if not 0 <= block_id < runtime.geometry.num_blocks:
+            raise RefusedError(
+                f"no block {block_id}",
+                field="id",
+                value=block_id,
+                bound=f"0..{runtime.geometry.num_blocks - 1}",
+                status=404,
+                title="Unknown block",
+            )
+        size = runtime.geometry.block_size
+        owners = []
+        slots = [BlockSlot(offset=o, state="free") for o in range(size)]
+        for table in runtime.tables:
+            if block_id not in table.blocks:
+                continue
+            index = table.blocks.index(block_id)
+            live, last = table.grid()[index], table.ghosts()[index]
+            owners.append(
+                BlockOwner(request_id=table.request_id, live=int((live >= 0).sum()), index=index)
+            )
+            for offset in range(size):
+                slot = slots[offset]
+                if live[offset] >= 0 and slot.state != "live":
+                    state = "live"
+                elif last[offset] >= 0 and slot.state == "free":
+                    state = "dead"
+                else:
+                    continue
+                slots[offset] = BlockSlot(
+                    offset=offset,
+                    state=state,  # type: ignore[arg-type]
+                    token_id=int(last[offset]),
+                    request_id=table.request_id,
+                )
+        flags = int(self.flags()[block_id])
+        if flags & FLAG_IN_FLIGHT:
+            pinned = "in flight"
+        elif flags & FLAG_SHARED:
+            pinned = "shared prefix"
+        else:
+            pinned = "hashed" if flags & FLAG_HASHED else "none"
+        return BlockDetail(
+            id=block_id,
+            live=int(runtime.tables.pool.live[block_id]),
+            ref_cnt=len(owners),
+            flags=flags,
+            pinned=pinned,  # type: ignore[arg-type]
+            owners=owners,
+            slots=slots,
+        )
+
+    # ------------------------------------------------------------ requests
+
+    def row(self, table: TokenTable) -> RequestRow:
+        runtime, request_id = self.runtime, table.request_id
+        state = runtime.states[request_id]
+        rules = runtime.rules(request_id)
+        num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
+        row = RequestRow(  # with more than 15 keywords CPython makes a dict of them for the call
+            id=request_id,
+            state="running",
+            live=num_live,
+            dead=num_tokens - num_live,
+            prompt_tokens=num_prompt,
+            output_tokens=num_tokens - num_prompt if num_tokens > num_prompt else 0,
+            blocks=len(table.blocks),
+            bound_blocks=-(-num_live // table.block_size),
+            naive_blocks=table.num_naive_blocks(),
+            policy=rules.policy.name,
+            budget_tokens=rules.budget_tokens,
+            dense=table.extent == num_live,
+            moved_tokens=state.moved_tokens,
+            recycled_slots=state.recycled_slots,
+            preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
+        )
+        row.number = table.number
+        return row
+
+    def rows(self) -> list[RequestRow]:
+        return [self.row(table) for table in self.runtime.tables]
+
+    def request(self, request_id: str) -> RequestDetail:
+        import msgspec
+
+        table = self.runtime.tables[request_id]
+        return RequestDetail(
+            **msgspec.structs.asdict(self.row(table)),
+            block_table=list(table.blocks),
+            block_live=table.block_live().tolist(),
+        )
+
+    def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
+        """Rows of the tokens `start` .. `start + limit`, dead ones included."""
+        table = self.runtime.tables[request_id]
+        reads = self.runtime.rules(request_id).policy.reads
+        scores = self.runtime.states[request_id].scores_of(reads)
+        ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
+        rows = []
+        for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):
+            known = slot >= 0
+            rows.append(
+                TokenRow(
+                    token_id=token_id,
+                    position=token_id,
+                    block=slot // table.block_size if known else None,
+                    offset=slot % table.block_size if known else None,
+                    live=table.is_live(token_id),
+                    score=(
+                        float(scores[token_id])
+                        if scores is not None and token_id < len(scores)
+                        else None
+                    ),
+                )
+            )
+        return TokenPage(
+            request_id=request_id,
+            step=self.runtime.step,
+            start=start,
+            total=table.num_tokens,
+            rows=rows,
+        )
+
+    # ------------------------------------------------------------ status
+
+    def status(self, rows: list[RequestRow] | None = None) -> Status:
+        """The figures of this moment; `rows`, where they have been made of it already."""
+        rows = self.rows() if rows is None else rows
+        runtime = self.runtime
+        pool = runtime.tables.pool
+        config = runtime.config
+        counters = runtime.counters
+        facts = self.facts
+        free = runtime.store.num_free_blocks()
+        size = runtime.geometry.block_size
+        num_low = pool.num_low_utilization()
+        return Status(
+            schema=SCHEMA_VERSION,
+            vtoken_version=facts.vtoken_version,
+            vllm_version=facts.vllm_version,
+            model=facts.model,
+            device=facts.device,
+            epoch=facts.epoch,
+            step=runtime.step,
+            ts=time.time(),
+            block_size=size,
+            blocks=BlockCounts(
+                total=runtime.geometry.num_blocks - 1,
+                free=free,
+                used=pool.num_used,
+                partially_live=pool.num_partially_live(),
+                low_utilization=num_low,
+                shared=pool.num_shared(),
+                headroom=config.headroom_blocks,
+            ),
+            tokens=TokenCounts(
+                live=pool.num_live,
+                dead=sum(table.num_dead_slots() for table in runtime.tables),
+                evicted=counters.evicted_tokens,
+                generated=counters.generated_tokens,
+            ),
+            fragmentation=self._diagnosis.fragmentation(free, num_low),
+            reclamation=Reclamation(
+                state=config.reclamation,  # type: ignore[arg-type]
+                in_flight=runtime.relocator.num_in_flight_tokens,
+                relocations=counters.relocations,
+                moved_tokens=counters.moved_tokens,
+                moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
+                reclaimed_blocks=counters.reclaimed_blocks,
+                recycled_slots=counters.recycled_slots,
+                deferred=counters.deferred_rounds,
+                deferrals=dict(zip(DEFERRALS, counters.deferrals, strict=True)),
+                copy_us=counters.copy_us,
+                plan_us=counters.plan_us,
+                held_blocks=sum(row.blocks for row in rows),
+                blocks_without_reclaim=sum(row.naive_blocks for row in rows),
+                packed_bound_blocks=sum(row.bound_blocks for row in rows),
+                shared_skipped_blocks=counters.shared_skipped_blocks,
+                shared_released_blocks=counters.shared_released_blocks,
+                shared_copied_blocks=counters.shared_copied_blocks,
+                shared_copied_tokens=counters.shared_copied_tokens,
+                shared_freed_blocks=counters.shared_freed_blocks,
+                relocation_freed_blocks=counters.relocation_freed_blocks,
+                moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
+                payback_steps=PAYBACK_STEPS,
+            ),
+            policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
+            budget_tokens=config.budget_tokens,
+            interval_tokens=config.interval_tokens,
+            requests=RequestCounts(
+                running=facts.running,
+                waiting=facts.waiting,
+                preempted=counters.preemptions,
+                finished=counters.finished_requests,
+            ),
+            invariants=Invariants(
+                checked=counters.commits_checked,
+                violations=counters.violations,
+                verified_relocations=counters.verified_relocations,
+                verify_us=counters.verify_us,
+                strict=runtime.strict,
+                check_every_step=runtime.check_every_step,
+            ),
+            config_revision=0,
+            step_ms=facts.step_ms,
+            latency=runtime.latency.document(time.monotonic()),
+        )

@@ -1,0 +1,96 @@
+"""What one planning round takes (paper 3.3), within B and the headroom over all requests.
+
+Pure: layouts in, plans out. Knows neither tables nor vLLM, nor when a round runs
+(`vtoken.planning.gates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.config.values import VTokenConfig
+from vtoken.planning.planner import Layout, RelocationPlan, plan_relocation
+from vtoken.planning.sharing import num_shared_candidates, plan_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The plans of one round, and the fresh blocks that were missing for more (0: none were).
+
+    `shared_skipped_blocks`: shared blocks with a hole that were passed over, once a holder.
+    """
+
+    plans: tuple[RelocationPlan, ...]
+    missing_blocks: int
+    shared_skipped_blocks: int = 0
+
+    @property
+    def num_freed_blocks(self) -> int:
+        return sum(plan.num_freed_blocks for plan in self.plans)
+
+    @property
+    def num_moved_tokens(self) -> int:
+        return sum(plan.num_moved_tokens for plan in self.plans)
+
+
+def plan_round(
+    layouts: Iterable[Layout],
+    config: VTokenConfig,
+    *,
+    holders: npt.NDArray[np.uint16],
+    batch_size: int,
+    headroom_blocks: int,
+) -> Round:
+    """Plan request by request, in order, within B sources and the headroom in all.
+
+    `layouts` come most wasteful first; none is taken from it once B is used up. What requests gain
+    alone comes first, because it moves least for each block; under `copy`, groups over shared
+    blocks extend it by what is left of B and the headroom. `holders` [N]: requests holding a block.
+    """
+    plans: list[RelocationPlan] = []
+    seen: list[tuple[Layout, RelocationPlan | None]] = []
+    missing = num_candidates = 0
+    sources_left, headroom_left = batch_size, headroom_blocks
+    for layout in layouts:
+        num_candidates += num_shared_candidates(layout)
+        planner = config.planner
+        plan = plan_relocation(
+            layout,
+            planner,  # type: ignore[arg-type]
+            batch_size=sources_left,
+            headroom_blocks=headroom_left,
+        )
+        seen.append((layout, plan))
+        if plan is None:
+            unbounded = plan_relocation(
+                layout,
+                planner,  # type: ignore[arg-type]
+                batch_size=sources_left,
+                headroom_blocks=len(layout.blocks),
+            )
+            if unbounded is not None:
+                missing += unbounded.num_fresh_blocks - headroom_left
+            continue
+        plans.append(plan)
+        sources_left -= len(plan.source_blocks)
+        headroom_left -= plan.num_fresh_blocks
+        if sources_left <= 0:
+            break
+    if config.prefix_sharing == "copy" and sources_left > 0:
+        groups, group_missing = plan_groups(
+            [layout for layout, _ in seen],
+            [plan for _, plan in seen],
+            holders,
+            config.planner,  # type: ignore[arg-type]
+            batch_size=sources_left,
+            headroom_blocks=headroom_left,
+        )
+        replaced = {plan.request_id for plan in groups}
+        plans = [plan for plan in plans if plan.request_id not in replaced] + groups
+        missing += group_missing
+    num_copied = sum(len(plan.shared_blocks) for plan in plans)
+    return Round(tuple(plans), missing, num_candidates - num_copied)

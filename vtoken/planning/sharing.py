@@ -1,0 +1,248 @@
+"""Copy-on-write of shared prefix blocks: plans that empty them for all their holders at once.
+
+Pure: layouts in, plans or none out; knows neither tables nor vLLM. A shared block becomes free only
+when every holder has left it, so the choice is made for a *group*: blocks X and their holders H,
+where holder h holds the blocks X_h of X. Invariants of a group:
+1. every holder of every block of X is in H: has evicted, and has no relocation in flight
+2. |X| - sum over H of what h takes > 0                     (profitable in the pool: I4)
+3. |X_h| - what h takes > 0 for every h                      (every block table shrinks)
+4. sum |X_h| <= B,  sum of fresh blocks <= headroom          (bounded, admissible)
+where h takes its fresh blocks, and one more if its next token would find no place otherwise.
+Groups extend what the requests gain alone: P_h, the private sources of h's own plan, stay sources,
+and "takes" counts what comes on top of that plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.config.values import VTokenConfig
+from vtoken.planning.planner import Ints, Layout, Mask, RelocationPlan, lay_out
+from vtoken.wire import PlannerName
+
+NO_RANKS: Ints = np.empty(0, dtype=np.int64)
+
+
+def keeps_dead_shared_blocks(config: VTokenConfig) -> bool:
+    """Whether a request holds on to an all-dead block as long as another request holds it too.
+
+    Only reclamation knows tiers: `off` lets go of every all-dead block, as naive eviction does.
+    """
+    return config.prefix_sharing == "skip" and config.reclamation != "off"
+
+
+def num_shared_candidates(layout: Layout) -> int:
+    """Shared blocks of the request that have a hole: sources, if they were not shared."""
+    return int(np.count_nonzero(~layout.movable & (layout.grid < 0).any(axis=1)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The shared blocks [C] that may be emptied, and their holders [H].
+
+    `held` [H, C]; `rank` [H, C]: place in the holder's block table; `live` [H, C]: tokens to move.
+    """
+
+    layouts: Sequence[Layout]
+    names: Ints
+    held: Mask
+    rank: Ints
+    live: Ints
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout], holders: npt.NDArray[np.uint16]) -> _Shared | None:
+        ranks = [np.flatnonzero(~layout.movable) for layout in layouts]
+        names = [np.asarray(x.blocks)[r] for x, r in zip(layouts, ranks, strict=True)]
+        if not names or not sum(map(len, names)):
+            return None
+        row = np.repeat(np.arange(len(layouts)), [len(r) for r in ranks])
+        found, column = np.unique(np.concatenate(names), return_inverse=True)
+        held = np.zeros((len(layouts), len(found)), dtype=np.bool_)
+        rank = np.zeros(held.shape, dtype=np.int64)
+        live = np.zeros(held.shape, dtype=np.int64)
+        held[row, column] = True
+        rank[row, column] = np.concatenate(ranks)
+        live[row, column] = np.concatenate(
+            [
+                np.count_nonzero(layout.grid[r] >= 0, axis=1)
+                for layout, r in zip(layouts, ranks, strict=True)
+            ]
+        )
+        num_holders = held.sum(axis=0)
+        size = layouts[0].block_size
+        usable = (num_holders == holders[found]) & (live.sum(axis=0) < num_holders * size)
+        if not usable.any():
+            return None
+        return cls(layouts, found[usable], held[:, usable], rank[:, usable], live[:, usable])
+
+    def components(self) -> Iterator[Ints]:
+        """Columns that hang together through common holders; each is decided by itself."""
+        left = np.ones(len(self.names), dtype=np.bool_)
+        while left.any():
+            columns: Mask = np.zeros_like(left)
+            columns[int(left.argmax())] = True
+            while True:
+                holders = self.held[:, columns].any(axis=1)
+                grown: Mask = np.asarray(self.held[holders].any(axis=0))
+                if np.array_equal(grown, columns):
+                    break
+                columns = grown
+            yield np.flatnonzero(columns)
+            left &= ~columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """What each request [H] does without a group, and the room that it then has.
+
+    `kept`: blocks that it keeps and takes; `needed`: blocks for its live tokens and the next one;
+    `moved`: tokens out of its sources; `fresh`: blocks taken; `room`: holes that may be filled.
+    """
+
+    sources: Sequence[Ints]
+    kept: Ints
+    needed: Ints
+    moved: Ints
+    fresh: Ints
+    room: Ints
+
+    @classmethod
+    def of(
+        cls,
+        layouts: Sequence[Layout],
+        plans: Sequence[RelocationPlan | None],
+        live: Sequence[Ints],
+        planner: PlannerName,
+    ) -> _Alone:
+        size = layouts[0].block_size
+        sources = [
+            np.flatnonzero(np.isin(layout.blocks, plan.source_blocks)) if plan else NO_RANKS
+            for layout, plan in zip(layouts, plans, strict=True)
+        ]
+        fresh = [plan.num_fresh_blocks if plan else 0 for plan in plans]
+        rows = list(zip(layouts, live, sources, fresh, strict=True))
+        holes = [int((size - n[x.writable]).sum()) for x, n, _, _ in rows]
+        gone = [int((size - n[s])[x.writable[s]].sum()) for x, n, s, _ in rows]
+        room = np.array(holes) - np.array(gone) if planner == "plug" else np.zeros(len(rows))
+        return cls(
+            sources,
+            np.array([len(x.blocks) - len(s) + f for x, _, s, f in rows], dtype=np.int64),
+            np.array([int(n.sum()) // size + 1 for _, n, _, _ in rows], dtype=np.int64),
+            np.array([int(n[s].sum()) for _, n, s, _ in rows], dtype=np.int64),
+            np.array(fresh, dtype=np.int64),
+            room.astype(np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Columns to empty, and the fresh blocks of each holder [H], those of its own plan included."""
+
+    gain: int
+    moved: int
+    columns: Ints
+    fresh: Ints
+
+
+def plan_groups(
+    layouts: Sequence[Layout],
+    plans: Sequence[RelocationPlan | None],
+    holders: npt.NDArray[np.uint16],
+    planner: PlannerName,
+    *,
+    batch_size: int,
+    headroom_blocks: int,
+) -> tuple[list[RelocationPlan], int]:
+    """Plans of all groups that gain, and the fresh blocks that were missing for more.
+
+    `layouts`: the requests that may move, each with blocks to spare; `plans`: what each does alone,
+    which the plan returned for it replaces and includes; `holders` [N]: how many requests hold each
+    block of the pool. `batch_size` and `headroom_blocks` are what those plans have left. All plans
+    of a group or none may be applied. Blocks are taken emptiest first, and of these choices the one
+    that frees most, then moves least.
+    """
+    shared = _Shared.of(layouts, holders)
+    found: list[RelocationPlan] = []
+    missing = 0
+    if shared is None:
+        return found, missing
+    live = [np.count_nonzero(layout.grid >= 0, axis=1) for layout in layouts]
+    alone = _Alone.of(layouts, plans, live, planner)
+    sources_left, headroom_left = batch_size, headroom_blocks
+    for component in shared.components():
+        if sources_left <= 0:
+            break
+        chosen = _choose(shared, alone, component, sources_left, headroom_left)
+        if chosen is None:
+            least = _choose(shared, alone, component, sources_left, len(holders))
+            if least is not None:
+                missing += int((least.fresh - alone.fresh).sum()) - headroom_left
+            continue
+        found += _plans_of(shared, alone, live, chosen, planner)
+        sources_left -= int(shared.held[:, chosen.columns].sum())
+        headroom_left -= int((chosen.fresh - alone.fresh).sum())
+    return found, missing
+
+
+def _choose(
+    shared: _Shared, alone: _Alone, component: Ints, batch_size: int, headroom_blocks: int
+) -> _Choice | None:
+    """The best choice among the whole component and each set of blocks with the same holders."""
+    total = shared.live[:, component].sum(axis=0)
+    order = component[np.argsort(total, kind="stable")]
+    orders = [order]
+    patterns, pattern = np.unique(shared.held[:, order], axis=1, return_inverse=True)
+    if patterns.shape[1] > 1:
+        orders += [order[pattern.ravel() == i] for i in range(patterns.shape[1])]
+    choices = [
+        _best_prefix(shared, alone, columns[:batch_size], batch_size, headroom_blocks)
+        for columns in orders
+    ]
+    best = max(choices, key=lambda choice: (choice.gain, -choice.moved))
+    return best if best.gain > 0 else None
+
+
+def _best_prefix(
+    shared: _Shared, alone: _Alone, columns: Ints, batch_size: int, headroom_blocks: int
+) -> _Choice:
+    """The best number of `columns`, taken from the front."""
+    s = shared.layouts[0].block_size
+    left = np.cumsum(shared.held[:, columns], axis=1)  # [H, k]: blocks that each holder leaves
+    moved = np.cumsum(shared.live[:, columns], axis=1)
+    fresh = -(-np.maximum(moved + (alone.moved - alone.room)[:, None], 0) // s)
+    more = fresh - alone.fresh[:, None]
+    taken = np.maximum(more, (alone.needed - alone.kept)[:, None] + left)
+    taken[left == 0] = 0
+    gain = np.arange(1, len(columns) + 1) - taken.sum(axis=0)
+    allowed = (
+        ((left == 0) | (left > taken)).all(axis=0)
+        & (left.sum(axis=0) <= batch_size)
+        & (more.sum(axis=0) <= headroom_blocks)
+    )
+    gain[~allowed] = 0
+    best = int(np.argmax(gain))
+    return _Choice(
+        int(gain[best]), int(moved[:, best].sum()), columns[: best + 1], fresh[:, best].copy()
+    )
+
+
+def _plans_of(
+    shared: _Shared, alone: _Alone, live: Sequence[Ints], chosen: _Choice, planner: PlannerName
+) -> list[RelocationPlan]:
+    """One plan for each holder; the gain of the group stands in the last one."""
+    columns = chosen.columns
+    names = shared.names[columns]
+    plans: list[RelocationPlan] = []
+    for h in np.flatnonzero(shared.held[:, columns].any(axis=1)).tolist():
+        mine = shared.held[h, columns]
+        sources = np.sort(np.concatenate([alone.sources[h], shared.rank[h, columns[mine]]]))
+        plan = lay_out(shared.layouts[h], planner, sources, int(chosen.fresh[h]), live[h])
+        freed = len(alone.sources[h]) - int(alone.fresh[h])
+        plans.append(replace(plan, shared_blocks=tuple(names[mine].tolist()), freed_blocks=freed))
+    gain = len(columns) - int((chosen.fresh - alone.fresh).sum())
+    plans[-1] = replace(plans[-1], freed_blocks=gain + (plans[-1].freed_blocks or 0))
+    return plans

@@ -1,0 +1,65 @@
+"""Fingerprints by which ranks compare what they execute: of a step's plan, and of the mirrors.
+
+Knows neither ranks nor torch. Equal plans give equal fingerprints; a difference in any number, its
+place or the order of requests shows with a probability of 1 - 2^-32.
+
+The plan is covered whole. The state of a mirror has one entry a token ever written, so in one step
+only `MIRRORS_A_STEP` mirrors of the plan's requests are covered, in turn: a mirror that drifted
+without a wrong plan or a wrong count (which are noticed at once) is found when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from zlib import crc32
+
+import numpy as np
+
+from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.step import StepPlan
+
+MIRRORS_A_STEP = 4
+
+
+def of_plan(plan: StepPlan) -> int:
+    """CRC-32 of everything that `plan` orders."""
+    parts = plan.requests.items()
+    names = (
+        "\0".join(plan.requests),
+        repr((plan.want_scores, plan.probe_layers, plan.signal_layers, plan.signals)),
+        "\0".join(sorted(plan.probed)),
+    )
+    counts = [plan.step, plan.probing]
+    arrays = [plan.source_slots, plan.destination_slots]
+    for _, part in parts:
+        blocks = () if part.blocks is None else part.blocks
+        retained = () if part.retained is None else (part.retained.ids, part.retained.slots)
+        own = [
+            part.evicted,
+            part.moved_ids,
+            part.moved_slots,
+            part.new_slots,
+            part.full_blocks,
+            part.loose_slots,
+            np.asarray([*blocks, *part.scratch], dtype=np.int64),
+            *retained,
+        ]
+        counts += [part.num_tokens, part.num_live, part.dense, part.blocks is None]
+        counts += map(len, own)
+        arrays += own
+    digest = crc32("\n".join(names).encode())
+    digest = crc32(np.asarray(counts, dtype=np.int64).data, digest)
+    return crc32(np.concatenate(arrays).data, digest)
+
+
+def of_mirrors(plan: StepPlan, mirrors: Mapping[str, Mirror]) -> int:
+    """CRC-32 of the mirrors whose turn it is among the requests of `plan`, after the step."""
+    names = [name for name in plan.requests if name in mirrors]
+    if not names:
+        return 0
+    first = plan.step * MIRRORS_A_STEP % len(names)
+    digest = 0
+    for name in (names[first:] + names[:first])[:MIRRORS_A_STEP]:
+        for array in mirrors[name].live():
+            digest = crc32(array.data, digest)
+    return digest

@@ -1,0 +1,154 @@
+"""Admission: how many blocks a waiting request must find free, by what it will hold after eviction.
+
+Knows the ledger, not the engine's queue: whoever admits asks `extra_blocks` and `peak_tokens`, and
+tells `admitted`. With S the block size, L = budget + interval, a request of P tokens to compute and
+T at most in all needs at its peak
+
+  prompt:  min(P, L + chunk) where tokens die between the chunks of the prompt, else P
+  output:  min(T, L + 1) where eviction runs while it decodes, else T - P + what the prompt keeps
+
+tokens. Invariant: the blocks that running requests may still take on the way to their peaks, and
+the headroom for relocation, stay free when a further request is admitted. So nothing that runs is
+preempted to make room for what was admitted later, as long as reclamation keeps up. A request that
+evicts nothing is counted as vLLM does, by its prompt alone. An idle pool admits whatever fits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vtoken.config.values import VTokenConfig
+from vtoken.runtime.state import Ledger
+from vtoken.tables.token_table import TokenTable
+
+ASKED_STEPS = 8
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request that is known to the engine. `max_tokens`: prompt and output at most."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class Admission:
+    """Counts for one ledger what admitted requests may still take."""
+
+    def __init__(self, ledger: Ledger, max_chunk_tokens: int) -> None:
+        self._ledger = ledger
+        self.max_chunk_tokens = max_chunk_tokens
+        self._arrivals: dict[str, Arrival] = {}
+        self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
+        self._admitted_step = -1
+        self._lacking: tuple[int, int] = (-ASKED_STEPS, 0)  # step, blocks
+
+    def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
+        self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
+
+    def resumes(self, request_id: str, num_tokens: int) -> None:
+        """A preempted request will compute `num_tokens` again before it decodes."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is not None:
+            arrival.num_prompt_tokens = num_tokens
+
+    def forget(self, request_id: str) -> None:
+        self._arrivals.pop(request_id, None)
+
+    def peak_tokens(self, request_id: str, num_tokens: int, num_cached: int = 0) -> int:
+        """Tokens that must find places before it may start.
+
+        `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are found in the prefix cache
+        and held as a whole until the first chunk has been computed.
+        """
+        rules = self._ledger.rules(request_id)
+        return self._prompt_peak(rules, num_tokens, num_cached)
+
+    def extra_blocks(self, request_id: str, num_tokens: int) -> int:
+        """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
+        config = self._ledger.config
+        idle = not self._ledger.states and self._admitted_step != self._ledger.step
+        if config.admission == "stock" or config.reclamation != "auto":
+            return 0
+        if idle or not self._ledger.may_evict:
+            return 0
+        growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
+        return growth + self._outstanding_blocks() + config.headroom_blocks
+
+    def asked(self, num_blocks: int, *, compressed: bool = True) -> None:
+        """A waiting request needs `num_blocks` free ones; what is missing is told, and opens the
+        gates where it waits for what others will hold (`compressed`)."""
+        ledger = self._ledger
+        missing = max(0, num_blocks - ledger.store.num_free_blocks())
+        step, most = self._lacking
+        self._lacking = ledger.step, max(missing, most) if step == ledger.step else missing
+        if compressed:
+            ledger.wanted_blocks = max(ledger.wanted_blocks, missing)
+
+    @property
+    def lacking_blocks(self) -> int:
+        """What the request that waits first lacked when it was last asked for.
+
+        The engine does not ask in every step, in one that preempts for instance; what it found is
+        true for `ASKED_STEPS`.
+        """
+        step, blocks = self._lacking
+        return blocks if self._ledger.step - step <= ASKED_STEPS else 0
+
+    def admitted(self, request_id: str, num_blocks: int) -> None:
+        """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
+        self._admitted_step = self._ledger.step
+        if self._ledger.may_evict:
+            growth = max(0, self._peak_blocks(request_id) - num_blocks)
+            self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
+
+    def _outstanding_blocks(self) -> int:
+        step, blocks = self._outstanding
+        if step != self._ledger.step:
+            blocks = sum(map(self._growth, self._ledger.tables))
+            self._outstanding = self._ledger.step, blocks
+        return blocks
+
+    def _growth(self, table: TokenTable) -> int:
+        return max(0, self._peak_blocks(table.request_id) - len(table.blocks))
+
+    def _peak_blocks(self, request_id: str) -> int:
+        arrival = self._arrivals.get(request_id)
+        rules = self._ledger.rules(request_id)
+        if arrival is None or not self._compresses(rules):
+            return 0
+        limit = self._limit(rules)
+        state = self._ledger.states.get(request_id)
+        prompt = arrival.num_prompt_tokens if state is None else state.prefill_end
+        table = self._ledger.tables.get(request_id)
+        prefilling = table is None or table.num_tokens < prompt
+        tokens = self._prompt_peak(rules, prompt) if prefilling else 0
+        if rules.evict_during == "prefill":
+            kept = prompt if prompt <= limit else rules.budget_tokens
+            tokens = max(tokens, kept + arrival.max_tokens - prompt)
+        else:
+            tokens = max(tokens, min(arrival.max_tokens, limit + 1))
+        return self._blocks(tokens)
+
+    def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
+        """Most tokens that are live at once while a prompt of `num_tokens` is computed."""
+        whole = rules.evict_during == "decode" or rules.policy.profiles  # it profiles whole prompts
+        if whole or not self._compresses(rules):
+            return num_tokens
+        chunk = self.max_chunk_tokens
+        late = 0 if rules.policy.reads is None else self._ledger.report_lag_steps
+        return min(num_tokens, max(self._limit(rules), num_cached + late * chunk) + chunk)
+
+    def _compresses(self, rules: VTokenConfig) -> bool:
+        return (
+            rules.admission == "compressed"
+            and rules.evicts
+            and rules.reclamation == "auto"
+            and rules.policy not in self._ledger.suspended
+        )
+
+    def _limit(self, rules: VTokenConfig) -> int:
+        return rules.budget_tokens + rules.interval_tokens
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._ledger.geometry.block_size)

@@ -1,0 +1,151 @@
+"""Manual compactions as long-running operations: pending, running, done, failed or cancelled.
+
+Knows neither tables nor HTTP. Allowed transitions:
+    pending -> running | done | failed | cancelled,   running -> done | failed
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+
+from vtoken.errors import RefusedError
+from vtoken.planning.round import Round
+from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
+
+TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
+    "pending": ("running", "done", "failed", "cancelled"),
+    "running": ("done", "failed"),
+    "done": (),
+    "failed": (),
+    "cancelled": (),
+}
+MAX_KEPT = 256
+MAX_DRY_KEPT = 32  # dry runs push out dry runs only: whoever may only read forgets nothing
+
+
+class Operations:
+    """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[str, Operation] = OrderedDict()
+        self._parts_left: dict[str, int] = {}
+        self._faults: dict[str, str] = {}
+        self._started: dict[str, float] = {}
+
+    @property
+    def pending(self) -> bool:
+        return any(op.state == "pending" for op in self._all.values())
+
+    def add(self, actor: str, request_id: str | None, batch_size: int, dry_run: bool) -> Operation:
+        operation = Operation(
+            id=uuid.uuid4().hex[:12],
+            state="pending",
+            actor=actor,
+            request_id=request_id,
+            batch_size=batch_size,
+            dry_run=dry_run,
+            created_ts=time.time(),
+        )
+        self._all[operation.id] = operation
+        alike = [old for old in self._all.values() if old.dry_run == dry_run]
+        for old in alike[: -MAX_DRY_KEPT if dry_run else -MAX_KEPT]:
+            if not TRANSITIONS[old.state]:
+                del self._all[old.id]
+        return operation
+
+    def get(self, operation_id: str) -> Operation:
+        operation = self._all.get(operation_id)
+        if operation is None:
+            raise RefusedError(
+                f"no operation has the id {operation_id!r}",
+                field="id",
+                value=operation_id,
+                bound=f"one of the newest {MAX_KEPT} operations",
+                status=404,
+                title="Unknown operation",
+            )
+        return operation
+
+    def list_pending(self) -> list[Operation]:
+        return [op for op in self._all.values() if op.state == "pending"]
+
+    def start(self, operation: Operation) -> None:
+        self._move(operation, "running")
+        self._started[operation.id] = time.perf_counter()
+
+    def planned(self, operation: Operation, found: Round, bytes_per_token: int) -> None:
+        """Record the round that the operation led to."""
+        operation.plan = describe_round(found, bytes_per_token)
+        operation.result = OperationResult(
+            moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
+        )
+        self._parts_left[operation.id] = len(found.plans)
+
+    def part_done(self, operation_id: str, moved: Relocation) -> None:
+        """One request's relocation has been copied; with the last one the operation is done."""
+        operation = self._all.get(operation_id)
+        if operation is not None and operation.result is not None:
+            operation.result.moved_tokens += moved.moved_tokens
+            operation.result.moved_bytes += moved.moved_bytes
+            operation.result.freed_blocks += moved.freed_blocks
+        self.part_dropped(operation_id)
+
+    def part_lost(self, operation_id: str, why: str) -> None:
+        """Whether one request's relocation was copied is not known: the operation will fail."""
+        self._faults.setdefault(operation_id, why)
+        self.part_dropped(operation_id)
+
+    def part_dropped(self, operation_id: str) -> None:
+        """One request's relocation is over; when none is left, so is the operation."""
+        left = self._parts_left.get(operation_id, 0) - 1
+        self._parts_left[operation_id] = left
+        operation = self._all.get(operation_id)
+        if left > 0 or operation is None:
+            return
+        why = self._faults.pop(operation_id, None)
+        if why is None:
+            self.finish(operation)
+        else:
+            self.fail(operation, why)
+
+    def finish(self, operation: Operation) -> None:
+        if operation.result is None:
+            operation.result = OperationResult(
+                moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
+            )
+        started = self._started.pop(operation.id, None)
+        if started is not None:
+            operation.result.duration_ms = (time.perf_counter() - started) * 1e3
+        self._parts_left.pop(operation.id, None)
+        self._move(operation, "done")
+
+    def fail(self, operation: Operation, why: str) -> None:
+        operation.error = why
+        self._started.pop(operation.id, None)
+        self._parts_left.pop(operation.id, None)
+        self._move(operation, "failed")
+
+    def _move(self, operation: Operation, state: OperationState) -> None:
+        if state not in TRANSITIONS[operation.state]:
+            raise RuntimeError(
+                f"operation {operation.id} is {operation.state}: expected a move to one of "
+                f"{TRANSITIONS[operation.state]}, found {state}"
+            )
+        operation.state = state
+
+
+def describe_round(found: Round, bytes_per_token: int) -> OperationPlan:
+    """A round as counts."""
+    return OperationPlan(
+        requests=len(found.plans),
+        source_blocks=sum(len(plan.source_blocks) for plan in found.plans),
+        destination_blocks=sum(plan.num_fresh_blocks for plan in found.plans),
+        moved_tokens=found.num_moved_tokens,
+        moved_bytes=found.num_moved_tokens * bytes_per_token,
+        freed_blocks=found.num_freed_blocks,
+        deferred_reason=(
+            f"{found.missing_blocks} more headroom blocks needed" if found.missing_blocks else None
+        ),
+    )

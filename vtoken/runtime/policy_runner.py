@@ -1,0 +1,172 @@
+"""Asks a policy about one request, and trusts no answer: what it names dies only after a check.
+
+Knows the ledger; evicts nothing itself. A policy may be of another package, so whatever it raises
+or answers amiss is an event and a counted violation, and it is not asked again under these
+parameters: nothing more of it dies, nothing else stops. (No wrong token can come of it, so strict
+mode does not stop the engine either.)
+
+The shadow policy is asked on a view of its own, right before the victims die, and never obeyed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.config.values import VTokenConfig
+from vtoken.errors import InvariantViolation, RefusedError
+from vtoken.policies import Policy, View
+from vtoken.runtime.scoring import Scoring
+from vtoken.runtime.state import Ledger
+from vtoken.tables.token_table import Ids, TokenTable
+
+
+class Judge:
+    """Makes the views of one ledger's requests and has policies judge them."""
+
+    def __init__(self, ledger: Ledger, scoring: Scoring) -> None:
+        self._ledger = ledger
+        self._scoring = scoring
+
+    def require_all(self, config: VTokenConfig) -> None:
+        """Raises RefusedError when the policy or the shadow needs what this engine has not."""
+        self.require(config.policy)
+        if config.shadow is not None:
+            self.require(config.shadow, "shadow.name")
+
+    def require(self, policy: Policy, field: str = "policy.name") -> None:
+        """Raises RefusedError when `policy` needs something that this engine has not."""
+        if "token_ids" not in policy.needs:
+            return
+        vocabulary = self._ledger.vocabulary
+        why = "this engine has no tokenizer" if vocabulary is None else vocabulary.refusal()
+        if why is not None:
+            raise RefusedError(
+                f"policy {policy.name} looks at words: {why}",
+                field=field,
+                value=policy.name,
+                bound="a policy that does not need token_ids",
+            )
+
+    def is_suspended(self, policy: Policy) -> bool:
+        """Whether `policy` has failed and is not asked any more."""
+        return policy in self._ledger.suspended
+
+    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
+        try:
+            return self._victims(table, rules)
+        except Exception as error:  # a policy of another package may raise anything
+            self._suspend(rules.policy, error)
+            return None
+
+    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        """`victims` of what is not in force; raises RefusedError where the policy fails."""
+        try:
+            return self._victims(table, rules)
+        except Exception as error:
+            name = rules.policy.name
+            raise RefusedError(
+                f"policy {name} fails on {table.request_id}: {error!r}",
+                field="policy.name",
+                value=name,
+                bound="a policy that names the tokens it owes",
+            ) from None
+
+    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+        if self.is_suspended(rules.policy):
+            return None
+        view = self._view(table, rules, rules.policy)
+        return None if view is None else _checked(rules.policy, view)
+
+    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ids) -> None:
+        """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
+        shadow = self._ledger.shadow
+        policy = shadow.asked
+        if policy is None:
+            return
+        try:
+            fits = rules.budget_tokens >= policy.min_budget_tokens()
+            view = self._view(table, rules, policy) if fits else None
+            if view is None:
+                shadow.wait()
+            else:
+                shadow.count(victims, _checked(policy, view))
+        except Exception as error:
+            shadow.fail(error)
+
+    def take_profiles(self, table: TokenTable, rules: VTokenConfig) -> None:
+        """Have policies that profile look at the request, once there are scores of its prompt."""
+        state, shadow = self._ledger.states[table.request_id], self._ledger.shadow
+        policies = [rules.policy] if shadow.asked is None else [rules.policy, shadow.asked]
+        if table.num_tokens < state.prefill_end:
+            return
+        for policy in policies:
+            if not policy.profiles or policy in state.profiles or self.is_suspended(policy):
+                continue
+            try:
+                self.require(policy)
+                view = self._view(table, rules, policy, profiled=False)
+                if view is not None:
+                    kept = {p: seen for p, seen in state.profiles.items() if p in policies}
+                    state.profiles = {**kept, policy: policy.profile(view)}
+            except Exception as error:
+                if policy is rules.policy:
+                    self._suspend(policy, error)
+                else:
+                    shadow.fail(error)
+
+    def _view(
+        self, table: TokenTable, rules: VTokenConfig, policy: Policy, *, profiled: bool = True
+    ) -> View | None:
+        """What `policy` sees of a request; None while what it needs is not there."""
+        ledger = self._ledger
+        state = ledger.states[table.request_id]
+        ids = table.live_ids()
+        view = View(ids, table.num_tokens, state.num_prompt_tokens, rules.budget_tokens, state.seed)
+        if policy.profiles and profiled:
+            if policy not in state.profiles:
+                return None  # its prompt is not complete
+            view.profile = state.profiles[policy]
+        signal = policy.reads
+        if signal is not None:
+            scores = self._scoring.scores(state, ids, signal, rules)
+            if scores is None:
+                return None  # wait rather than guess
+            view.scores = scores
+        if "token_ids" in policy.needs and ledger.vocabulary is not None:
+            view.vocabulary_ids = words = ledger.vocabulary.words(table.request_id, ids)
+            view.special = ledger.vocabulary.special(words)
+            view.punctuation = ledger.vocabulary.punctuation(words)
+        for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
+            seen.flags.writeable = False  # the answer is checked against them
+        return view
+
+    def _suspend(self, policy: Policy, error: Exception) -> None:
+        self._ledger.suspended.append(policy)
+        detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
+        self._ledger.counters.violations += 1
+        self._ledger.events.add(
+            self._ledger.step, "violation", detail, {"invariant": "policy", "detail": detail}
+        )
+
+
+def _checked(policy: Policy, view: View) -> Ids:
+    """The victims that `policy` names, ascending; raises InvariantViolation when they are not what
+    it owes. What it owes is noted before it is asked: the view is in its hands.
+    """
+    live, num_victims = view.token_ids, view.num_victims
+    victims = np.asarray(policy.select_victims(view))
+    found = np.unique(victims)
+    if len(found) != victims.size or len(found) != num_victims:
+        raise InvariantViolation(
+            "policy", f"{len(found)} different victims of {victims.size}, not {num_victims}"
+        )
+    if found.dtype.kind not in "iu":  # nor would they index anything
+        raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
+    found = found.astype(np.int64)
+    strangers = found[~np.isin(found, live, assume_unique=True)]
+    if len(strangers):
+        raise InvariantViolation("policy", f"victims {strangers[:5].tolist()} are not live")
+    if found[-1] == live[-1]:
+        raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")
+    return found

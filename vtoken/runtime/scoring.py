@@ -1,0 +1,217 @@
+"""Scoring, the scheduler's side: which signals the worker keeps for whom, and what came back.
+
+Knows the ledger; knows neither how a signal is computed nor what a policy makes of it. A request's
+signals are what its policy reads and, where it differs, what the shadow policy reads. Invariants:
+1. numbers are used only for the signal and the layers they were asked for; a signal that nobody
+   read until now starts anew, and nothing dies by it before the first report
+2. numbers are used only while the request has been asked for them in every step since, so none is
+   left over from an earlier eviction
+3. where no policy reads a signal, the worker is asked nothing
+4. what is asked for a policy that acts does not depend on the shadow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+import numpy as np
+
+from vtoken.config.values import VTokenConfig
+from vtoken.policies.signals import WARM_QUERIES, Floats, Signal
+from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.runtime.requests import Asked, RequestState
+from vtoken.runtime.state import Ledger
+from vtoken.tables.token_table import Ids, TokenTable
+
+
+class Scoring:
+    """Asks the worker of one ledger for signals and holds its answers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.active = False  # some policy read a signal in the newest step that was committed
+
+    def has_readers(self) -> bool:
+        """Whether any policy in force reads a signal. If none does, what is held is dropped."""
+        ledger = self._ledger
+        shadow = ledger.shadow.asked
+        if (
+            ledger.config.policy.reads is not None
+            or (shadow is not None and shadow.reads is not None and ledger.may_evict)
+            or any(
+                own.policy is not None and own.policy.reads is not None
+                for own in ledger.own_rules.values()
+            )
+        ):
+            self.active = True
+        elif self.active:
+            self.active = False
+            for state in ledger.states.values():
+                state.signals, state.signals_for = {}, None
+        return self.active
+
+    def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
+        """Write into `plan` what the worker keeps, probes and tells of the scheduled requests.
+
+        `grown`: their ids, and how many tokens each had before this step. Where answers come late a
+        request is asked that many tokens before it is due.
+        """
+        ledger = self._ledger
+        probes_decode = ledger.step % ledger.config.probe_every_steps == 0
+        layers = self.layers(ledger.config)
+        shadow = ledger.shadow.asked
+        probed, want = [], []
+        for request_id, num_before in grown:
+            table, state = ledger.tables[request_id], ledger.states[request_id]
+            rules = ledger.rules(request_id)
+            known = state.signals_for
+            if known is None or known[0] is not rules or known[1] is not shadow:
+                self._follow(state, rules, layers)
+                state.signals_for = rules, shadow
+            if not state.signals:
+                continue
+            due, attends = self.soon_due(table, rules), False
+            kept: tuple[Signal, ...] = ()
+            for asked in state.signals.values():
+                signal, of_keys = asked.signal, asked.signal.of_keys
+                asks = due or (
+                    asked.reader.profiles
+                    and table.num_tokens >= state.prefill_end
+                    and asked.reader not in state.profiles
+                )
+                if asks and not asked.asking:
+                    asked.asked_from = ledger.step
+                asked.asking = asks
+                if asks:
+                    want.append((request_id, signal))
+                if asks or not of_keys:
+                    kept += (signal,)
+                attends |= not of_keys
+            if kept:
+                plan.signals[request_id] = kept
+            if attends and (probes_decode or num_before < state.prefill_end):
+                probed.append(request_id)
+        if not plan.signals:
+            return
+        plan.probing = True
+        plan.signal_layers = layers
+        plan.probe_layers = layers if probed else None
+        plan.probed = frozenset(probed)
+        plan.want_scores = tuple(want)
+
+    def _follow(self, state: RequestState, rules: VTokenConfig, layers: tuple[int, ...]) -> None:
+        """From now on a request keeps what its policy reads, and the shadow, if it evicts at all.
+
+        Signals that were kept go on, others start anew; one that both read is kept for the policy.
+        """
+        shadow = self._ledger.shadow.asked if rules.evicts else None
+        before, state.signals = state.signals, {}
+        for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
+            signal = reader.reads
+            if signal is None or signal in state.signals:
+                continue
+            asked = before.get(signal)
+            if asked is None or asked.layers != layers:
+                asked = Asked(signal, layers, reader)
+            asked.reader = reader
+            state.signals[signal] = asked
+
+    def soon_due(self, table: TokenTable, rules: VTokenConfig) -> bool:
+        """Whether this step's answer may be the newest one when `table` is next due."""
+        soon = table.num_live + self._ledger.report_lag_steps
+        return soon > rules.budget_tokens + rules.interval_tokens
+
+    def layers(self, config: VTokenConfig) -> tuple[int, ...]:
+        """The layers that `config` takes signals from."""
+        return config.probe_layers or (self._ledger.geometry.num_layers // 2,)
+
+    def receive(self, report: WorkerReport) -> None:
+        """Take over the numbers of `report` that still answer what is asked."""
+        for (request_id, signal), scores in report.scores.items():
+            state = self._ledger.states.get(request_id)
+            asked = None if state is None else state.signals.get(signal)
+            if asked is not None and asked.asking and report.step >= asked.asked_from:
+                asked.scores, asked.scores_step = scores, report.step
+
+    def _are_stale(self, num_scored: int, scores_step: int, num_tokens: int, end: int) -> bool:
+        """Whether more is newer than the steps in flight and those between probes explain.
+
+        `end`: where the request's prompt ends.
+        """
+        lag = self._ledger.report_lag_steps
+        if num_tokens - num_scored < lag + self._ledger.config.probe_every_steps:
+            return False
+        between_chunks = num_tokens < end
+        return not between_chunks or scores_step < self._ledger.step - 1 - lag
+
+    def scores(
+        self, state: RequestState, ids: Ids, signal: Signal, config: VTokenConfig
+    ) -> Floats | None:
+        """`signal` of the live `ids` [n], higher = keep; None while there is nothing to go by.
+
+        Tokens newer than the last probe have no number yet: they count as heavy.
+        """
+        asked = state.signals.get(signal)
+        if asked is None or asked.layers != self.layers(config):
+            return None
+        told, step = asked.scores, asked.scores_step
+        if not asked.asking or told is None or step < asked.asked_from:
+            return None
+        if self._are_stale(len(told), step, int(ids[-1]) + 1, state.prefill_end):
+            return None
+        scores = np.full(len(ids), np.inf, dtype=np.float32)
+        seen = int(np.searchsorted(ids, len(told)))
+        scores[:seen] = told[ids[:seen]]
+        return scores
+
+
+_FIRST_REPORT = {
+    "attention_sum": f"{WARM_QUERIES} probed queries of it, or its whole prompt",
+    "attention_last": "its next probed query",
+    "key_norm": "its next step",
+    "key_difference": "its next step",
+}
+
+
+def swap_notes(old: VTokenConfig, new: VTokenConfig, default_layer: int) -> list[str]:
+    """What a change of policy, shadow, parameters or probed layers means for scores, in words."""
+    default = (default_layer,)
+    same_layers = (old.probe_layers or default) == (new.probe_layers or default)
+    held = {old.policy.reads: old.policy.name}
+    if old.shadow is not None and old.evicts:
+        held.setdefault(old.shadow.reads, f"shadow {old.shadow.name}")
+    notes = []
+    after = new.policy.reads
+    if after is not None and (old.policy != new.policy or not same_layers):
+        if after in held and same_layers:
+            notes.append(f"scores carry over: {held[after]} and {new.policy.name} read {after}")
+        else:
+            was = "other layers" if after in held else old.policy.reads or "no scores"
+            notes.append(
+                f"scores start anew: {new.policy.name} reads {after}, until now it was {was}; "
+                f"nothing of a running request is evicted before {_first_report(after)}"
+            )
+        known = (old.policy, old.shadow)
+        if new.policy.profiles and new.policy not in known:
+            notes.append(f"{new.policy.name} profiles running requests on what it sees from now on")
+    return notes + _shadow_notes(old, new, held if same_layers else {})
+
+
+def _shadow_notes(
+    old: VTokenConfig, new: VTokenConfig, held: Container[Signal | None]
+) -> list[str]:
+    shadow = new.shadow
+    if shadow is None or (shadow == old.shadow and new.evicts == old.evicts):
+        return []
+    if not new.evicts:
+        return [f"policy none evicts nothing that shadow {shadow.name} could be compared with"]
+    if shadow.reads is None or shadow.reads in held:
+        return []
+    first = _first_report(shadow.reads)
+    return [f"shadow {shadow.name} is compared on a running request after {first}"]
+
+
+def _first_report(signal: Signal) -> str:
+    """What a running request waits for when `signal` starts anew."""
+    queries = min(signal.window_queries, WARM_QUERIES)
+    return _FIRST_REPORT.get(signal.kind, f"{queries} probed queries of it, or its whole prompt")
