@@ -162,7 +162,7 @@ def probe() -> dict[str, Any]:
     from vtoken.vllm.cuda.layout import keys_of
     from vtoken.vllm.cuda.pages import LiveRow, PageTables
     from vtoken.vllm.cuda.probing import DeviceProbe
-    from vtoken.vllm.probe import ProbedRequest
+    from vtoken.vllm.worker.probe import ProbedRequest
 
     torch.manual_seed(1)
     blocks, size, heads, dim, query_heads = 24, 16, 2, 24, 6

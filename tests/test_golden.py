@@ -14,7 +14,7 @@ import torch
 
 from vtoken.policies import View, make_policy
 from vtoken.policies.signals import make_keeper
-from vtoken.vllm.probe import key_values
+from vtoken.vllm.worker.probe import key_values
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "kvpress.npz")
 NUM_TOKENS, WINDOW = 48, 12

@@ -15,9 +15,9 @@ from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
-from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
-from vtoken.vllm.probe import probe
-from vtoken.vllm.scores import HostScores, Told
+from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.probe import probe
+from vtoken.vllm.worker.scores import HostScores, Told
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
 PROBED_LAYERS = (0, 2)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vtoken.errors import UnsupportedError
-from vtoken.vllm import last_words
-from vtoken.vllm.serve import server_command
+from vtoken.vllm.startup import startup_error
+from vtoken.vllm.startup.serve import server_command
 
 TOKEN = "the-control-token-0123"
 
@@ -75,8 +75,8 @@ def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
 SERVER = """
 import subprocess, sys
 from vtoken.vllm import last_words
-last_words.offer()
-last_words.print_at_exit()
+startup_error.offer()
+startup_error.print_at_exit()
 engine = "from vtoken.vllm import last_words as w\\n"
 engine += "from vtoken.errors import UnsupportedError as E\\n"
 engine += "w.print_at_exit()\\nwith w.kept(): raise E('a window in all layers')"
@@ -100,8 +100,8 @@ def test_the_reason_of_a_refusal_is_the_last_line_of_the_log(
 def test_a_refusal_without_a_server_is_an_exception_and_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(last_words.PLACE, raising=False)
+    monkeypatch.delenv(startup_error.PLACE, raising=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnsupportedError, match="why"), last_words.kept():
+    with pytest.raises(UnsupportedError, match="why"), startup_error.kept():
         raise UnsupportedError("why")
     assert list(tmp_path.iterdir()) == []

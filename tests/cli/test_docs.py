@@ -26,7 +26,7 @@ from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
 from vtoken.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
-from vtoken.vllm.serve import build_parser, initial_patch
+from vtoken.vllm.startup.serve import build_parser, initial_patch
 from vtoken_console.keyfile import load
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vtoken.tables.pool import Slots
-from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.worker import VTokenCPUWorker
+from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+from vtoken.vllm.cpu.worker import VTokenCPUWorker
 
 
 class ForgetfulCopyEngine(CPUCopyEngine):

@@ -18,8 +18,8 @@ from observe import Observer, runtime_of
 
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
-from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.serve import server_command
+from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+from vtoken.vllm.startup.serve import server_command
 from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
@@ -281,7 +281,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
 
 
 def test_a_class_that_does_not_fit_the_flag_is_refused(engine: Any) -> None:
-    wrong = args() | {"scheduler_cls": "vtoken.vllm.scheduler.VTokenScheduler"}
+    wrong = args() | {"scheduler_cls": "vtoken.vllm.engine.scheduler.VTokenScheduler"}
     with pytest.raises(UnsupportedError, match=r"async_scheduling is True.*make_scheduler"):  # noqa: SIM117
         with engine(**wrong):
             pass
@@ -290,5 +290,8 @@ def test_a_class_that_does_not_fit_the_flag_is_refused(engine: Any) -> None:
 @pytest.mark.parametrize("flag", [[], ["--async-scheduling"], ["--no-async-scheduling"]])
 def test_serve_leaves_the_choice_of_the_scheduler_to_the_flag(flag: list[str]) -> None:
     command = server_command(["model", *flag])
-    assert command[command.index("--scheduler-cls") + 1] == "vtoken.vllm.scheduler.make_scheduler"
+    assert (
+        command[command.index("--scheduler-cls") + 1]
+        == "vtoken.vllm.engine.scheduler.make_scheduler"
+    )
     assert all(name in command for name in flag)

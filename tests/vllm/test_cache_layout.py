@@ -45,7 +45,7 @@ def test_the_learned_views_read_what_vllm_wrote(
 ) -> None:
     import torch
 
-    from vtoken.vllm.layout import learn_layout
+    from vtoken.vllm.cpu.layout import learn_layout
 
     cache, key, value = written(isa, block_size, dim, dtype)
     k, v = learn_layout(cache, isa).views(cache)
@@ -54,7 +54,7 @@ def test_the_learned_views_read_what_vllm_wrote(
 
 
 def test_a_layout_that_is_not_affine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vtoken.vllm import layout
+    from vtoken.vllm.cpu import layout
 
     honest = layout._write_and_read
 
@@ -72,8 +72,8 @@ def test_a_layout_that_is_not_affine_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_copies_read_all_sources_before_they_write() -> None:
     import torch
 
-    from vtoken.vllm.copy_engine import CPUCopyEngine
-    from vtoken.vllm.layout import learn_layout
+    from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+    from vtoken.vllm.cpu.layout import learn_layout
 
     cache, key, value = written("vec", 32, 64, "float32")
     layout = learn_layout(cache, "vec")
@@ -99,8 +99,8 @@ def rows(x: Any) -> list[list[float]]:
 def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(num_new: int) -> None:
     import torch
 
-    from vtoken.vllm.holes import HoleyRequest, plan_apart
-    from vtoken.vllm.layout import learn_layout
+    from vtoken.vllm.cpu.holes import HoleyRequest, plan_apart
+    from vtoken.vllm.cpu.layout import learn_layout
 
     cache, key, value = written("vec", 32, 64, "float32")
     slots = holey_slots(num_new)
@@ -120,8 +120,8 @@ def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(num_new: int
 def test_packing_into_lent_blocks_touches_no_other_block() -> None:
     import torch
 
-    from vtoken.vllm.holes import LentRequest, plan_lent
-    from vtoken.vllm.layout import learn_layout
+    from vtoken.vllm.cpu.holes import LentRequest, plan_lent
+    from vtoken.vllm.cpu.layout import learn_layout
 
     cache, key, value = written("vec", 32, 64, "float32")
     cache = torch.cat([cache, torch.zeros_like(cache)])  # blocks 4 to 7 are free
@@ -144,7 +144,7 @@ def test_packing_into_lent_blocks_touches_no_other_block() -> None:
 
 
 def test_too_few_lent_blocks_are_an_error() -> None:
-    from vtoken.vllm.holes import LentRequest, plan_lent
+    from vtoken.vllm.cpu.holes import LentRequest, plan_lent
 
     with pytest.raises(ValueError, match="do not fit 1 lent blocks"):
         plan_lent([LentRequest(0, np.array([1]), holey_slots(1), [6])], 32)

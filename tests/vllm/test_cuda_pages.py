@@ -12,7 +12,7 @@ from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import RequestStep
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import LiveRow, PageTables
-from vtoken.vllm.executor import BatchRow, HoleyRow
+from vtoken.vllm.worker.executor import BatchRow, HoleyRow
 
 S, BLOCKS = 4, 64
 

@@ -18,12 +18,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import RequestStep, StepPlan
-from vtoken.vllm import touchpoints
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
 from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
 from vtoken.vllm.cuda.support import OPT_IN, check_layers, cuda_rules
+from vtoken.vllm.touchpoints import register
 
 pytestmark = pytest.mark.vllm
 
@@ -283,8 +283,8 @@ def test_v1_is_no_uniform_decode_in_a_step_with_holes() -> None:
 
 
 def test_this_vllm_has_every_touch_point_of_both_runners() -> None:
-    assert touchpoints.differences("cuda") == []
-    targets = [point.target for point in touchpoints.TOUCH_POINTS if point.device == "cuda"]
+    assert register.differences("cuda") == []
+    targets = [point.target for point in register.TOUCH_POINTS if point.device == "cuda"]
     assert any("worker.gpu.model_runner" in target for target in targets)
     assert any("worker.gpu_model_runner" in target for target in targets)
 
@@ -294,7 +294,7 @@ def test_the_processor_of_request_arguments_is_one_for_v2_too_and_still_refuses(
         build_custom_logits_processors_params_validator,
     )
 
-    name = "vtoken.vllm.request_arguments:RequestArguments"
+    name = "vtoken.vllm.engine.request_arguments:RequestArguments"
     validate = build_custom_logits_processors_params_validator([name])
     validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": 64}))
     with pytest.raises(VLLMValidationError, match="allowed"):

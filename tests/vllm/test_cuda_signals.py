@@ -25,9 +25,9 @@ from vtoken.vllm.cuda import scores as device_scores
 from vtoken.vllm.cuda.keepers import make_device_keeper
 from vtoken.vllm.cuda.scores import DeviceScores
 from vtoken.vllm.cuda.streams import HostStreams, Stream
-from vtoken.vllm.delivery import deliver
-from vtoken.vllm.executor import PhysicalStep
-from vtoken.vllm.scores import Told
+from vtoken.vllm.worker.delivery import deliver
+from vtoken.vllm.worker.executor import PhysicalStep
+from vtoken.vllm.worker.scores import Told
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,8 @@ import reference
 from observe import runtime_of
 
 from vtoken.errors import InvariantViolation
-from vtoken.vllm import engine_args, touchpoints
+from vtoken.vllm import engine_args
+from vtoken.vllm.touchpoints import register
 
 pytestmark = pytest.mark.vllm
 
@@ -220,15 +221,15 @@ def test_a_bad_initial_configuration_is_refused_with_its_bound(engine: Any) -> N
 
 
 def test_this_vllm_has_every_touch_point() -> None:
-    assert touchpoints.differences("cpu") == []
+    assert register.differences("cpu") == []
 
 
 def test_a_vllm_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    strange = touchpoints.TouchPoint(
+    strange = register.TouchPoint(
         "vllm.v1.core.block_pool:BlockPool.free_blocks", "call", "reclaim", "-", "-", ("bricks",)
     )
-    missing = touchpoints.TouchPoint("vllm.v1.core.block_pool:Pond", "call", "reclaim", "-", "-")
-    monkeypatch.setattr(touchpoints, "TOUCH_POINTS", (strange, missing))
-    first, second = touchpoints.differences()
+    missing = register.TouchPoint("vllm.v1.core.block_pool:Pond", "call", "reclaim", "-", "-")
+    monkeypatch.setattr(register, "TOUCH_POINTS", (strange, missing))
+    first, second = register.differences()
     assert "no longer takes bricks" in first
     assert "Pond is missing" in second

@@ -19,7 +19,8 @@ import reference
 from observe import Observer
 
 from vtoken.errors import UnsupportedError
-from vtoken.vllm import engine_args, support
+from vtoken.vllm import engine_args
+from vtoken.vllm.startup import support
 from vtoken.wire import Command
 
 pytestmark = pytest.mark.vllm

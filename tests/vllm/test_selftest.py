@@ -19,8 +19,8 @@ def make_path(engine: Any) -> Iterator[Callable[[], Any]]:
     """The data path of a running engine: its layer, its kernel, its builder, its learned layout."""
     from vllm.model_executor.layers.attention import Attention
 
-    from vtoken.vllm.cpu_path import CPUDataPath
-    from vtoken.vllm.layout import learn_layout
+    from vtoken.vllm.cpu.data_path import CPUDataPath
+    from vtoken.vllm.cpu.layout import learn_layout
 
     with engine(**engine_args({})) as llm:
         core = llm.llm_engine.engine_core.engine_core
@@ -34,7 +34,7 @@ def make_path(engine: Any) -> Iterator[Callable[[], Any]]:
 
 
 def test_the_engine_at_hand_passes(make_path: Callable[[], Any]) -> None:
-    from vtoken.vllm.selftest import SelfTest
+    from vtoken.vllm.worker.selftest import SelfTest
 
     SelfTest(make_path()).run()
 
@@ -68,7 +68,7 @@ def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
     """A layout that names K's elements as if V's order were K's."""
     from dataclasses import replace
 
-    from vtoken.vllm.copy_engine import CPUCopyEngine
+    from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 
     key, value = path._layout.key, path._layout.value
     wrong = replace(
@@ -80,7 +80,7 @@ def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def pack_one_token_less(path: Any, patch: pytest.MonkeyPatch) -> None:
-    from vtoken.vllm import holes
+    from vtoken.vllm.cpu import holes
 
     honest = holes.TokenMoves.of.__func__  # type: ignore[attr-defined]
 
@@ -107,7 +107,7 @@ def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
-    from vtoken.vllm import backend
+    from vtoken.vllm.cpu import backend
 
     probe = backend.probe
     patch.setattr(
@@ -136,7 +136,7 @@ def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
 def test_a_broken_part_of_the_data_path_is_named(
     damage: Any, case: str, make_path: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vtoken.vllm.selftest import SelfTest
+    from vtoken.vllm.worker.selftest import SelfTest
 
     path = make_path()
     damage(path, monkeypatch)
@@ -147,7 +147,7 @@ def test_a_broken_part_of_the_data_path_is_named(
 def test_an_engine_with_a_broken_copy_engine_does_not_start(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vtoken.vllm.copy_engine import CPUCopyEngine
+    from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 
     monkeypatch.setattr(CPUCopyEngine, "copy", lambda *_: 0)
     with (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vtoken.vllm import vocabulary
+from vtoken.vllm.engine import tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -33,9 +33,9 @@ class Tokenizer:
 
 
 def test_special_tokens_may_stand_beyond_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "cached_tokenizer_from_config", lambda _: Tokenizer())
+    monkeypatch.setattr(tokenizer, "cached_tokenizer_from_config", lambda _: Tokenizer())
     config = SimpleNamespace(get_vocab_size=lambda: 4)
-    words = vocabulary.VLLMVocabulary(config, {})
+    words = tokenizer.VLLMVocabulary(config, {})
     assert words.refusal() is None
     ids = np.arange(10)
     assert ids[words.special(ids)].tolist() == [1, 6, 9]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 # Commands with a parser of their own: everything behind the name is theirs.
 PASSED_THROUGH = {
-    "serve": "vtoken.vllm.serve",
+    "serve": "vtoken.vllm.startup.serve",
     "demo": "vtoken.demo.run",
     "bench": "vtoken.bench",
     "soak": "vtoken.soak",

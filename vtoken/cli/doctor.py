@@ -73,7 +73,7 @@ def _engine_package(thorough: bool) -> Iterator[Finding]:
         return
     yield Finding("engine", "ok", ", ".join(found))
     if thorough:
-        from vtoken.vllm.touchpoints import differences
+        from vtoken.vllm.touchpoints.register import differences
 
         missing = differences()
         if missing:

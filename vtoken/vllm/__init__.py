@@ -27,19 +27,20 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.engine.core import EngineCore
 
-    from vtoken.vllm import last_words, touchpoints
+    from vtoken.vllm.startup import startup_error
+    from vtoken.vllm.touchpoints import register
 
-    last_words.print_at_exit()
+    startup_error.print_at_exit()
     cuda = bool(current_platform.is_cuda())
-    touchpoints.check("cuda" if cuda else "cpu")
+    register.check("cuda" if cuda else "cpu")
     if cuda:
         backends = "vtoken.vllm.cuda.backends"
         register_backend(AttentionBackendEnum.FLASH_ATTN, f"{backends}.VTokenFlashBackend")
         register_backend(AttentionBackendEnum.TRITON_ATTN, f"{backends}.VTokenTritonBackend")
     else:
-        register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.backend.VTokenCPUBackend")
+        register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cpu.backend.VTokenCPUBackend")
     selector._cached_get_attn_backend.cache_clear()  # an earlier engine has asked already
-    from vtoken.vllm.manager import register_spec
+    from vtoken.vllm.engine.manager import register_spec
 
     register_spec()
     EngineCore.vtoken_command = _command
@@ -54,7 +55,7 @@ def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[s
     """Arguments for vLLM's engine that turn vToken on, and the environment with them.
 
     `config`: the initial configuration, a merge patch as for `PATCH /vtoken/v1/config`.
-    `settings`: see `vtoken.vllm.settings.Settings`.
+    `settings`: see `vtoken.vllm.startup.settings.Settings`.
     """
     os.environ[ENABLED] = "1"
     cuda = settings.get("experimental_cuda", False)
@@ -64,10 +65,10 @@ def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[s
     if plugins is not None and plugins.plugins_loaded:
         register()  # vLLM loads its plugins once a process, and has done so without us
     return {
-        "scheduler_cls": "vtoken.vllm.scheduler.make_scheduler",
+        "scheduler_cls": "vtoken.vllm.engine.scheduler.make_scheduler",
         "worker_cls": "vtoken.vllm.cuda.worker.VTokenCUDAWorker"
         if cuda
-        else "vtoken.vllm.worker.VTokenCPUWorker",
-        "logits_processors": ["vtoken.vllm.request_arguments:RequestArguments"],
+        else "vtoken.vllm.cpu.worker.VTokenCPUWorker",
+        "logits_processors": ["vtoken.vllm.engine.request_arguments:RequestArguments"],
         "additional_config": {"vtoken": {"config": config or {}, **settings}},
     }

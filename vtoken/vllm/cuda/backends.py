@@ -35,7 +35,7 @@ from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.layout import keys_of, page_view
 from vtoken.vllm.cuda.probing import DeviceProbe
 from vtoken.vllm.cuda.transfer import upload
-from vtoken.vllm.manager import VTokenAttentionSpec
+from vtoken.vllm.engine.manager import VTokenAttentionSpec
 
 
 class PhysicalBuilderMixin:

@@ -24,14 +24,14 @@ from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.scores import DeviceScores
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.transfer import upload
-from vtoken.vllm.executor import BatchRow, HoleyRow, PhysicalStep
-from vtoken.vllm.probe import ProbedRequest
-from vtoken.vllm.selftest import NUM_BLOCKS, Read
+from vtoken.vllm.worker.executor import BatchRow, HoleyRow, PhysicalStep
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
 
 
 class CUDADataPath:
-    """`vtoken.vllm.selftest.DataPath` on vLLM's CUDA backends; `cache` [N, H, S, 2D] is only looked
-    at for its shape, type and device.
+    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CUDA backends; `cache` [N, H, S, 2D] is
+    only looked at for its shape, type and device.
     """
 
     def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from vtoken.vllm.cuda.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.transfer import upload
-from vtoken.vllm.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 
 
 class DeviceHalf:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vtoken.vllm.probe import MAX_LOGITS
+from vtoken.vllm.worker.probe import MAX_LOGITS
 
 MAX_WORDS = 2048  # 32-bit words that one program moves of a row at once
 TOKENS_PER_PROGRAM = 4

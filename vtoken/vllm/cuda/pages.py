@@ -24,7 +24,7 @@ import torch
 
 from vtoken.protocol.mirror import Mirror
 from vtoken.vllm.cuda.transfer import upload
-from vtoken.vllm.executor import HoleyRow
+from vtoken.vllm.worker.executor import HoleyRow
 
 ROW_ALIGNMENT = 256  # tokens; a row grows by whole multiples of it
 

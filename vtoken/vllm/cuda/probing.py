@@ -5,7 +5,7 @@ that probes is declared no uniform decode (`DeviceHalf.leaves_full_graphs`), so 
 where attention is Python between two graphs, in vLLM's runners V1 and V2 alike. The other steps
 keep their full graphs; `probe.every_steps` chooses how many those are.
 
-- prompt chunks: `vtoken.vllm.probe`, request by request, in plain torch
+- prompt chunks: `vtoken.vllm.worker.probe`, request by request, in plain torch
 - single queries: one row a request, of all requests in two Triton launches a layer; in plain torch,
   request by request, where Triton is not meant to be used
 
@@ -22,7 +22,7 @@ import torch
 
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.transfer import upload
-from vtoken.vllm.probe import ProbedRequest, probe
+from vtoken.vllm.worker.probe import ProbedRequest, probe
 
 
 class DeviceProbe:

@@ -12,13 +12,13 @@ from typing import Any
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.protocol.step import StepPlan
+from vtoken.vllm.cpu.runner import VTokenRunnerMixin
 from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.support import check_layers
-from vtoken.vllm.executor import PhysicalStep, StepExecutor
-from vtoken.vllm.runner import VTokenRunnerMixin
-from vtoken.vllm.selftest import SelfTest
-from vtoken.vllm.settings import read_settings
+from vtoken.vllm.startup.settings import read_settings
+from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.selftest import SelfTest
 
 
 def writes_blocks(scheduler_output: Any) -> bool:

@@ -23,12 +23,12 @@ from typing import Any
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from vtoken.vllm import last_words, support
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import make_half, writes_blocks
-from vtoken.vllm.executor import BatchRow
-from vtoken.vllm.manager import VTokenAttentionSpec
-from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.worker.executor import BatchRow
+from vtoken.vllm.worker.ranks import Ranks
 
 
 class VTokenV2Mixin:
@@ -49,7 +49,7 @@ class VTokenV2Mixin:
         context = config.static_forward_context
         layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
         self.vtoken_blocks = {}
-        with last_words.kept():
+        with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             support.check_layers(layers)
             self.vtoken_half = make_half(self, layers)

@@ -8,7 +8,7 @@ too: it was recorded before sampling began, so the scores of step n are in the r
 
 Invariants:
 1. what is copied to the host is an outbox of this step's own: later steps write keepers, not it
-2. ids are those of the step that made the numbers (`vtoken.vllm.scores`), taken when it is launched
+2. ids are those of the step that made the numbers (`vtoken.vllm.worker.scores`), at its launch
 3. all that reads the device's answer is behind the event
 """
 
@@ -25,9 +25,9 @@ from vtoken.tables.token_table import Ids
 from vtoken.vllm.cuda.keepers import DeviceKeeper, make_device_keeper
 from vtoken.vllm.cuda.streams import Stream, Streams
 from vtoken.vllm.cuda.transfer import download, upload
-from vtoken.vllm.probe import ProbedRequest, key_values
-from vtoken.vllm.ranks import Ranks
-from vtoken.vllm.scores import Asked, Keys, Told, settled
+from vtoken.vllm.worker.probe import ProbedRequest, key_values
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import Asked, Keys, Told, settled
 
 
 class DeviceScores:

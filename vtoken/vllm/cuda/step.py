@@ -1,6 +1,6 @@
 """What the runner tells the attention layers about the current step, within one CUDA worker.
 
-The CPU worker's is `vtoken.vllm.context`. `current()` is None in a step that is positional
+The CPU worker's is `vtoken.vllm.cpu.context`. `current()` is None in a step that is positional
 throughout, in dummy runs and while graphs are captured.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from vtoken.vllm.cuda.pages import LiveRow, PageTables
 from vtoken.vllm.cuda.probing import DeviceProbe
-from vtoken.vllm.executor import PhysicalStep
+from vtoken.vllm.worker.executor import PhysicalStep
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What vToken refuses on CUDA beyond what it refuses everywhere (`vtoken.vllm.support`).
+"""What vToken refuses on CUDA beyond what it refuses everywhere (`vtoken.vllm.startup.support`).
 
 Knows vLLM's configuration and layers by their attributes only, so that it can be tested anywhere.
 """

@@ -1,8 +1,8 @@
-"""Where vToken meets vLLM on CUDA; part of the table in `vtoken.vllm.touchpoints`."""
+"""Where vToken meets vLLM on CUDA; part of the table in `vtoken.vllm.touchpoints.register`."""
 
 from __future__ import annotations
 
-from vtoken.vllm.touchpoint import OPEN, TouchPoint
+from vtoken.vllm.touchpoints.touchpoint import OPEN, TouchPoint
 
 _V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"

@@ -6,12 +6,12 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from vtoken.vllm import last_words, support
+from vtoken.vllm.startup import startup_error, support
 
 
 class VTokenCUDAWorker(Worker):
     def init_device(self) -> None:
-        with last_words.kept():
+        with startup_error.kept():
             support.check_config(self.vllm_config)
         super().init_device()
 

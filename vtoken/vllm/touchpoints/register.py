@@ -13,9 +13,9 @@ from typing import Any
 
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda.touchpoints import CUDA_POINTS
-from vtoken.vllm.touchpoint import TouchPoint
-from vtoken.vllm.touchpoints_engine import ENGINE_POINTS
-from vtoken.vllm.touchpoints_worker import WORKER_POINTS
+from vtoken.vllm.touchpoints.engine import ENGINE_POINTS
+from vtoken.vllm.touchpoints.touchpoint import TouchPoint
+from vtoken.vllm.touchpoints.worker import WORKER_POINTS
 
 TOUCH_POINTS: tuple[TouchPoint, ...] = (*ENGINE_POINTS, *WORKER_POINTS, *CUDA_POINTS)
 

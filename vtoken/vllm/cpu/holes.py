@@ -21,7 +21,7 @@ import torch
 
 from vtoken.tables.pool import Slots
 from vtoken.tables.token_table import Ids
-from vtoken.vllm.layout import KVLayout
+from vtoken.vllm.cpu.layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True)

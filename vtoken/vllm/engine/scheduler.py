@@ -25,10 +25,10 @@ from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
 from vtoken.runtime.runtime import GrownRequest, Runtime
 from vtoken.stream.telemetry import Publisher
-from vtoken.vllm import last_words, support
-from vtoken.vllm.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
-from vtoken.vllm.settings import initial_config, read_settings
-from vtoken.vllm.vocabulary import VLLMVocabulary
+from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
+from vtoken.vllm.engine.tokenizer import VLLMVocabulary
+from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry
 
 STEP_MS_SMOOTHING = 0.05
@@ -262,6 +262,6 @@ def make_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
     chosen = VTokenScheduler
     if vllm_config.scheduler_config.async_scheduling:
         chosen = VTokenAsyncScheduler
-    with last_words.kept():
+    with startup_error.kept():
         scheduler: Scheduler = chosen(vllm_config, *args, **kwargs)
     return scheduler

@@ -1,11 +1,11 @@
 """Where vToken meets vLLM's worker: attention backend, model runner, ranks.
 
-Part of the table in `vtoken.vllm.touchpoints`.
+Part of the table in `vtoken.vllm.touchpoints.register`.
 """
 
 from __future__ import annotations
 
-from vtoken.vllm.touchpoint import OPEN, TouchPoint
+from vtoken.vllm.touchpoints.touchpoint import OPEN, TouchPoint
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _CPU = "vllm.v1.attention.backends.cpu_attn"

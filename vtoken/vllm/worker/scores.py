@@ -18,8 +18,8 @@ import torch
 from vtoken.policies.signals import Floats, Keeper, Signal, by_id, make_keeper
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
-from vtoken.vllm.probe import ProbedRequest, key_values
-from vtoken.vllm.ranks import Ranks
+from vtoken.vllm.worker.probe import ProbedRequest, key_values
+from vtoken.vllm.worker.ranks import Ranks
 
 Asked = tuple[str, Signal]
 Told = Callable[[], dict[Asked, Floats]]

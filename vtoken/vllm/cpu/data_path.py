@@ -14,18 +14,18 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.tables.pool import Slots
-from vtoken.vllm import context
-from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch, split_loose
-from vtoken.vllm.layout import KVLayout
-from vtoken.vllm.probe import ProbedRequest
-from vtoken.vllm.scores import HostScores
-from vtoken.vllm.selftest import NUM_BLOCKS, Read
+from vtoken.vllm.cpu import context
+from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch, split_loose
+from vtoken.vllm.cpu.layout import KVLayout
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.scores import HostScores
+from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
 
 
 class CPUDataPath:
-    """`vtoken.vllm.selftest.DataPath` on vLLM's CPU backend; `cache` [N, H, S, 2D] is only looked
-    at for its shape and type.
+    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CPU backend; `cache` [N, H, S, 2D] is
+    only looked at for its shape and type.
     """
 
     def __init__(self, layer: Any, builder: Any, cache: torch.Tensor, layout: KVLayout) -> None:

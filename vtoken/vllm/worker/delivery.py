@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from vtoken.protocol.step import WorkerReport
-from vtoken.vllm.scores import Told
+from vtoken.vllm.worker.scores import Told
 
 
 class Delivery(AsyncModelRunnerOutput):

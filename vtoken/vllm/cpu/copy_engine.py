@@ -15,7 +15,7 @@ import torch
 
 from vtoken.protocol.integrity import LayerBytes
 from vtoken.tables.pool import Slots
-from vtoken.vllm.layout import KVLayout
+from vtoken.vllm.cpu.layout import KVLayout
 
 View = tuple[torch.Tensor, torch.Tensor]
 

@@ -17,16 +17,17 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.protocol.step import StepPlan
-from vtoken.vllm import context, last_words, support
-from vtoken.vllm.copy_engine import CPUCopyEngine
-from vtoken.vllm.cpu_path import CPUDataPath
-from vtoken.vllm.executor import BatchRow, PhysicalStep, StepExecutor
-from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
-from vtoken.vllm.layout import learn_layout
-from vtoken.vllm.manager import VTokenAttentionSpec
-from vtoken.vllm.ranks import Ranks
-from vtoken.vllm.scores import HostScores
-from vtoken.vllm.selftest import SelfTest
+from vtoken.vllm.cpu import context
+from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+from vtoken.vllm.cpu.data_path import CPUDataPath
+from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.cpu.layout import learn_layout
+from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import HostScores
+from vtoken.vllm.worker.selftest import SelfTest
 
 
 class VTokenRunnerMixin:
@@ -66,7 +67,7 @@ class VTokenRunnerMixin:
             for name, layer in config.static_forward_context.items()
             if isinstance(layer, Attention)
         }
-        with last_words.kept():
+        with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             support.check_layers(layers)
             self.executor = self._vtoken_prepare(layers)

@@ -6,15 +6,15 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vtoken.vllm import last_words, support
-from vtoken.vllm.runner import VTokenCPURunner
+from vtoken.vllm.cpu.runner import VTokenCPURunner
+from vtoken.vllm.startup import startup_error, support
 
 
 class VTokenCPUWorker(CPUWorker):
     model_runner: Any
 
     def init_device(self) -> None:
-        with last_words.kept():
+        with startup_error.kept():
             support.check_config(self.vllm_config)
         super().init_device()
         self.model_runner = VTokenCPURunner.adopt(self.model_runner)

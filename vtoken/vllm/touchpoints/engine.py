@@ -1,11 +1,11 @@
 """Where vToken meets vLLM's engine core: scheduler, block manager, block pool, requests.
 
-Part of the table in `vtoken.vllm.touchpoints`.
+Part of the table in `vtoken.vllm.touchpoints.register`.
 """
 
 from __future__ import annotations
 
-from vtoken.vllm.touchpoint import OPEN, TouchPoint
+from vtoken.vllm.touchpoints.touchpoint import OPEN, TouchPoint
 
 _CORE = "vllm.v1.core"
 _MANAGER = f"{_CORE}.single_type_kv_cache_manager:FullAttentionManager"

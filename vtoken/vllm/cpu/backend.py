@@ -2,8 +2,8 @@
 
 Every number that reaches the model comes out of the stock kernel. Three things are added: the KV
 cache spec that selects vToken's block manager, block sizes down to 16, and, in a step with holey
-requests, the packing of their loose tokens (see `vtoken.vllm.holes`). Requests that are read apart
-split the batch into two kernel calls.
+requests, the packing of their loose tokens (see `vtoken.vllm.cpu.holes`). Requests that are read
+apart split the batch into two kernel calls.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from vtoken.vllm import context
-from vtoken.vllm.holes import Apart, Lent, plan_apart, plan_lent
-from vtoken.vllm.manager import VTokenAttentionSpec
-from vtoken.vllm.probe import probe
+from vtoken.vllm.cpu import context
+from vtoken.vllm.cpu.holes import Apart, Lent, plan_apart, plan_lent
+from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.worker.probe import probe
 
 
 @dataclass(slots=True)

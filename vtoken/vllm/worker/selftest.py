@@ -25,9 +25,9 @@ from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
 from vtoken.tables.pool import Slots
-from vtoken.vllm.probe import ProbedRequest
-from vtoken.vllm.ranks import Ranks
-from vtoken.vllm.scores import Scores
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import Scores
 
 NUM_BLOCKS = 12
 # Largest |difference| from the oracle, of the largest |output|. One token missing shifts more.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vtoken.vllm.holes import HoleyRequest, LentRequest, Scratch
-from vtoken.vllm.layout import KVLayout
-from vtoken.vllm.probe import ProbedRequest
+from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.cpu.layout import KVLayout
+from vtoken.vllm.worker.probe import ProbedRequest
 
 
 @dataclass(slots=True)

@@ -28,11 +28,11 @@ import numpy.typing as npt
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import RequestStep, StepPlan, WorkerReport
 from vtoken.tables.pool import Slots
-from vtoken.vllm.content_check import ContentCheck, Contents
-from vtoken.vllm.delivery import deliver
-from vtoken.vllm.probe import ProbedRequest
-from vtoken.vllm.ranks import Ranks
-from vtoken.vllm.scores import Scores, Told
+from vtoken.vllm.worker.content_check import ContentCheck, Contents
+from vtoken.vllm.worker.delivery import deliver
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import Scores, Told
 
 BlocksOf = Callable[[str], Sequence[int]]
 

@@ -17,7 +17,8 @@ from typing import Any
 from vtoken.credentials import CredentialError, read_token_file
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
-from vtoken.vllm import engine_args, last_words
+from vtoken.vllm import engine_args
+from vtoken.vllm.startup import startup_error
 
 PLUGIN = "vtoken"
 PLUGIN_GROUPS = (
@@ -243,5 +244,5 @@ def plugin_names() -> str:
 def main(argv: list[str]) -> int:
     command = server_command(argv)
     os.environ["VLLM_PLUGINS"] = plugin_names()
-    last_words.offer()
+    startup_error.offer()
     os.execv(command[0], command)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda.support import Rule, cuda_rules
-from vtoken.vllm.settings import read_settings
+from vtoken.vllm.startup.settings import read_settings
 
 # Of the `layer_types` in Hugging Face configurations: what keeps no state, or has its own rule.
 # vLLM knows its own hybrid models; in one that it runs through the Transformers library, layers
@@ -142,7 +142,7 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
     raise UnsupportedError(
         f"scheduler_cls is {have}, but async_scheduling is {flag}: the engine would plan steps "
         "in another order than they are reported. Let scheduler_cls be "
-        "vtoken.vllm.scheduler.make_scheduler, which chooses."
+        "vtoken.vllm.engine.scheduler.make_scheduler, which chooses."
     )
 
 
