@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from vtoken import wire
-from vtoken_api.limits import RateLimits
+from vtoken_api.auth.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
 

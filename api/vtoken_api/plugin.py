@@ -20,20 +20,22 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 from vtoken.credentials import read_token_file, readable_by_others
-from vtoken_api import asyncapi, changes, downloads, openapi, routes, scrape
-from vtoken_api.access import Access
-from vtoken_api.audit import AuditLog
+from vtoken_api import scrape
+from vtoken_api.auth.access import Access
+from vtoken_api.auth.guard import Guard
 from vtoken_api.bus import EngineBus
-from vtoken_api.flight import FlightRecorder
-from vtoken_api.guard import Guard
-from vtoken_api.hub import Hub
-from vtoken_api.journal import Journal
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
+from vtoken_api.rest import changes, downloads, openapi, routes
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings
-from vtoken_api.statedir import StateDir, default_path
-from vtoken_api.stream import stream
+from vtoken_api.state.audit import AuditLog
+from vtoken_api.state.flight_recorder import FlightRecorder
+from vtoken_api.state.journal import Journal
+from vtoken_api.state.statedir import StateDir, default_path
+from vtoken_api.stream import asyncapi
+from vtoken_api.stream.endpoint import stream
+from vtoken_api.stream.hub import Hub
 
 AUDIT_FILE = "audit.jsonl"
 MOUNT_PATH = "/vtoken/v1"

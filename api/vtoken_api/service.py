@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vtoken import wire
-from vtoken_api.access import Access
-from vtoken_api.audit import AuditLog
+from vtoken_api.auth.access import Access
+from vtoken_api.auth.limits import RateLimits
+from vtoken_api.auth.refusals import Refusals
 from vtoken_api.bus import EngineBus
-from vtoken_api.flight import FlightRecorder
 from vtoken_api.health import health
-from vtoken_api.hub import Hub
-from vtoken_api.inputs import CompactionRequest
-from vtoken_api.limits import RateLimits
-from vtoken_api.refusals import Refusals
-from vtoken_api.statedir import StateDir
-from vtoken_api.upkeep import Upkeep
+from vtoken_api.rest.inputs import CompactionRequest
+from vtoken_api.state.audit import AuditLog
+from vtoken_api.state.audit_sync import Upkeep
+from vtoken_api.state.flight_recorder import FlightRecorder
+from vtoken_api.state.statedir import StateDir
+from vtoken_api.stream.hub import Hub
 
 
 @dataclass(frozen=True, slots=True)

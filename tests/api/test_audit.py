@@ -14,10 +14,10 @@ from serving import Served, serve
 from waiting import until
 
 from vtoken import wire
-from vtoken_api import upkeep
-from vtoken_api.audit import AuditLog
-from vtoken_api.journal import Journal
 from vtoken_api.plugin import AUDIT_FILE
+from vtoken_api.state import audit_sync
+from vtoken_api.state.audit import AuditLog
+from vtoken_api.state.journal import Journal
 
 
 def record(log: AuditLog, *numbers: int) -> None:
@@ -76,7 +76,7 @@ def test_process_that_comes_between_a_rotation_and_its_first_line_counts_on(tmp_
 def test_reader_meets_each_line_once_while_files_rotate(tmp_path: Path) -> None:
     code = (
         "import itertools, sys; from pathlib import Path\n"
-        "from vtoken_api.journal import Journal\n"
+        "from vtoken_api.state.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), 400)\n"
         "for n in itertools.count(): journal.append(b'%d' % n)"
     )
@@ -95,7 +95,7 @@ def test_reader_meets_each_line_once_while_files_rotate(tmp_path: Path) -> None:
 
 def test_processes_that_write_and_rotate_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from vtoken_api.journal import Journal\n"
+        "import sys; from pathlib import Path; from vtoken_api.state.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), 4000)\n"
         'for n in range(150): journal.append(b\'{"who": %d, "n": %d}\' % (int(sys.argv[2]), n))'
     )
@@ -155,7 +155,8 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
 
 def test_write_that_was_cut_short_is_taken_back(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from pathlib import Path; from vtoken_api.journal import Journal\n"
+        "import resource, sys; from pathlib import Path\n"
+        "from vtoken_api.state.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1])); journal.append(b'whole')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         "try: journal.append(b'x' * 500)\n"
@@ -248,7 +249,7 @@ async def test_engines_acts_are_entered_once_whichever_process_leads_and_after_r
 async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
     core: CoreEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PERIOD_S", 0.05)
+    monkeypatch.setattr(audit_sync, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         await own_acts(served, 0)
         served.service.hub.on_events = lambda _, __: None

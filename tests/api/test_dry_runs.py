@@ -14,7 +14,7 @@ from doors import bearer
 from serving import Served, serve
 
 from vtoken import wire
-from vtoken_api.limits import Rate, RateLimits
+from vtoken_api.auth.limits import Rate, RateLimits
 
 READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
 REAL: list[tuple[str, str, Any]] = [

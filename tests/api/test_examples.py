@@ -16,13 +16,13 @@ from waiting import LIMIT_S
 from websockets.asyncio.client import connect
 
 from vtoken import wire
-from vtoken_api.asyncapi import description
-from vtoken_api.examples import JSON, examples
-from vtoken_api.openapi import PROBLEMS
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
-from vtoken_api.session import MAX_QUEUED
-from vtoken_api.stream import AuthMessage
+from vtoken_api.rest.examples import JSON, examples
+from vtoken_api.rest.openapi import PROBLEMS
+from vtoken_api.stream.asyncapi import description
+from vtoken_api.stream.endpoint import AuthMessage
+from vtoken_api.stream.session import MAX_QUEUED
 
 DRAFT = jsonschema.Draft202012Validator
 NO_JSON = {"vtoken_recording", "vtoken_asyncapi"}  # a file; the document of the stream itself

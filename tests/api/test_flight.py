@@ -19,8 +19,8 @@ from waiting import until
 
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
-from vtoken_api.limits import RateLimits
-from vtoken_api.segments import Segments, chunks
+from vtoken_api.auth.limits import RateLimits
+from vtoken_api.state.segments import Segments, chunks
 
 FLIGHT = "/vtoken/v1/recording"
 

@@ -19,9 +19,9 @@ from scripted import ScriptedEngine
 from tests.core_engine import CoreEngine
 from vtoken import wire
 from vtoken.stream.frames import FrameSequence, block_arrays
-from vtoken_api import telemetry
-from vtoken_api.frame import FrameChain, FrameView
-from vtoken_api.telemetry import TelemetryReader
+from vtoken_api.stream import telemetry
+from vtoken_api.stream.frame import FrameChain, FrameView
+from vtoken_api.stream.telemetry import TelemetryReader
 
 NUM_BLOCKS = 20
 DEADLINE_S = 60

@@ -17,7 +17,7 @@ from websockets.asyncio.client import connect
 
 from vtoken import wire
 from vtoken_api import health
-from vtoken_api.statedir import StateDir
+from vtoken_api.state.statedir import StateDir
 
 
 def parts(served: Served) -> dict[str, wire.Health]:

@@ -12,10 +12,10 @@ from scripted import ScriptedEngine
 from serving import serve
 from waiting import LIMIT_S
 
-from vtoken_api import inputs
-from vtoken_api.limits import Rate, RateLimits
+from vtoken_api.auth.limits import Rate, RateLimits
 from vtoken_api.problems import ProblemError
-from vtoken_api.stream import MAX_CLIENT_MESSAGES
+from vtoken_api.rest import inputs
+from vtoken_api.stream.endpoint import MAX_CLIENT_MESSAGES
 
 CONFIG = "/vtoken/v1/config"
 

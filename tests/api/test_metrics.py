@@ -17,8 +17,9 @@ from serving import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken_api import hub, scrape
+from vtoken_api import scrape
 from vtoken_api.metrics import METRICS, PREFIX
+from vtoken_api.stream import hub
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())

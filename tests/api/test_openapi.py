@@ -9,14 +9,14 @@ import pytest
 from fastapi import FastAPI
 
 from vtoken import wire
-from vtoken_api.asyncapi import description
-from vtoken_api.asyncapi import router as stream_router
-from vtoken_api.changes import router as changes_router
-from vtoken_api.downloads import router as downloads_router
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
-from vtoken_api.routes import router as routes_router
-from vtoken_api.stream import QUERY_PARAMETERS
+from vtoken_api.rest.changes import router as changes_router
+from vtoken_api.rest.downloads import router as downloads_router
+from vtoken_api.rest.routes import router as routes_router
+from vtoken_api.stream.asyncapi import description
+from vtoken_api.stream.asyncapi import router as stream_router
+from vtoken_api.stream.endpoint import QUERY_PARAMETERS
 
 METHODS = {"get", "post", "patch", "put", "delete"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vtoken_api.settings import ApiSettings, api_settings
-from vtoken_api.statedir import StateDir, default_path
+from vtoken_api.state.statedir import StateDir, default_path
 
 
 def test_directory_is_for_its_user_alone(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_directory_is_for_its_user_alone(tmp_path: Path) -> None:
 
 def test_one_process_leads_until_it_dies(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from vtoken_api.statedir import StateDir\n"
+        "import sys; from pathlib import Path; from vtoken_api.state.statedir import StateDir\n"
         "print(StateDir(Path(sys.argv[1])).try_lead(), flush=True); sys.stdin.read()"
     )
     mine = StateDir(tmp_path)

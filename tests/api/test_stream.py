@@ -16,9 +16,9 @@ from starlette.requests import HTTPConnection
 from waiting import LIMIT_S
 
 from vtoken import wire
-from vtoken_api import session as session_module
-from vtoken_api.session import MAX_QUEUED, Session, StreamQuery
-from vtoken_api.stream import parse_query
+from vtoken_api.stream import session as session_module
+from vtoken_api.stream.endpoint import parse_query
+from vtoken_api.stream.session import MAX_QUEUED, Session, StreamQuery
 
 
 @pytest.fixture

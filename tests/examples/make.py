@@ -1,4 +1,4 @@
-"""Makes api/vtoken_api/examples.json: real answers and messages of a real server, as documentation.
+"""Makes `vtoken_api/rest/examples.json`: real answers of a real server, as documentation.
 
 Run from the repository: `python tests/examples/make.py`. The engine is the real core over a small
 pool (`core_engine`), the server is the real plugin; what cannot be had otherwise (429, 408, 503) is
@@ -22,10 +22,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT), str(ROOT / "api")]
 from core_engine import CoreEngine  # noqa: E402
 from serving import Served, serve  # noqa: E402
 
-from vtoken_api import inputs  # noqa: E402
-from vtoken_api.limits import Rate, RateLimits  # noqa: E402
+from vtoken_api.auth.limits import Rate, RateLimits  # noqa: E402
+from vtoken_api.rest import inputs  # noqa: E402
 
-TARGET = ROOT / "api/vtoken_api/examples.json"
+TARGET = ROOT / "api/vtoken_api/rest/examples.json"
 BODIES: dict[str, Any] = {
     "vtoken_patch_config": {"theta_f": 0.25, "policy": {"name": "streaming_llm"}},
     "vtoken_compact": {"request_id": "cmpl-1", "batch_size": 8, "dry_run": True},

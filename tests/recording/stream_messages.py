@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "api"))  # scripted.py
 from scripted import ScriptedEngine
 
 from vtoken import wire
-from vtoken_api.frame import TOPICS, FrameView, StateCursor
+from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
 
 START_TS = 1_800_000_000.0
 

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vtoken_api.access import Access, Grant, address_of
-from vtoken_api.limits import COSTS, DRY_RUN_COST
+from vtoken_api.auth.access import Access, Grant, address_of
+from vtoken_api.auth.limits import COSTS, DRY_RUN_COST
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.service import Service

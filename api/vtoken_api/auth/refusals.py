@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from vtoken_api.access import address_of
+from vtoken_api.auth.access import address_of
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 

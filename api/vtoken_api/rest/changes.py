@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken_api.access import Grant, actor_of
-from vtoken_api.guard import GRANT, permit
-from vtoken_api.inputs import (
+from vtoken_api.auth.access import Grant, actor_of
+from vtoken_api.auth.guard import GRANT, permit
+from vtoken_api.rest.inputs import (
     JSON_TYPES,
     TRIAL_PARAMETERS,
     CompactionRequest,
@@ -28,8 +28,8 @@ from vtoken_api.inputs import (
     read_patch,
     trial_terms,
 )
-from vtoken_api.openapi import MERGE_PATCH_SCHEMA, answers, body, query, ref
-from vtoken_api.routes import Served, document, etag
+from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, query, ref
+from vtoken_api.rest.routes import Served, document, etag
 from vtoken_api.service import Caller, Service
 
 router = APIRouter(tags=["vToken"])

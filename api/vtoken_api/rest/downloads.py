@@ -15,12 +15,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from vtoken_api.flight import STATE_S, FlightRecorder
-from vtoken_api.inputs import check_query, query_int
-from vtoken_api.openapi import answers, query
 from vtoken_api.problems import ProblemError, refuse
-from vtoken_api.routes import Served
-from vtoken_api.segments import MAX_AGE_S, Segment, chunks
+from vtoken_api.rest.inputs import check_query, query_int
+from vtoken_api.rest.openapi import answers, query
+from vtoken_api.rest.routes import Served
+from vtoken_api.state.flight_recorder import STATE_S, FlightRecorder
+from vtoken_api.state.segments import MAX_AGE_S, Segment, chunks
 
 GZIP = "application/gzip"
 DEFAULT_S = 300

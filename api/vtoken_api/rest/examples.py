@@ -30,7 +30,7 @@ class Examples(msgspec.Struct):
 def examples() -> Examples:
     """All of them."""
     return msgspec.json.decode(
-        files("vtoken_api").joinpath("examples.json").read_bytes(), type=Examples
+        files("vtoken_api.rest").joinpath("examples.json").read_bytes(), type=Examples
     )
 
 

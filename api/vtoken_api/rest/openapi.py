@@ -12,9 +12,9 @@ import msgspec
 from fastapi import FastAPI
 
 from vtoken import wire
-from vtoken_api import examples
-from vtoken_api.inputs import CompactionRequest
 from vtoken_api.problems import PROBLEM_JSON
+from vtoken_api.rest import examples
+from vtoken_api.rest.inputs import CompactionRequest
 
 PREFIX = "VToken"
 SECURITY = "VTokenBearer"

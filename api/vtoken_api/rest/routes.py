@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken_api.inputs import check_query, parse_int, query_int
-from vtoken_api.openapi import answers, array_of, query, ref
 from vtoken_api.problems import ProblemError
+from vtoken_api.rest.inputs import check_query, parse_int, query_int
+from vtoken_api.rest.openapi import answers, array_of, query, ref
 from vtoken_api.service import Service
 
 MAX_ID = 2**31 - 1

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
-from vtoken_api.journal import Journal
 from vtoken_api.log import logger
+from vtoken_api.state.journal import Journal
 
 MAX_UNWRITTEN = 1000
 MAX_RECENT = 100

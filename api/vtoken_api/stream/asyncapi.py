@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import __version__, wire
-from vtoken_api.examples import examples
-from vtoken_api.frame import TOPICS
-from vtoken_api.inputs import check_query
-from vtoken_api.openapi import answers
-from vtoken_api.routes import document
-from vtoken_api.session import HEARTBEAT_S, MAX_QUEUED
-from vtoken_api.stream import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
+from vtoken_api.rest.examples import examples
+from vtoken_api.rest.inputs import check_query
+from vtoken_api.rest.openapi import answers
+from vtoken_api.rest.routes import document
+from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
+from vtoken_api.stream.frame import TOPICS
+from vtoken_api.stream.session import HEARTBEAT_S, MAX_QUEUED
 
 DESCRIPTION = f"""\
 hello, snapshot, then deltas and events, a heartbeat after {HEARTBEAT_S:g} s of silence. `seq` rises

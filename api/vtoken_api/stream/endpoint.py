@@ -15,13 +15,13 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from vtoken_api.access import Grant, unauthorized
-from vtoken_api.frame import TOPICS
-from vtoken_api.guard import CLOSE_CODE_BASE, GRANT, deny
+from vtoken_api.auth.access import Grant, unauthorized
+from vtoken_api.auth.guard import CLOSE_CODE_BASE, GRANT, deny
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
-from vtoken_api.session import Session, StreamQuery
+from vtoken_api.stream.frame import TOPICS
+from vtoken_api.stream.session import Session, StreamQuery
 
 QUERY_PARAMETERS = ("topics", "fps", "format", "resume")
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
