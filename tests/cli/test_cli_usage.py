@@ -72,7 +72,7 @@ async def test_token_comes_from_the_environment_or_a_file(core: CoreEngine, tmp_
 
 
 def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import vtoken_console.app
+    import vtoken_console.app.app
 
     seen: dict[str, object] = {}
 
@@ -80,7 +80,7 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         seen.update(options, url=url)
         return 7
 
-    monkeypatch.setattr(vtoken_console.app, "run", run_console)
+    monkeypatch.setattr(vtoken_console.app.app, "run", run_console)
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setenv("VTOKEN_TOKEN", "sesame")

@@ -27,7 +27,7 @@ from vtoken.cli.parser import make_parser
 from vtoken.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
 from vtoken.vllm.startup.serve import build_parser, initial_patch
-from vtoken_console.keyfile import load
+from vtoken_console.app.keyfile import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]

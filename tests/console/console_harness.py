@@ -9,7 +9,7 @@ from typing import Any
 import waiting
 from textual.css.query import QueryError
 
-from vtoken_console.app import ConsoleApp
+from vtoken_console.app.app import ConsoleApp
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

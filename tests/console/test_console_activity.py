@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_console_model import delta, head, hello, snapshot
 
 from vtoken import wire
-from vtoken_console import activity as module
-from vtoken_console.activity import CHURN_TAU_S, FADE_S, Activity
-from vtoken_console.model import Model, apply
+from vtoken_console.feed import activity as module
+from vtoken_console.feed.activity import CHURN_TAU_S, FADE_S, Activity
+from vtoken_console.feed.model import Model, apply
 
 ALL_FREE = msgspec.structs.replace(
     snapshot(), live=bytes(8), flags=bytes(4), owner=bytes(8), requests=[]

@@ -9,9 +9,9 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 from textual import events
 
-from vtoken_console.app import ConsoleApp
-from vtoken_console.appearance import choose
-from vtoken_console.connection import State
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.feed.connection import State
+from vtoken_console.look.appearance import choose
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
@@ -309,7 +309,7 @@ async def test_ascii_console_draws_ascii_only(server: FakeServer) -> None:
 
 
 async def test_help_lists_every_key(server: FakeServer) -> None:
-    from vtoken_console.keys import KEYS
+    from vtoken_console.app.keys import KEYS
 
     async with running(server.url, size=(120, 60)) as (app, pilot):
         await pilot.press("question_mark")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer
 
-from vtoken_console import screenshot
+from vtoken_console.output import screenshot
 
 FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")
 LATE = ("numpy", "httpx", "websockets", "msgspec")
@@ -34,7 +34,7 @@ def test_console_knows_the_wire_only() -> None:
 
 
 def test_first_frame_waits_for_neither_numpy_nor_the_network_libraries() -> None:
-    assert not modules_after("import vtoken_console.app") & set(LATE)
+    assert not modules_after("import vtoken_console.app.app") & set(LATE)
 
 
 async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:

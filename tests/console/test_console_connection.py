@@ -13,9 +13,9 @@ from console_harness import screen_text, until
 from fake_server import FakeServer
 from starlette.applications import Starlette
 
-from vtoken_console.app import ConsoleApp
-from vtoken_console.client import Client
-from vtoken_console.connection import (
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.feed.client import Client
+from vtoken_console.feed.connection import (
     TRANSITIONS,
     Connection,
     IllegalTransition,

@@ -9,11 +9,11 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 
 from vtoken import wire
-from vtoken_console.consequence import irreversible
+from vtoken_console.changes.descriptions import irreversible
+from vtoken_console.changes.trials import countdown, read_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
-from vtoken_console.trials import countdown, read_terms
 from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.trial_bar import TrialBar
 

@@ -17,7 +17,7 @@ from recorded import START_TS, record
 
 from vtoken import wire
 from vtoken.cli import main
-from vtoken_console import export
+from vtoken_console.output import export
 from vtoken_console.widgets.notice import Notice
 
 
@@ -107,8 +107,8 @@ def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
 
 
 def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
-    from vtoken_console.samples import NAMES
-    from vtoken_console.series import Series
+    from vtoken_console.feed.samples import NAMES
+    from vtoken_console.feed.series import Series
 
     series = Series(NAMES)
     for n in range(10):
@@ -120,7 +120,7 @@ def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def _empty() -> Any:
-    from vtoken_console.model import Model
+    from vtoken_console.feed.model import Model
 
     return Model(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
 

@@ -6,8 +6,8 @@ import pytest
 from fake_server import POLICIES, FakeServer
 
 from vtoken import wire
-from vtoken_console.controls import applied_text, change_text, operation_text
-from vtoken_console.fields import (
+from vtoken_console.changes.controls import applied_text, change_text, operation_text
+from vtoken_console.changes.fields import (
     POLICY,
     Field,
     make_fields,

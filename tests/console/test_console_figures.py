@@ -7,10 +7,10 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 
 from vtoken import wire
-from vtoken_console import units
-from vtoken_console.samples import marker_of
-from vtoken_console.widgets.charts import Charts
-from vtoken_console.widgets.sections import (
+from vtoken_console.feed.samples import marker_of
+from vtoken_console.look import units
+from vtoken_console.widgets.figures.charts import Charts
+from vtoken_console.widgets.figures.sections import (
     gates_section,
     latency_section,
     payback_section,

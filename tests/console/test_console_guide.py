@@ -8,9 +8,9 @@ import pytest
 from console_harness import running, screen_text, until
 from fake_server import FakeServer
 
-from vtoken_console.guide import STEPS, seen_path
+from vtoken_console.app.guide import STEPS, seen_path
 from vtoken_console.widgets.guide_panel import GuidePanel
-from vtoken_console.widgets.heatmap import Heatmap
+from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 from textual import events
 
-from vtoken_console.colouring import MODES, Mode
-from vtoken_console.grid import Zoom
+from vtoken_console.look.colouring import MODES, Mode
+from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen
 
 

@@ -9,9 +9,9 @@ from console_harness import running, screen_text, until
 from fake_server import FakeServer
 from textual.binding import Binding
 
-from vtoken_console.app import ConsoleApp
-from vtoken_console.keyfile import KeyFileError, default_path, listing, load
-from vtoken_console.keys import KEYS
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
+from vtoken_console.app.keys import KEYS
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 

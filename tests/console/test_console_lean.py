@@ -11,9 +11,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from vtoken_console.cost import Cost, metered
-from vtoken_console.lean import encode
-from vtoken_console.palette import style
+from vtoken_console.app.cost import Cost, metered
+from vtoken_console.look.diff_renderer import encode
+from vtoken_console.look.palette import style
 from vtoken_console.widgets.lines import changed_columns, merge
 
 LOOKS = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtoken import wire
-from vtoken_console.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
+from vtoken_console.feed.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from vtoken_console.playhead import SPEEDS, Playhead, parse_moment
+from vtoken_console.feed.playhead import SPEEDS, Playhead, parse_moment
 
 # Local time of an ordinary day, 23:58:00, so that midnight lies in the recording.
 FIRST = time.mktime((2026, 3, 4, 23, 58, 0, 0, 0, -1))

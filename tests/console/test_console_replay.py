@@ -19,9 +19,9 @@ from recorded import START_TS, record
 from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter
-from vtoken_console.app import ConsoleApp
-from vtoken_console.feed import Feed
-from vtoken_console.replay import Replay
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.feed.feed import Feed
+from vtoken_console.feed.replay import Replay
 from vtoken_console.widgets.notice import Notice
 
 SECONDS = 60.0
@@ -315,7 +315,7 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import asyncio, pathlib
-from vtoken_console.app import ConsoleApp
+from vtoken_console.app.app import ConsoleApp
 
 async def main():
     path = pathlib.Path(sys.argv[1])

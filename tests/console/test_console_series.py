@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken_console import units
-from vtoken_console.asciify import asciify
-from vtoken_console.series import BIN_S, NUM_BINS, SPANS_S, Marker, Rate, Series
-from vtoken_console.widgets.bars import bars, nice_top
+from vtoken_console.feed.series import BIN_S, NUM_BINS, SPANS_S, Marker, Rate, Series
+from vtoken_console.look import units
+from vtoken_console.look.asciify import asciify
+from vtoken_console.widgets.figures.bars import bars, nice_top
 
 
 def test_column_is_the_mean_of_its_samples() -> None:

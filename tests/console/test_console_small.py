@@ -11,9 +11,9 @@ from fake_server import FakeServer
 from rich.style import Style
 
 from vtoken import wire
-from vtoken_console import view
-from vtoken_console.app import ConsoleApp
-from vtoken_console.keys import KEYS
+from vtoken_console.app import view
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.app.keys import KEYS
 from vtoken_console.screens.help import HelpLines
 from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.events import Events

@@ -175,7 +175,7 @@ async def test_nobody_without_the_key_reaches_a_console_that_can_act(
 
 
 def test_cookies_are_bounded_and_the_oldest_ends_first() -> None:
-    from vtoken_console.web_login import MAX_BROWSERS, Doorkeeper
+    from vtoken_console.output.web_login import MAX_BROWSERS, Doorkeeper
 
     told: list[str] = []
     door = Doorkeeper(told.append)

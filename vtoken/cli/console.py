@@ -16,7 +16,7 @@ from vtoken.cli.text import say
 from vtoken.client import Client
 
 if TYPE_CHECKING:
-    from vtoken_console.keys import Key
+    from vtoken_console.app.keys import Key
 
 
 def console(arguments: Namespace, client: Client) -> int:
@@ -33,7 +33,7 @@ def console(arguments: Namespace, client: Client) -> int:
     if arguments.export is not None:
         return _export(arguments, client)
     _check_terminal()
-    from vtoken_console.app import run
+    from vtoken_console.app.app import run
 
     return run(
         _source(arguments, client),
@@ -53,7 +53,7 @@ def console(arguments: Namespace, client: Client) -> int:
 
 def _keys(arguments: Namespace) -> tuple[Key, ...]:
     """The keys as the user has them; printed when that was asked for."""
-    from vtoken_console.keyfile import KeyFileError, default_path, listing, load
+    from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 
     try:
         keys = load(default_path())
@@ -93,9 +93,9 @@ def _source(arguments: Namespace, client: Client) -> str:
 
 
 def _export(arguments: Namespace, client: Client) -> int:
-    from vtoken_console.app import ConsoleApp
-    from vtoken_console.appearance import choose
-    from vtoken_console.export_run import ExportError, run
+    from vtoken_console.app.app import ConsoleApp
+    from vtoken_console.look.appearance import choose
+    from vtoken_console.output.export_run import ExportError, run
 
     app = ConsoleApp(
         _source(arguments, client),
@@ -121,7 +121,7 @@ def _colors(arguments: Namespace) -> str:
 
 def _serve(arguments: Namespace, client: Client) -> int:
     try:
-        from vtoken_console import web
+        from vtoken_console.output import web
     except ModuleNotFoundError as error:
         raise CommandError(
             f"this installation lacks the module {error.name!r}", "pip install 'vtoken[web]'"

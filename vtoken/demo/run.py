@@ -233,7 +233,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
 def take_screenshots(server: Server, folder: Path) -> None:
     """Pictures of the console on `server`; without them the run is as good, so only say so."""
     print(f"taking screenshots into {folder}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "vtoken_console.screenshot"]
+    command = [sys.executable, "-m", "vtoken_console.output.screenshot"]
     command += ["--url", server.url, "--out", str(folder)]
     try:
         subprocess.run(command, check=True, timeout=SCREENSHOTS_S, stdout=subprocess.DEVNULL)

@@ -10,12 +10,12 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken.client import ProblemError
-from vtoken_console.view import View
-from vtoken_console.widgets.block_page import BlockPage
+from vtoken_console.app.view import View
+from vtoken_console.widgets.details.block_page import BlockPage
 from vtoken_console.widgets.notice import problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.client import Client
+    from vtoken_console.feed.client import Client
 
 REFRESH_S = 0.5
 

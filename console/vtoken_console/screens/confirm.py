@@ -10,8 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button
 
-from vtoken_console.asciify import asciify
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look.asciify import asciify
 from vtoken_console.widgets.outcome import Outcome, Paragraph
 
 

@@ -16,9 +16,9 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken.client import ProblemError
-from vtoken_console import controls, palette
-from vtoken_console.asciify import asciify
-from vtoken_console.consequence import (
+from vtoken_console.app.view import View
+from vtoken_console.changes import controls
+from vtoken_console.changes.descriptions import (
     applied_paragraphs,
     confirm_paragraphs,
     gate_paragraphs,
@@ -26,11 +26,12 @@ from vtoken_console.consequence import (
     may_evict,
     what_if_paragraphs,
 )
-from vtoken_console.fields import POLICY, make_fields, make_patch, show_value
+from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
+from vtoken_console.changes.trials import Terms
+from vtoken_console.look import palette
+from vtoken_console.look.asciify import asciify
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
-from vtoken_console.trials import Terms
-from vtoken_console.view import View
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.notice import problem_text
@@ -39,8 +40,8 @@ from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.client import Client
-    from vtoken_console.watch import Watch
+    from vtoken_console.changes.watch import Watch
+    from vtoken_console.feed.client import Client
 
 ASK_AFTER_S = 0.15  # a value must rest this long before the server is asked about it
 OUTCOME_LINES = 10

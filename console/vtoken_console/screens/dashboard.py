@@ -9,22 +9,22 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
-from vtoken_console.filters import EXAMPLE, NO_FILTER, parse
-from vtoken_console.lean import LeanCompositor
-from vtoken_console.view import View
-from vtoken_console.widgets.charts import Charts
+from vtoken_console.app.filters import EXAMPLE, NO_FILTER, parse
+from vtoken_console.app.view import View
+from vtoken_console.look.diff_renderer import LeanCompositor
 from vtoken_console.widgets.events import Events
-from vtoken_console.widgets.figures import Figures
-from vtoken_console.widgets.gauge import Gauge
+from vtoken_console.widgets.figures.charts import Charts
+from vtoken_console.widgets.figures.figures import Figures
+from vtoken_console.widgets.figures.gauge import Gauge
+from vtoken_console.widgets.figures.sentence import Sentence
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.header import Header
-from vtoken_console.widgets.heatmap import Heatmap
+from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.notice import Note, Notice
 from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
-from vtoken_console.widgets.sentence import Sentence
 from vtoken_console.widgets.trial_bar import TrialBar
 from vtoken_console.widgets.waiting import Waiting
 

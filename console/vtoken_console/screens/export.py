@@ -8,8 +8,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from vtoken_console import palette
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 CHOICES = (

@@ -12,18 +12,18 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError
-from vtoken_console import palette, units
-from vtoken_console.view import View
-from vtoken_console.widgets.block_table import BlockTable
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
+from vtoken_console.widgets.details.block_table import BlockTable
+from vtoken_console.widgets.details.token_rows import TokenRows
+from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
 from vtoken_console.widgets.notice import SHOWN_S, problem_text
-from vtoken_console.widgets.token_rows import TokenRows
-from vtoken_console.widgets.token_strip import TokenStrip
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.client import Client
+    from vtoken_console.feed.client import Client
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
@@ -153,7 +153,7 @@ class RequestScreen(Screen[None]):
             self.run_worker(self._load())
 
     async def _load(self) -> None:
-        from vtoken_console import tokens
+        from vtoken_console.feed import tokens
 
         summary, rest, began = self.query_one(Summary), self._client.rest, time.monotonic()
         try:
@@ -223,7 +223,7 @@ class RequestScreen(Screen[None]):
         self.run_worker(self._compact(), group="control")
 
     async def _compact(self) -> None:
-        from vtoken_console import controls
+        from vtoken_console.changes import controls
 
         summary = self.query_one(Summary)
         hello = self._client.model.hello

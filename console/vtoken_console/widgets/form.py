@@ -11,13 +11,13 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from vtoken_console import palette, units
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import Line, Span, merge
 from vtoken_console.widgets.scroller import Scroller
 
 if TYPE_CHECKING:
-    from vtoken_console.fields import Field, Path
+    from vtoken_console.changes.fields import Field, Path
 
 LABEL, VALUE = 22, 16
 
@@ -77,7 +77,7 @@ class Form(Scroller):
         return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        from vtoken_console.fields import show_value
+        from vtoken_console.changes.fields import show_value
 
         field = self.fields[row]
         value = self.value_of(field)
@@ -111,7 +111,7 @@ class Form(Scroller):
         self.post_message(self.Changed())
 
     def action_change(self, by: int, coarse: bool) -> None:
-        from vtoken_console.fields import step_value
+        from vtoken_console.changes.fields import step_value
 
         field = self.current
         if field is not None:
@@ -125,7 +125,7 @@ class Form(Scroller):
             self._set(field, field.desired)
 
     def action_erase(self) -> None:
-        from vtoken_console.fields import show_value
+        from vtoken_console.changes.fields import show_value
 
         field = self.current
         if field is not None:
@@ -149,7 +149,7 @@ class Form(Scroller):
             self._type(field, (self._typed[1] if self._typed is not None else "") + text)
 
     def _type(self, field: Field, text: str) -> None:
-        from vtoken_console.fields import parse_value
+        from vtoken_console.changes.fields import parse_value
 
         self._typed = (field.path, text)
         self._set(field, parse_value(field, text))

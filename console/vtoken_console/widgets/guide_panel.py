@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from vtoken_console import palette
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget
 
 GUIDE_LINES = 4  # with its border

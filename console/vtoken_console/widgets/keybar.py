@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vtoken_console import palette
-from vtoken_console.keys import Key
-from vtoken_console.view import View
+from vtoken_console.app.keys import Key
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
 

@@ -15,9 +15,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from vtoken_console.asciify import asciify
-from vtoken_console.themes import Theme
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look.asciify import asciify
+from vtoken_console.look.themes import Theme
 
 Span = tuple[str, Style]
 Line = tuple[Span, ...]

@@ -6,8 +6,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtoken_console import palette
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget
 
 if TYPE_CHECKING:

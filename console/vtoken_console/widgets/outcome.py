@@ -6,7 +6,7 @@ import textwrap
 
 from rich.style import Style
 
-from vtoken_console.view import View
+from vtoken_console.app.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 Paragraph = tuple[str, Style]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtoken_console import palette, units
-from vtoken_console.view import View
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import EMPTY, Line, Span, merge, wrap
 from vtoken_console.widgets.scroller import Scroller
 

@@ -1,0 +1,147 @@
+"""One filter for requests and blocks: `req:a91f policy:h2o state:shared`, or plain text.
+
+Knows no widget; numpy is imported when a mask is asked for. Terms are joined by and, values of one
+term by comma as or. Plain text stands in a request's id or policy. A block belongs to its newest
+holder. A filter that cannot be read, or not be answered by this server, says so in `problem` and
+hides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vtoken_console.look.words import BLOCK_STATES, REQUEST_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vtoken.wire import RequestRow
+    from vtoken_console.feed.model import Model
+
+KEYS = ("req", "policy", "state")
+EXAMPLE = "part of an id, or req:a91f policy:h2o state:shared,tail"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """`terms`: (key or "" for plain text, alternatives in lower case)."""
+
+    text: str = ""
+    terms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    problem: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.terms) and not self.problem
+
+    def values(self, key: str) -> tuple[tuple[str, ...], ...]:
+        """The alternatives of every term of `key`."""
+        return tuple(values for name, values in self.terms if name == key)
+
+    @property
+    def names_requests(self) -> bool:
+        """Whether it says anything of requests, not only of blocks."""
+        return any(
+            key != "state" or any(v in REQUEST_STATES for v in values) for key, values in self.terms
+        )
+
+    @property
+    def block_states(self) -> tuple[tuple[str, ...], ...]:
+        """Terms about the states of blocks."""
+        found = (tuple(v for v in values if v in BLOCK_STATES) for values in self.values("state"))
+        return tuple(values for values in found if values)
+
+    def takes(self, row: RequestRow) -> bool:
+        """Whether a request matches what is said of requests."""
+        if self.problem:
+            return True
+        name, policy = row.id.lower(), row.policy.lower()
+        for key, values in self.terms:
+            if key == "req":
+                found = any(v in name for v in values)
+            elif key == "policy":
+                found = any(v in policy for v in values)
+            elif key == "state":
+                wanted = [v for v in values if v in REQUEST_STATES]
+                found = not wanted or row.state in wanted
+            else:
+                found = any(v in name or v in policy for v in values)
+            if not found:
+                return False
+        return True
+
+    def rows(self, model: Model) -> list[RequestRow]:
+        """The requests that match; said of blocks only, those that hold such a block."""
+        rows = [row for row in model.requests.values() if self.takes(row)]
+        if self and self.block_states and len(model.owner):
+            import numpy as np
+
+            blocks = block_mask(self, model)
+            holders = set(np.unique(model.owner[blocks]).tolist())
+            rows = [row for row in rows if row.number in holders]
+        return rows
+
+
+NO_FILTER = Filter()
+
+
+def parse(text: str) -> Filter:
+    """The filter that `text` says; a key or state that is unknown is named in `problem`."""
+    terms: list[tuple[str, tuple[str, ...]]] = []
+    for word in text.split():
+        key, colon, rest = word.lower().partition(":")
+        if not colon:
+            terms.append(("", (key,)))
+            continue
+        if key not in KEYS:
+            known = ", ".join(f"{k}:" for k in KEYS)
+            return Filter(text, problem=f"{key}: is no key; known: {known}")
+        values = tuple(v for v in rest.split(",") if v)
+        if key == "state":
+            states = (*BLOCK_STATES, *REQUEST_STATES)
+            whole = []
+            for value in values:
+                found = [s for s in states if s == value] or [
+                    s for s in states if s.startswith(value)
+                ]
+                if not found:
+                    return Filter(
+                        text, problem=f"state:{value} is unknown; known: {', '.join(states)}"
+                    )
+                whole += found
+            values = tuple(whole)
+        if values:
+            terms.append((key, values))
+    return Filter(text.strip(), tuple(terms))
+
+
+def block_mask(wanted: Filter, model: Model) -> Any:
+    """Which blocks match: bool [N]. What cannot be known of owners is not held against a block."""
+    import numpy as np
+
+    from vtoken_console.look.cells import in_state
+
+    mask = np.ones(model.num_blocks, bool)
+    for values in wanted.block_states:
+        term = np.zeros(model.num_blocks, bool)
+        for state in values:
+            term |= in_state(model.live, model.flags, model.block_size, state)
+        mask &= term
+    if wanted.names_requests and len(model.owner):
+        mask &= _owned_by((r for r in model.requests.values() if wanted.takes(r)), model)
+    return mask
+
+
+def _owned_by(rows: Iterable[RequestRow], model: Model) -> Any:
+    import numpy as np
+
+    chosen = np.zeros(1 << 16, bool)
+    chosen[[row.number for row in rows if row.number]] = True
+    return chosen[model.owner]
+
+
+def shortfall(wanted: Filter, model: Model) -> str:
+    """What of the filter this server's data cannot answer; empty when all of it."""
+    if wanted and wanted.names_requests and not len(model.owner):
+        return "blocks unfiltered: this server does not tell their owners"
+    return ""

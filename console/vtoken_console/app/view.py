@@ -1,0 +1,89 @@
+"""What one drawn frame is made of: the newest model, the link's state, and the viewer's choices.
+
+Knows no widget. One View is built a frame and handed to every widget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vtoken_console.app.cost import NO_COST, CostSample
+from vtoken_console.app.filters import NO_FILTER, Filter
+from vtoken_console.app.keys import KEYS, Key
+from vtoken_console.feed.connection import Connection
+from vtoken_console.look.ramp import Ramp
+from vtoken_console.look.themes import Theme
+
+if TYPE_CHECKING:
+    from vtoken_console.app.guide import Shown
+    from vtoken_console.feed.activity import Activity
+    from vtoken_console.feed.model import Model
+    from vtoken_console.feed.playhead import Bar
+    from vtoken_console.feed.series import Series
+
+SILENT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """`now`: Unix seconds; `monotonic`: seconds; `age_s`: since the newest message."""
+
+    url: str
+    connection: Connection
+    now: float
+    monotonic: float
+    age_s: float
+    fps: float
+    ramp: Ramp
+    theme: Theme
+    ascii_only: bool
+    asked_read_only: bool
+    motion: bool = True  # whether movements are drawn
+    filter: Filter = NO_FILTER
+    activity: Activity | None = None  # with the model
+    model: Model | None = None  # None until there is a first snapshot
+    series: Series | None = None
+    cost: CostSample = NO_COST
+    keys: tuple[Key, ...] = KEYS
+    replay: Bar | None = None  # None: a live server
+    guide: Shown | None = None  # the step of the guided first minute
+
+    @property
+    def is_link_silent(self) -> bool:
+        """Whether nothing comes although the link stands; a server says something every second."""
+        return self.replay is None and self.connection.is_live and self.age_s > SILENT_S
+
+    @property
+    def engine_silent_s(self) -> float:
+        """Seconds since the engine's last step while requests wait for the next; 0: as usual."""
+        model = self.model
+        status = model.status if model is not None else None
+        if model is None or status is None:
+            return 0.0
+        if not (status.requests.running or status.requests.waiting):
+            return 0.0
+        period_s = 1 / model.hello.fps if model.hello is not None and model.hello.fps > 0 else 0.0
+        silent_s = self.server_now - max(status.ts, model.step_ts)
+        return silent_s if silent_s > SILENT_S + 2 * period_s else 0.0
+
+    @property
+    def server_now(self) -> float:
+        """Unix seconds by the server's clock."""
+        return self.model.ts + self.age_s if self.model is not None else self.now
+
+    def key(self, key_id: str) -> str:
+        """The key of an action, as it is shown."""
+        return next(key.shown for key in self.keys if key.id == key_id)
+
+    @property
+    def read_only_reason(self) -> str:
+        """Why the controls are off; empty when they are on."""
+        if self.replay is not None:
+            return "this is a recording"
+        if self.asked_read_only:
+            return "this console was started with --read-only"
+        hello = self.model.hello if self.model else None
+        if hello is not None and not hello.can_control:
+            return hello.read_only_reason or "the server grants this token reading only"
+        return ""

@@ -1,0 +1,128 @@
+"""The one-key actions: pause, resume, compact, undo, and dry runs.
+
+Each makes its calls and answers a sentence. Knows no widget. A refusal is raised as ProblemError
+and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from vtoken_console.look import units
+
+if TYPE_CHECKING:
+    from vtoken import wire
+    from vtoken.client import AsyncClient
+    from vtoken_console.changes.watch import Watch
+
+POLL_S = 0.1
+POLLS = 100
+
+
+def change_text(changes: dict[str, list[Any]]) -> str:
+    """Changes in words: theta_f 0.4 → 0.25, planner pack → plug."""
+    return ", ".join(
+        f"{name} {value_text(old)} → {value_text(new)}" for name, (old, new) in changes.items()
+    )
+
+
+def value_text(value: Any) -> str:
+    """A configuration value in one short piece of text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict) and "name" in value:
+        params = ", ".join(f"{k}={value_text(v)}" for k, v in value.get("params", {}).items())
+        return f"{value['name']}({params})" if params else str(value["name"])
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={value_text(v)}" for k, v in value.items())
+    return str(value)
+
+
+def applied_text(result: wire.PatchResult) -> str:
+    """What a PatchResult says happened."""
+    changes = change_text(result.changes) or "nothing differed"
+    told = "; ".join([changes, *result.notes])
+    since = f"in force from step {result.applied_at_step} on"
+    if result.outcome == "in_force":
+        since = "in force"
+    return f"revision {result.revision}, {since}: {told}"
+
+
+def effective_text(result: wire.PatchResult) -> str:
+    """What the engine runs with of the fields that a change names, in words."""
+    import msgspec  # the first frame waits for no library that only answers need
+
+    effective = msgspec.to_builtins(result.effective)
+    values = ", ".join(f"{name} {value_text(effective[name])}" for name in result.changes)
+    if result.outcome == "accepted":
+        return f"Effective until then: revision {result.effective_revision}, {values}."
+    return f"Effective: {values}."
+
+
+async def toggle_pause(rest: AsyncClient, state: str, watch: Watch) -> str:
+    """Pauses reclamation, or resumes it when it is paused or off."""
+    result = await rest.patch_config({"reclamation": "paused" if state == "auto" else "auto"})
+    watch.own(result, time.monotonic())
+    verb = "paused" if state == "auto" else "resumed"
+    return f"Reclamation {verb}: {applied_text(result)}"
+
+
+async def undo(rest: AsyncClient, watch: Watch) -> str:
+    """Restores the configuration before the newest revision; ends its trial."""
+    result = await rest.undo()
+    watch.own(result, time.monotonic())
+    return f"Undone: {applied_text(result)}"
+
+
+async def undo_dry(rest: AsyncClient) -> str:
+    """Says what undo would do."""
+    result = await rest.undo(validate_only=True)
+    told = "; ".join([change_text(result.changes) or "nothing differs", *result.notes])
+    return f"Undo would take revision {result.revision} back: {told}."
+
+
+async def confirm(rest: AsyncClient) -> str:
+    """Keeps the change that is on trial."""
+    result = await rest.confirm()
+    return "; ".join([f"Kept: revision {result.revision} stays", *result.notes]) + "."
+
+
+async def compact(
+    rest: AsyncClient, *, request_id: str | None = None, dry_run: bool = False
+) -> str:
+    """Runs one compaction round and waits for its outcome, up to POLLS * POLL_S seconds."""
+    operation = await rest.compact(request_id=request_id, dry_run=dry_run)
+    for _ in range(POLLS):
+        if operation.state not in ("pending", "running"):
+            break
+        await asyncio.sleep(POLL_S)
+        operation = await rest.operation(operation.id)
+    return operation_text(operation)
+
+
+def operation_text(operation: wire.Operation) -> str:
+    """An operation's outcome, or its plan, in one sentence."""
+    whose = f"request {operation.request_id}" if operation.request_id else "all requests"
+    plan, result = operation.plan, operation.result
+    if operation.dry_run and plan is not None:
+        text = (
+            f"Dry run over {whose}: would move {units.count(plan.moved_tokens)} tokens "
+            f"({units.data_size(plan.moved_bytes)}) out of {units.count(plan.source_blocks)} "
+            f"blocks and free {units.count(plan.freed_blocks)}"
+        )
+        return f"{text}; deferred: {plan.deferred_reason}" if plan.deferred_reason else text + "."
+    if operation.state == "done" and result is not None:
+        return (
+            f"Compacted {whose}: moved {units.count(result.moved_tokens)} tokens "
+            f"({units.data_size(result.moved_bytes)}), freed {units.count(result.freed_blocks)} "
+            f"blocks in {result.duration_ms:.1f} ms."
+        )
+    why = operation.error or (plan.deferred_reason if plan else None)
+    text = f"Compaction {operation.id} over {whose} is {operation.state}"
+    return f"{text}: {why}" if why else text + "."

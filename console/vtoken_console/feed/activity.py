@@ -1,0 +1,207 @@
+"""What this console has seen the blocks do: when each changed, how often, where tokens moved.
+
+Knows no widget and no socket: it compares the newest Model with the one before, once a frame.
+N blocks. Memory is bounded: some arrays over N and a ring of HISTORY transitions. Times of changes
+are the server's (`Model.ts`), those of movements this machine's, so that they fade at their own
+pace in a replay too. A server that restarted, another geometry or a clock that went back (a replay
+that seeks) starts everything anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken import wire
+from vtoken_console.feed.model import Model
+from vtoken_console.look.cells import F32, U16
+
+CHURN_TAU_S = 4.0  # a change counts less and less; after so long by 1/e
+FADE_S = 1.2  # how long a movement is drawn
+HISTORY = 1 << 16
+MAX_NAMES = 1 << 13
+
+F64 = npt.NDArray[np.float64]
+
+TAKEN, FREED, SHARED, UNSHARED, HASHED, UNHASHED = range(6)
+WORDS = (
+    "taken by",
+    "given back by",
+    "shared from now on",
+    "no longer shared",
+    "entered the prefix cache",
+    "left the prefix cache",
+)
+_BITS = ((wire.FLAG_SHARED, SHARED, UNSHARED), (wire.FLAG_HASHED, HASHED, UNHASHED))
+_STEADY = ~np.uint8(wire.FLAG_IN_FLIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Relocations that arrived together, for one short line."""
+
+    at: float  # monotonic [s]
+    requests: tuple[str, ...]
+    moved_tokens: int
+    sources: int  # blocks
+    destinations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One line of a block's history."""
+
+    ts: float
+    text: str
+
+
+class Activity:
+    """`observe` every frame's model; everything else only reads."""
+
+    def __init__(self) -> None:
+        self.ts = 0.0  # server time of the newest model
+        self.since = 0.0  # server time from which on this console looks
+        self.movement: Movement | None = None
+        self.names: dict[int, str] = {}  # RequestRow.number -> id, of those seen lately
+        self._model: Model | None = None
+        self._event_seq = 0
+        self._reset(0)
+
+    def _reset(self, num_blocks: int) -> None:
+        self.since = self.ts
+        self._changed_at: F64 = np.full(num_blocks, self.ts)
+        self._heat: F32 = np.zeros(num_blocks, np.float32)
+        self._left_at: F64 = np.full(num_blocks, -np.inf)
+        self._came_at: F64 = np.full(num_blocks, -np.inf)
+        self.movement = None
+        self._ring = np.zeros(
+            HISTORY, [("ts", "f8"), ("block", "u4"), ("owner", "u2"), ("what", "u1")]
+        )
+        self._written = 0  # entries ever put into the ring
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._heat)
+
+    # ------------------------------------------------------------ observing
+
+    def observe(self, model: Model, now: float | None = None) -> None:
+        """Takes the newest model at monotonic time `now` [s]."""
+        old, self._model = self._model, model
+        if model is old:
+            return
+        now = time.monotonic() if now is None else now
+        back, self.ts = model.ts < self.ts, model.ts
+        newest = model.events[-1].seq if model.events else 0
+        if old is None or back or model.epoch != old.epoch or model.num_blocks != self.num_blocks:
+            self._reset(model.num_blocks)
+            self._event_seq = newest  # what moved before this console looked is not drawn
+        else:
+            self._compare(old, model)
+            if newest != self._event_seq:
+                self._move(model, now)
+                self._event_seq = newest
+        if old is None or model.requests is not old.requests:
+            self._name(model.requests.values())
+
+    def _name(self, rows: Iterable[wire.RequestRow]) -> None:
+        for row in rows:
+            if row.number and self.names.get(row.number) != row.id:
+                self.names.pop(row.number, None)
+                self.names[row.number] = row.id
+        while len(self.names) > MAX_NAMES:
+            del self.names[next(iter(self.names))]
+
+    def _compare(self, old: Model, new: Model) -> None:
+        if new.live is old.live and new.flags is old.flags:
+            return
+        ids = np.flatnonzero((new.live != old.live) | ((new.flags ^ old.flags) & _STEADY != 0))
+        if not len(ids):
+            return
+        faded = np.exp((self._changed_at[ids] - self.ts) / CHURN_TAU_S)
+        self._heat[ids] = self._heat[ids] * faded + 1 / CHURN_TAU_S
+        self._changed_at[ids] = self.ts
+        was, now = old.flags[ids], new.flags[ids]
+        self._record(ids[(was == 0) & (now != 0)], TAKEN, new.owner)
+        self._record(ids[(was != 0) & (now == 0)], FREED, old.owner)
+        for bit, gained, lost in _BITS:
+            both = (was != 0) & (now != 0)
+            self._record(ids[both & (was & bit == 0) & (now & bit != 0)], gained, new.owner)
+            self._record(ids[both & (was & bit != 0) & (now & bit == 0)], lost, new.owner)
+
+    def _record(self, blocks: npt.NDArray[Any], what: int, owner: U16) -> None:
+        blocks = blocks[-HISTORY:]
+        places = (self._written + np.arange(len(blocks))) % HISTORY
+        self._ring["ts"][places] = self.ts
+        self._ring["block"][places] = blocks
+        self._ring["owner"][places] = owner[blocks] if len(owner) else 0
+        self._ring["what"][places] = what
+        self._written += len(blocks)
+
+    def _move(self, model: Model, now: float) -> None:
+        requests: dict[str, None] = {}
+        tokens = sources = into = 0
+        for event in reversed(model.events):
+            if event.seq <= self._event_seq:
+                break
+            if event.kind != "relocation":
+                continue
+            left = _blocks(event.data.get("source_blocks"), self.num_blocks)
+            came = _blocks(event.data.get("destination_blocks"), self.num_blocks)
+            self._left_at[left] = now
+            self._came_at[came] = now
+            requests[str(event.data.get("request_id", ""))] = None
+            tokens += int(event.data.get("moved_tokens", 0))
+            sources, into = sources + len(left), into + len(came)
+        if requests:
+            self.movement = Movement(now, tuple(requests), tokens, sources, into)
+
+    # ------------------------------------------------------------ reading
+
+    def age_s(self) -> F32:
+        """Seconds since each block last changed, as far as this console has seen [N]."""
+        return np.maximum(self.ts - self._changed_at, 0).astype(np.float32)
+
+    def churn_per_s(self) -> F32:
+        """Changes a second of each block, decayed over CHURN_TAU_S [N]."""
+        rate: F32 = self._heat * np.exp((self._changed_at - self.ts) / CHURN_TAU_S).astype("f4")
+        return rate
+
+    def is_moving(self, now: float) -> bool:
+        """Whether a movement is still to be drawn at monotonic time `now` [s]."""
+        return self.movement is not None and now - self.movement.at < FADE_S
+
+    def moves(self, now: float) -> tuple[F32, F32]:
+        """How fresh sources and destinations are, 1 just now to 0 faded, [N] each."""
+        left = np.clip(1 - (now - self._left_at) / FADE_S, 0, 1).astype(np.float32)
+        came = np.clip(1 - (now - self._came_at) / FADE_S, 0, 1).astype(np.float32)
+        return left, came
+
+    def history(self, block: int, events: Iterable[wire.Event]) -> list[Seen]:
+        """What this console saw of `block`, newest first: transitions, and moves in `events`."""
+        kept = self._ring[: min(self._written, HISTORY)]
+        out = []
+        for entry in kept[kept["block"] == block]:
+            what, number = int(entry["what"]), int(entry["owner"])
+            whose = self.names.get(number, f"#{number}") if number else "a request"
+            text = f"{WORDS[what]} {whose}" if what in (TAKEN, FREED) else WORDS[what]
+            out.append(Seen(float(entry["ts"]), text))
+        for event in events:
+            if event.kind == "relocation":
+                whose = str(event.data.get("request_id", "a request"))
+                if block in event.data.get("source_blocks", ()):
+                    out.append(Seen(event.ts, f"tokens moved out, of {whose}"))
+                if block in event.data.get("destination_blocks", ()):
+                    out.append(Seen(event.ts, f"tokens moved in, of {whose}"))
+        return sorted(out, key=lambda seen: seen.ts, reverse=True)
+
+
+def _blocks(ids: Any, num_blocks: int) -> npt.NDArray[np.int64]:
+    """Block ids of an event that are in the pool."""
+    found = np.asarray(ids if ids is not None else (), dtype=np.int64)
+    return found[(found >= 0) & (found < num_blocks)]

@@ -1,0 +1,185 @@
+"""What the console knows of the server: one frozen value and how a stream message changes it.
+
+Knows no socket and no widget. `apply` returns a new Model or raises ResyncNeeded; a message is
+never half applied. Invariants:
+1. messages of one epoch are applied in `seq` order without gaps
+2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
+   where the server does not tell owners
+3. `events` ascend by their own `seq`, each at most once, at most MAX_EVENTS of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from vtoken import wire
+from vtoken_console.look.cells import U8, U16
+
+MAX_EVENTS = 500
+MAX_AUDIT = 200
+
+
+class ResyncNeeded(Exception):  # noqa: N818 - an order to the client, not a fault
+    """The stream cannot be continued from what is held; connect anew for a snapshot."""
+
+
+def _no_requests() -> Mapping[str, wire.RequestRow]:
+    return MappingProxyType({})
+
+
+def _u16() -> U16:
+    return np.zeros(0, np.uint16)
+
+
+def _u8() -> U8:
+    return np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """The newest known state. Arrays are replaced, never written in place."""
+
+    hello: wire.Hello | None = None
+    epoch: str = ""
+    seq: int = -1
+    step: int = 0
+    ts: float = 0.0  # of the newest message, by the server's clock [s]
+    step_ts: float = 0.0  # when `step` last rose on this connection; 0: not seen yet
+    synced: bool = False
+    status: wire.Status | None = None
+    config: wire.ConfigDocument | None = None
+    live: U16 = field(default_factory=_u16)  # [N] live slots of a block
+    flags: U8 = field(default_factory=_u8)  # [N] wire.FLAG_*
+    owner: U16 = field(default_factory=_u16)  # [N] RequestRow.number of the newest holder, 0: free
+    requests: Mapping[str, wire.RequestRow] = field(default_factory=_no_requests)
+    events: tuple[wire.Event, ...] = ()
+    missed_events: int = 0
+    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording, oldest first; the newest MAX_AUDIT
+
+    @property
+    def block_size(self) -> int:
+        return self.hello.geometry.block_size if self.hello else 1
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.live)
+
+    @property
+    def newest_relocation(self) -> wire.Event | None:
+        return next((e for e in reversed(self.events) if e.kind == "relocation"), None)
+
+
+def apply(model: Model, message: wire.StreamMessage) -> Model:
+    """`model` after `message`; raises ResyncNeeded on a gap, a foreign epoch or a lost order."""
+    if isinstance(message, wire.Hello):
+        kept = model if message.epoch == model.epoch else Model()
+        return replace(
+            kept,
+            hello=message,
+            epoch=message.epoch,
+            seq=message.seq,
+            step=message.step,
+            ts=message.ts,
+            step_ts=0.0,
+            synced=message.resumed and kept.synced,
+        )
+    if model.hello is None:
+        raise ResyncNeeded(f"expected hello first, found {type(message).__name__.lower()}")
+    if message.epoch != model.epoch:
+        raise ResyncNeeded(f"epoch changed from {model.epoch} to {message.epoch}")
+    if message.seq != model.seq + 1:
+        raise ResyncNeeded(f"expected message {model.seq + 1}, found {message.seq}")
+    step_ts = message.ts if message.step > model.step else model.step_ts
+    model = replace(model, seq=message.seq, step=message.step, ts=message.ts, step_ts=step_ts)
+    if isinstance(message, wire.Snapshot):
+        return _snapshot(model, message)
+    if isinstance(message, wire.Delta):
+        return _delta(model, message)
+    if isinstance(message, wire.EventMessage):
+        return with_events(model, (message.event,))
+    if isinstance(message, wire.Dropped):
+        return replace(model, missed_events=model.missed_events + message.n)
+    return model
+
+
+def _snapshot(model: Model, message: wire.Snapshot) -> Model:
+    assert model.hello is not None
+    num_blocks = model.hello.geometry.num_blocks
+    live = wire.unpack_array(message.live, "<u2") if message.live is not None else model.live
+    flags = wire.unpack_array(message.flags, "u1") if message.flags is not None else model.flags
+    owner = wire.unpack_array(message.owner, "<u2") if message.owner is not None else _u16()
+    for name, array, given in (
+        ("live", live, message.live),
+        ("flags", flags, message.flags),
+        ("owner", owner, message.owner),
+    ):
+        if given is not None and len(array) != num_blocks:
+            raise ResyncNeeded(f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}")
+    requests = model.requests
+    if message.requests is not None:
+        requests = MappingProxyType({row.id: row for row in message.requests})
+    return replace(
+        model,
+        synced=True,
+        status=message.status or model.status,
+        config=message.config,
+        live=live,
+        flags=flags,
+        owner=owner,
+        requests=requests,
+    )
+
+
+def _delta(model: Model, message: wire.Delta) -> Model:
+    if not model.synced:
+        raise ResyncNeeded("expected snapshot, found delta")
+    live, flags, owner = model.live, model.flags, model.owner
+    if message.block_ids is not None and len(message.block_ids):
+        ids = wire.unpack_array(message.block_ids, "<u4")
+        if int(ids.max()) >= len(live):
+            raise ResyncNeeded(f"delta names block {int(ids.max())} of {len(live)}")
+        live, flags = live.copy(), flags.copy()
+        if message.block_live is not None:
+            live[ids] = wire.unpack_array(message.block_live, "<u2")
+        if message.block_flags is not None:
+            flags[ids] = wire.unpack_array(message.block_flags, "u1")
+        if message.block_owner is not None and len(owner):
+            owner = owner.copy()
+            owner[ids] = wire.unpack_array(message.block_owner, "<u2")
+    requests = model.requests
+    if message.requests_changed or message.requests_removed:
+        changed = dict(requests)
+        for gone in message.requests_removed or ():
+            changed.pop(gone, None)
+        for row in message.requests_changed or ():
+            changed[row.id] = row
+        requests = MappingProxyType(changed)
+    return replace(
+        model,
+        live=live,
+        flags=flags,
+        owner=owner,
+        requests=requests,
+        status=message.status or model.status,
+        config=message.config or model.config,
+    )
+
+
+def with_audit(model: Model, entries: Iterable[wire.AuditEntry]) -> Model:
+    """`model` with newer `entries` behind those it has."""
+    return replace(model, audit=(*model.audit, *entries)[-MAX_AUDIT:])
+
+
+def with_events(model: Model, events: Iterable[wire.Event]) -> Model:
+    """`model` with `events` merged into the log: by `seq`, each once, the newest MAX_EVENTS."""
+    merged = {event.seq: event for event in model.events}
+    for event in events:
+        merged[event.seq] = event
+    if len(merged) == len(model.events) and not any(merged[e.seq] is not e for e in model.events):
+        return model
+    ordered = [merged[seq] for seq in sorted(merged)]
+    return replace(model, events=tuple(ordered[-MAX_EVENTS:]))

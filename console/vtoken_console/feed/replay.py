@@ -1,0 +1,283 @@
+"""A recording in the place of a server: the same face as the client, fed from a file.
+
+Knows recordings and the feed, no socket. A jump builds the model anew from a key frame, with the
+charts and the log of the time before it, and shows it when it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from vtoken import wire
+from vtoken.recording import Entry, Index, RecordingError, RecordingReader, scan
+from vtoken_console.feed.client import Client
+from vtoken_console.feed.connection import State
+from vtoken_console.feed.feed import Feed
+from vtoken_console.feed.model import MAX_AUDIT, MAX_EVENTS, ResyncNeeded
+from vtoken_console.feed.not_recorded import NotRecorded
+from vtoken_console.feed.playhead import Bar, Playhead, parse_moment
+
+HISTORY_S = 900.0  # charts and log reach so far back after a jump
+FOLLOW_S = 0.5  # between two looks at a file that may still grow
+YIELD_EVERY = 64
+
+
+class _Past(msgspec.Struct):
+    """Of a message before the key frame: what charts and log need."""
+
+    type: str
+    epoch: str = ""
+    event: wire.Event | None = None
+    status: wire.Status | None = None
+    entry: wire.AuditEntry | None = None
+
+
+class Replay(Client):
+    """Plays `path`; `run` never returns by itself. Raises RecordingError for no recording."""
+
+    def __init__(self, path: Path, *, fps: float, moment: str | None = None) -> None:
+        super().__init__(path.name, None, fps, rest=NotRecorded(lambda: self.model))
+        self.index = Index()
+        self.note = ""
+        self._path = path
+        self._reader = RecordingReader(path)
+        self._past = msgspec.json.Decoder(_Past)
+        self._playhead = Playhead()
+        self._next: wire.StreamMessage | None = None
+        self._clock_ts = 0.0  # of the last message applied; never goes back
+        self._goal: float | None = None
+        self._steps = 0
+        self._at_end = False
+        self._skipping = False  # to the next key frame, after a gap
+        self._moment = moment  # None once it was gone to
+        self._changed = asyncio.Event()
+
+    # ------------------------------------------------------------ controls
+
+    @property
+    def replay(self) -> Bar | None:
+        """What the replay bar shows now."""
+        index, playhead = self.index, self._playhead
+        return Bar(
+            name=self._path.name,
+            ts=self._goal if self._goal is not None else min(self._now_ts(), index.last_ts),
+            first_ts=index.first_ts,
+            last_ts=index.last_ts,
+            speed=playhead.speed,
+            paused=playhead.paused,
+            at_end=self._at_end,
+            indexed=index.complete,
+            marks=tuple((mark.ts, mark.kind, mark.text) for mark in index.marks),
+            note=self.note or str(index.error or "") or index.torn,
+        )
+
+    @property
+    def ready(self) -> bool:
+        return super().ready and self._goal is None and self._moment is None
+
+    def toggle_pause(self) -> None:
+        if self._at_end and not self._playhead.paused:
+            self.seek(self.index.first_ts)
+            return
+        self._playhead = self._playhead.pausing(not self._playhead.paused, time.monotonic())
+        self._changed.set()
+
+    def faster(self, steps: int) -> None:
+        self._playhead = self._playhead.faster(steps, time.monotonic())
+        self._changed.set()
+
+    def step(self) -> None:
+        """Pause, and apply one message."""
+        self._playhead = self._playhead.pausing(True, time.monotonic())
+        self._steps += 1
+        self._changed.set()
+
+    def seek(self, ts: float) -> None:
+        """Go to a moment; one outside the recording is its nearest end."""
+        self.note = ""
+        self._goal = max(self.index.first_ts, min(ts, self.index.last_ts))
+        self._steps = 0
+        self._changed.set()
+
+    def seek_by(self, seconds: float) -> None:
+        self.seek((self._now_ts() if self._goal is None else self._goal) + seconds)
+
+    def seek_text(self, text: str) -> None:
+        """Go to the moment that a person typed; raises ValueError."""
+        self.seek(parse_moment(text, self.index.first_ts, self.index.last_ts))
+
+    def _now_ts(self) -> float:
+        return self._playhead.ts(time.monotonic())
+
+    # ------------------------------------------------------------ playing
+
+    async def run(self) -> None:
+        self._move(State.CONNECTING)
+        scanning = asyncio.create_task(self._scan())
+        try:
+            while not self.index.keyframes:
+                if self.index.complete:
+                    why = str(self.index.error or "it holds no snapshot to begin with")
+                    self._move(State.REFUSED, f"{self._path.name}: {why}")
+                    await asyncio.Event().wait()
+                await asyncio.sleep(0.01)
+            self._move(State.SYNCING)
+            await self._begin(scanning)
+            while True:
+                await self._turn()
+        finally:
+            scanning.cancel()
+            self._reader.close()
+            self._move(State.CLOSED)
+
+    async def _begin(self, scanning: asyncio.Task[None]) -> None:
+        """At the start, or, paused, at the moment that was asked for."""
+        self.seek(self.index.keyframes[0].ts)
+        if self._moment is not None:
+            await asyncio.wait([scanning])
+            try:
+                self.seek_text(self._moment)
+            except ValueError as error:
+                self.note = str(error)
+            self._playhead = self._playhead.pausing(True, time.monotonic())
+            self._moment = None
+
+    async def _scan(self) -> None:
+        with RecordingReader(self._path) as reader:
+            turns = scan(reader, self.index)
+            while await asyncio.to_thread(next, turns, None) is not None:
+                await asyncio.sleep(0)
+
+    async def _turn(self) -> None:
+        """One thing: a jump, a step, some messages that are due, or a wait."""
+        self._changed.clear()
+        if self._goal is not None:
+            await self._jump()
+        elif self._steps:
+            self._steps -= 1
+            self._apply_next()
+        elif self._playhead.paused:
+            await self._changed.wait()
+        else:
+            await self._play()
+
+    async def _play(self) -> None:
+        for _ in range(YIELD_EVERY):
+            message = self._peek()
+            self._at_end = message is None
+            if message is None:
+                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+                return await self._pause(FOLLOW_S)
+            ahead_s = (message.ts - self._now_ts()) / self._playhead.speed
+            if ahead_s > 0:
+                return await self._pause(ahead_s)
+            self._apply_next()
+        return await asyncio.sleep(0)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def _peek(self) -> wire.StreamMessage | None:
+        """The next message, not applied yet; None at the present end."""
+        while self._next is None:
+            try:
+                entry = self._reader.next()
+            except RecordingError as error:
+                self.note = str(error)
+                return None
+            if entry is None:
+                return None
+            self._next = _message(entry, self._feed)
+        return self._next
+
+    def _apply_next(self) -> None:
+        message = self._peek()
+        self._next = None
+        if message is not None:
+            self._take_or_skip(self._feed, message)
+            self._clock_ts = max(self._clock_ts, message.ts)
+            self.index.last_ts = max(self.index.last_ts, self._clock_ts)
+            self.received = time.monotonic()
+            if self._playhead.paused:
+                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+
+    def _take_or_skip(self, feed: Feed, message: wire.StreamMessage) -> None:
+        if self._skipping and not isinstance(message, wire.Hello):
+            return
+        self._skipping = False
+        try:
+            feed.take(message)
+        except ResyncNeeded as reason:
+            self._skipping = True
+            self.note = f"a gap before {time.strftime('%H:%M:%S', time.localtime(message.ts))}"
+            self.note += f" ({reason}): the picture stands still until the next snapshot"
+
+    # ------------------------------------------------------------ jumping
+
+    async def _jump(self) -> None:
+        goal = self._goal
+        assert goal is not None
+        try:
+            feed = await asyncio.to_thread(self._load, goal)
+        except RecordingError as error:
+            self.note = str(error)
+        else:
+            self._feed = feed
+            self.received = time.monotonic()
+            if self.connection.state is State.SYNCING:
+                self._move(State.LIVE)
+        self._playhead = self._playhead.at(goal, time.monotonic())
+        self._at_end = False
+        if self._goal == goal:
+            self._goal = None
+
+    def _load(self, goal: float) -> Feed:
+        """The feed at `goal`; the reader stands behind it. Raises RecordingError."""
+        frame, begin = self.index.before(goal), self.index.before(goal - HISTORY_S)
+        assert frame is not None
+        assert begin is not None
+        feed, events, epoch = Feed(), deque[wire.Event](maxlen=MAX_EVENTS), ""
+        audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
+        self._reader.seek(begin.place)
+        self._next, self._skipping, self._clock_ts = None, False, frame.ts
+        while (found := self._reader.raw()) is not None and found[0].number < frame.place.number:
+            past = self._past.decode(found[1])
+            if past.type == "hello" and past.epoch != epoch:
+                epoch = past.epoch
+                events.clear()
+            if past.event is not None:
+                events.append(past.event)
+            if past.entry is not None:
+                audit.append(past.entry)
+            if past.status is not None:
+                feed.sample(past.status)
+        entry = None if found is None else Entry(found[0], self._reader.decode(*found))
+        while entry is not None:
+            message = _message(entry, feed)
+            if message is not None:
+                if max(self._clock_ts, message.ts) > goal and feed.model.synced:
+                    self._next = message
+                    break
+                self._clock_ts = max(self._clock_ts, message.ts)
+                self._take_or_skip(feed, message)
+                if isinstance(message, wire.Hello) and message.epoch == epoch:
+                    feed.remember(events)
+                    feed.told(audit)
+            entry = self._reader.next()
+        return feed
+
+
+def _message(entry: Entry, feed: Feed) -> wire.StreamMessage | None:
+    """The message of a line; an audit line goes to `feed` at once, for no message depends on it."""
+    line = entry.line
+    if isinstance(line, wire.AuditLine):
+        feed.told([line.entry])
+    return None if isinstance(line, wire.RecordingHeader | wire.AuditLine) else line

@@ -1,0 +1,75 @@
+"""What of a status becomes a point of a chart, and what of an event becomes a mark on its axis.
+
+Knows no clock, no socket and no widget. A value that a server does not tell is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vtoken import wire
+from vtoken_console.changes.controls import change_text
+from vtoken_console.feed.series import Marker, Rate
+
+NAMES = (
+    "f",
+    "theta_f",
+    "free_blocks",
+    "tokens_per_s",
+    "moved_per_s",
+    "ttft_p95_ms",
+    "inter_token_p95_ms",
+    "copy_ratio",  # share of wall time spent in copies
+    "plan_ratio",  # and in planning
+)
+
+
+KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for good
+
+
+class Sampler:
+    """Statuses in order of time, as values in the order of NAMES; keeps what rates need."""
+
+    def __init__(self) -> None:
+        self._rates = {name: Rate() for name in ("generated", "moved", "copy", "plan")}
+
+    def sample(self, status: wire.Status) -> tuple[float, ...]:
+        done, latency = status.reclamation, status.latency
+        rate = {
+            name: self._rates[name].add(status.ts, total)
+            for name, total in (
+                ("generated", status.tokens.generated),
+                ("moved", done.moved_tokens),
+                ("copy", done.copy_us),
+                ("plan", done.plan_us),
+            )
+        }
+        return (
+            status.fragmentation.f,
+            status.fragmentation.theta_f,
+            status.blocks.free,
+            rate["generated"],
+            rate["moved"],
+            _known(latency.ttft.p95_ms if latency else None),
+            _known(latency.inter_token.p95_ms if latency else None),
+            rate["copy"] / 1e6,
+            rate["plan"] / 1e6,
+        )
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def marker_of(event: wire.Event) -> Marker | None:
+    """The mark of a change of configuration; None for every other event."""
+    if event.kind != "config":
+        return None
+    data = event.data
+    return Marker(
+        event.ts,
+        revision=int(data.get("revision") or 0),
+        actor=str(data.get("actor") or "?"),
+        text=change_text(data.get("changes") or {}) or event.summary,
+        kind="reverted" if "reverted" in data else "kept" if data.keys() & KEPT else "changed",
+    )

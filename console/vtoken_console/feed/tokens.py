@@ -1,0 +1,97 @@
+"""The token table of one request as arrays, and its strip of cells in logical order.
+
+Knows no widget and no socket. T tokens; a token's id is its place in every array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken import wire
+from vtoken_console.look.cells import F32, Ints
+
+NOWHERE = -1  # block of a dead token whose slot was given back or recycled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """`position` [T], `block` [T] (NOWHERE), `offset` [T], `live` [T], `score` [T] (NaN: none)."""
+
+    step: int
+    position: Ints
+    block: Ints
+    offset: Ints
+    live: npt.NDArray[np.bool_]
+    score: F32
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+    def first_in_block(self, block: int) -> int | None:
+        """The first token that lies in `block`, live ones before dead ones."""
+        here = np.flatnonzero(self.block == block)
+        if not len(here):
+            return None
+        alive = here[self.live[here]]
+        return int(alive[0] if len(alive) else here[0])
+
+
+def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
+    """One table of consecutive pages; the step is the newest page's."""
+    pages = list(pages)
+    rows = [row for page in pages for row in page.rows]
+    return TokenTable(
+        step=max((page.step for page in pages), default=0),
+        position=np.array([r.position for r in rows], np.int64),
+        block=np.array([NOWHERE if r.block is None else r.block for r in rows], np.int64),
+        offset=np.array([NOWHERE if r.offset is None else r.offset for r in rows], np.int64),
+        live=np.array([r.live for r in rows], bool),
+        score=np.array([np.nan if r.score is None else r.score for r in rows], np.float32),
+    )
+
+
+def live_share(table: TokenTable, per_cell: int) -> F32:
+    """Mean live share of every cell of `per_cell` tokens [ceil(T / per_cell)]."""
+    starts = np.arange(0, len(table), per_cell)
+    if not len(starts):
+        return np.zeros(0, np.float32)
+    sums = np.add.reduceat(table.live.astype(np.float32), starts)
+    sizes = np.diff(np.append(starts, len(table)))
+    share: F32 = (sums / sizes).astype(np.float32)
+    return share
+
+
+def score_rank(table: TokenTable, per_cell: int) -> F32:
+    """The highest rank 0..1 among live scored tokens in every cell; NaN where there is none."""
+    rank = np.full(len(table), -1, np.float32)
+    scored = np.flatnonzero(table.live & ~np.isnan(table.score))
+    order = scored[np.argsort(table.score[scored], kind="stable")]
+    rank[order] = np.linspace(0, 1, len(order), dtype=np.float32)
+    starts = np.arange(0, len(table), per_cell)
+    if not len(starts):
+        return np.zeros(0, np.float32)
+    best = np.maximum.reduceat(rank, starts)
+    best[best < 0] = np.nan
+    return best
+
+
+def slot_states(table: TokenTable, blocks: list[int], block_size: int) -> npt.NDArray[np.uint8]:
+    """What each slot of `blocks` [n] holds of this request [n, S]: 0 free, 1 dead, 2 live."""
+    states = np.zeros((len(blocks), block_size), np.uint8)
+    if not blocks or not len(table):
+        return states
+    place = np.full(int(max(max(blocks), int(table.block.max()))) + 1, NOWHERE, np.int64)
+    place[blocks] = np.arange(len(blocks))
+    held = np.flatnonzero(table.block >= 0)
+    rows = place[table.block[held]]
+    inside = (rows >= 0) & (table.offset[held] < block_size)
+    held, rows = held[inside], rows[inside]
+    # Dead first, so that a live token in a slot written anew wins.
+    for alive, state in ((False, 1), (True, 2)):
+        chosen = table.live[held] == alive
+        states[rows[chosen], table.offset[held][chosen]] = state
+    return states

@@ -1,0 +1,154 @@
+"""Blocks to cells: the mean and the worst of what a cell of the heatmap stands for.
+
+Knows neither colours nor widgets. N blocks, C cells, S block size. Blocks that do not count (free
+ones, or those that a filter hides) are in neither figure; a cell without a block that counts has
+no mean and no worst (NaN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken import wire
+from vtoken_console.look.ramp import LEVELS
+
+FREE_LEVEL = LEVELS  # the level of a cell that holds free blocks only
+DIM_LEVEL = LEVELS + 1  # of one whose blocks a filter hides
+MIXED = 0  # the kind of a cell whose blocks are of several kinds
+
+U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+F32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Per cell [C]: mean and worst share of the blocks that count (NaN: none), how many, flags.
+
+    `flags` is the union of the flags of the blocks that count.
+    """
+
+    mean: F32
+    worst: F32
+    num_used: Ints
+    flags: U8
+
+
+def _rows(values: npt.NDArray[np.generic], per_cell: int, fill: float) -> npt.NDArray[np.generic]:
+    """`values` [N] as [C, per_cell], the last row filled up."""
+    pad = -len(values) % per_cell
+    if pad:
+        values = np.concatenate([values, np.full(pad, fill, values.dtype)])
+    return values.reshape(-1, per_cell)
+
+
+def reduce_cells(
+    share: F32, flags: U8, counted: Mask, per_cell: int, *, worst_is_high: bool = False
+) -> Cells:
+    """Mean and worst `share` (0..1) over the `counted` blocks of every cell."""
+    kept = np.where(counted, flags, np.uint8(0))
+    if per_cell == 1:
+        alone = np.where(counted, share, np.float32(np.nan))
+        return Cells(alone, alone, counted.astype(np.int64), kept)
+    num = _rows(counted, per_cell, 0).sum(axis=1)
+    total = _rows(np.where(counted, share, np.float32(0)), per_cell, 0).sum(axis=1)
+    extreme = np.float32(-np.inf if worst_is_high else np.inf)
+    candidates = _rows(np.where(counted, share, extreme), per_cell, float(extreme))
+    worst = candidates.max(axis=1) if worst_is_high else candidates.min(axis=1)
+    empty = num == 0
+    mean = (total / np.maximum(num, 1)).astype(np.float32)
+    mean[empty] = np.nan
+    worst[empty] = np.nan
+    union = np.bitwise_or.reduce(_rows(kept, per_cell, 0), axis=1)
+    return Cells(mean, worst, num, union)
+
+
+def live_share(live: U16, block_size: int) -> F32:
+    """Share of live slots, 0..1 [N]."""
+    share = live.astype(np.float32) / np.float32(max(block_size, 1))
+    np.minimum(share, 1, out=share)
+    return share
+
+
+def summarize(live: U16, flags: U8, block_size: int, per_cell: int) -> Cells:
+    """Mean, worst, used count and flag union of every cell of `per_cell` blocks.
+
+    `live` [N], `flags` [N] -> Cells [ceil(N / per_cell)].
+    """
+    used = (flags & wire.FLAG_USED) != 0
+    return reduce_cells(live_share(live, block_size), flags, used, per_cell)
+
+
+def count_cells(counted: Mask, per_cell: int) -> Ints:
+    """How many blocks of every cell are `counted` [C]."""
+    number: Ints = _rows(counted, per_cell, 0).sum(axis=1)
+    return number
+
+
+def peak_cells(values: F32, per_cell: int) -> F32:
+    """The highest of `values` (>= 0) in every cell [C]."""
+    peak: F32 = _rows(values, per_cell, 0).max(axis=1)
+    return peak
+
+
+def kinds(kind: U16, counted: Mask, per_cell: int) -> tuple[U16, Ints]:
+    """Per cell [C]: the kind that all counted blocks share, else MIXED; and how many kinds.
+
+    `kind` [N] is 1 or more.
+    """
+    shown = np.where(counted, kind, np.uint16(0))
+    if per_cell == 1:
+        return shown, counted.astype(np.int64)
+    ordered = np.sort(_rows(shown, per_cell, 0), axis=1)
+    fresh = (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] != 0)
+    number = fresh.sum(axis=1) + (ordered[:, 0] != 0)
+    return np.where(number == 1, ordered[:, -1], np.uint16(MIXED)), number
+
+
+def levels(share: F32, *, exact_ends: bool = True) -> U8:
+    """Ramp level of each share [C]; FREE_LEVEL where NaN. `exact_ends`: see `ramp`, invariant 1."""
+    empty = np.isnan(share)
+    filled = np.clip(np.where(empty, 0, share), 0, 1)
+    near = np.rint(filled * (LEVELS - 1))
+    out: U8 = near.astype(np.uint8)
+    if exact_ends:
+        np.clip(out, 1, LEVELS - 2, out=out)
+        out[filled <= 0] = 0
+        out[filled >= 1] = LEVELS - 1
+    out[empty] = FREE_LEVEL
+    return out
+
+
+def log_share(values: F32, low: float, high: float) -> F32:
+    """Where `values` lie between `low` (0) and `high` (1) on a logarithmic scale [N]."""
+    bounded = np.clip(values, low, high)
+    share: F32 = np.log(bounded / np.float32(low)) / np.float32(np.log(high / low))
+    return share.astype(np.float32)
+
+
+def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
+    """Which blocks are in `state` (see `words.BLOCK_STATES`) [N]."""
+    used = (flags & wire.FLAG_USED) != 0
+    found: Mask
+    if state == "free":
+        found = ~used
+    elif state == "live":
+        found = used & (live > 0)
+    elif state == "dead":
+        found = used & (live < block_size) & (flags & wire.FLAG_TAIL == 0)
+    elif state == "low":
+        found = used & (live <= block_size // 2)
+    else:
+        bit = {
+            "shared": wire.FLAG_SHARED,
+            "hashed": wire.FLAG_HASHED,
+            "flight": wire.FLAG_IN_FLIGHT,
+            "tail": wire.FLAG_TAIL,
+        }[state]
+        found = (flags & bit) != 0
+    return found

@@ -1,0 +1,108 @@
+"""What the colour of a block means: utilisation, age, owner, churn or state; one at a time.
+
+Knows neither widgets nor colours: a mode turns the newest state into a share 0..1, or a kind, for
+each block. N blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vtoken_console.feed.activity import Activity
+    from vtoken_console.feed.model import Model
+    from vtoken_console.look.cells import F32, U8, U16, Mask
+
+AGE_S = (0.5, 600.0)  # the ends of the age scale
+CHURN_PER_S = (0.05, 10.0)  # the ends of the churn scale
+
+
+class Mode(Enum):
+    UTILISATION = "utilisation"
+    AGE = "age"
+    OWNER = "owner"
+    CHURN = "churn"
+    STATE = "state"
+
+    @property
+    def is_kind(self) -> bool:
+        """Whether blocks are told apart by kind, not by amount."""
+        return self in (Mode.OWNER, Mode.STATE)
+
+    @property
+    def summary(self) -> str:
+        return {
+            Mode.UTILISATION: "live slots of a block",
+            Mode.AGE: "time since a block last changed, while this console looked",
+            Mode.OWNER: "the request that holds a block",
+            Mode.CHURN: "changes of a block a second",
+            Mode.STATE: "free, low, shared, hashed, in flight, tail",
+        }[self]
+
+
+MODES = tuple(Mode)
+
+# The kinds of Mode.STATE in the order in which they win: (letter, word). 0 is mixed.
+STATE_KINDS: tuple[tuple[str, str], ...] = (
+    ("*", "in flight"),
+    ("s", "shared"),
+    ("h", "hashed"),
+    ("t", "tail"),
+    ("x", "nothing live"),
+    ("l", "at most half live"),
+    ("u", "used"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Coloured:
+    """`share` [N] for an amount, `kind` [N] (1 or more) for a kind; the other is None."""
+
+    share: F32 | None = None
+    kind: U16 | None = None
+    worst_is_high: bool = False
+    exact_ends: bool = False
+
+
+def colour(mode: Mode, model: Model, activity: Activity, part: slice) -> Coloured:
+    """What `mode` says of the blocks of `part`."""
+    import numpy as np
+
+    from vtoken_console.look import cells
+
+    live, flags = model.live[part], model.flags[part]
+    if mode is Mode.AGE:
+        share = cells.log_share(activity.age_s()[part], *AGE_S)
+        return Coloured(share, worst_is_high=True)
+    if mode is Mode.CHURN:
+        share = cells.log_share(activity.churn_per_s()[part], *CHURN_PER_S)
+        return Coloured(share, worst_is_high=True)
+    if mode is Mode.OWNER:
+        owner = model.owner[part] if len(model.owner) else np.zeros(len(live), np.uint16)
+        return Coloured(kind=np.maximum(owner, 1).astype(np.uint16))
+    if mode is Mode.STATE:
+        return Coloured(kind=state_kinds(live, flags, model.block_size))
+    return Coloured(cells.live_share(live, model.block_size), exact_ends=True)
+
+
+def state_kinds(live: U16, flags: U8, block_size: int) -> Any:
+    """1 + the place in STATE_KINDS of every block [N]."""
+    import numpy as np
+
+    from vtoken_console.look.cells import in_state
+
+    out = np.full(len(live), len(STATE_KINDS), np.uint16)
+    low: Mask = in_state(live, flags, block_size, "low")
+    tests = (
+        (6, low),
+        (5, live == 0),
+        (4, in_state(live, flags, block_size, "tail")),
+        (3, in_state(live, flags, block_size, "hashed")),
+        (2, in_state(live, flags, block_size, "shared")),
+        (1, in_state(live, flags, block_size, "flight")),
+    )
+    for kind, found in tests:
+        out[found] = kind
+    return out

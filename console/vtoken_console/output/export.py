@@ -1,0 +1,132 @@
+"""What is on the screen as files: pictures, tables, documents; nothing is written over.
+
+Knows the model and the series, no widget. CSV is three tables: blocks, requests, series; JSON holds
+the wire's documents.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vtoken import wire
+from vtoken_console.feed.model import Model
+from vtoken_console.feed.series import BIN_S, NUM_BINS, Series
+
+FLAG_NAMES = {
+    wire.FLAG_USED: "used",
+    wire.FLAG_SHARED: "shared",
+    wire.FLAG_HASHED: "hashed",
+    wire.FLAG_IN_FLIGHT: "in flight",
+    wire.FLAG_TAIL: "tail",
+}
+KINDS = ("svg", "png", "csv", "json")
+
+
+class Exported(wire.Doc):
+    """The state on the screen, as the documents of the server's interface."""
+
+    source: str  # URL, or name of the recording
+    ts: float
+    status: wire.Status | None
+    config: wire.ConfigDocument | None
+    requests: list[wire.RequestRow]
+    blocks: wire.BlocksDocument
+    events: list[wire.Event]
+
+
+def stem(ts: float) -> str:
+    """The beginning of a file's name: the local time of what it shows."""
+    return time.strftime("vtoken-%Y%m%d-%H%M%S", time.localtime(ts))
+
+
+def document(model: Model, source: str, ts: float) -> bytes:
+    """The JSON document of `model`."""
+    blocks = wire.BlocksDocument(
+        block_size=model.block_size,
+        num_blocks=model.num_blocks,
+        step=model.step,
+        live=model.live.tolist(),
+        flags=model.flags.tolist(),
+        owner=model.owner.tolist(),
+    )
+    exported = Exported(
+        source=source,
+        ts=ts,
+        status=model.status,
+        config=model.config,
+        requests=list(model.requests.values()),
+        blocks=blocks,
+        events=list(model.events),
+    )
+    return msgspec.json.format(msgspec.json.encode(exported), indent=1) + b"\n"
+
+
+def tables(model: Model, series: Series) -> dict[str, bytes]:
+    """CSV by the table's name."""
+    return {
+        "blocks": _csv(("id", "live", "state", "owner"), _blocks(model)),
+        "requests": _csv(wire.RequestRow.__struct_fields__, _requests(model)),
+        "series": _csv(("ts", *series.names), _series(series)),
+    }
+
+
+def _blocks(model: Model) -> Iterable[Sequence[Any]]:
+    names = {row.number: row.id for row in model.requests.values() if row.number}
+    owners = model.owner.tolist() or [0] * model.num_blocks
+    rows = zip(model.live.tolist(), model.flags.tolist(), owners, strict=True)
+    for block, (live, flags, owner) in enumerate(rows):
+        state = " ".join(name for bit, name in FLAG_NAMES.items() if flags & bit) or "free"
+        yield block, live, state, names.get(owner, "")
+
+
+def _requests(model: Model) -> Iterable[Sequence[Any]]:
+    for row in model.requests.values():
+        yield [getattr(row, name) for name in wire.RequestRow.__struct_fields__]
+
+
+def _series(series: Series) -> Iterable[Sequence[Any]]:
+    window = series.window(int(BIN_S * NUM_BINS), NUM_BINS)
+    end = (np.floor(series.last_ts / BIN_S) + 1) * BIN_S
+    for column in np.flatnonzero(~np.isnan(window.values).all(axis=0)).tolist():
+        values = window.values[:, column].tolist()
+        ts = end - (NUM_BINS - column) * BIN_S
+        yield [f"{ts:.1f}", *("" if np.isnan(value) else f"{value:.6g}" for value in values)]
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Writes `files`; a taken name gets a number. Raises OSError, and leaves no half file."""
+    return [_write_new(folder / name, data) for name, data in files.items()]
+
+
+def _write_new(path: Path, data: bytes) -> Path:
+    wanted, number = path, 1
+    while True:
+        try:
+            file = path.open("xb")
+        except FileExistsError:
+            number += 1
+            path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+            continue
+        try:
+            with file:
+                file.write(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path

@@ -1,0 +1,185 @@
+"""Pictures of a live console without a terminal: the real app, headless, on a real server.
+
+`python -m vtoken_console.output.screenshot --url URL --out DIR [--size 120x36] [--views pool,…]`
+writes an SVG for each view, and a PNG where resvg-py and a monospaced font are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.look.colouring import Mode
+from vtoken_console.look.themes import NAMES
+from vtoken_console.output.raster import PngUnavailable, svg_to_png
+from vtoken_console.output.screenshot_scenarios import SCENES, Scene
+
+TIMEOUT_S = 30.0  # for the first data
+REPLAY_S = 120  # how much of the flight recorder is played
+DEFAULT_VIEWS = ",".join(SCENES)
+
+
+async def take(
+    url: str,
+    out: Path,
+    *,
+    size: tuple[int, int] | None = None,
+    views: Sequence[str],
+    token: str | None = None,
+    settle_s: float = 3.0,
+    ascii_only: bool = False,
+) -> list[Path]:
+    """Writes `out`/console-VIEW.svg (and .png), each at its own size unless one is given.
+
+    Raises TimeoutError when no data comes.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    runs: dict[tuple[str, tuple[int, int]], list[str]] = {}
+    for name in views:
+        scene = SCENES[name]
+        runs.setdefault((scene.source, size or scene.size), []).append(name)
+    for (source, columns_rows), names in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            if source == "replay":
+                recording = await _flight(url, token, Path(folder))
+                app = ConsoleApp(recording.name, recording=recording, ascii_only=ascii_only)
+            else:
+                guided = source == "guide"
+                app = ConsoleApp(url, token=token, ascii_only=ascii_only, guided=guided)
+            async with app.run_test(size=columns_rows) as pilot:
+                await _first_data(app, pilot, url)
+                await pilot.pause(settle_s)
+                for name in names:
+                    await _drive(app, pilot, SCENES[name])
+                    written += _save(app, out, name)
+                    await _back(app, pilot, SCENES[name])
+    return written
+
+
+async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while app.client is None or not app.client.connection.is_live:
+        if time.monotonic() > deadline:
+            why = app.client.connection.error if app.client else "not started"
+            raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
+        await pilot.pause(0.1)
+
+
+async def _flight(url: str, token: str | None, folder: Path) -> Path:
+    """What the server's flight recorder holds, as a file."""
+    from vtoken.client import AsyncClient, Server
+
+    client = AsyncClient(Server(url, token))
+    try:
+        content = await client.recording(REPLAY_S)
+    finally:
+        await client.aclose()
+    path = folder / "incident.ndjson.gz"
+    path.write_bytes(content)
+    return path
+
+
+async def _drive(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    app.dashboard.set_view(scene.view)
+    if scene.look in NAMES:
+        app.set_theme(scene.look, "truecolor")
+    elif scene.look:
+        app.set_mode(Mode(scene.look))
+    target = app.dashboard.query_one(scene.focus)
+    if scene.view in ("all", scene.focus.removeprefix("#")):
+        target.focus()
+    for key in scene.keys:
+        await pilot.press(key)
+        await pilot.pause(0.1)
+    await pilot.pause(scene.settle_s)
+
+
+def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
+    svg = app.export_screenshot(title=f"vtoken console: {name}")
+    path = out / f"console-{name}.svg"
+    path.write_text(svg, encoding="utf-8")
+    try:
+        path.with_suffix(".png").write_bytes(svg_to_png(svg))
+    except PngUnavailable as reason:
+        print(f"{path.name}: no PNG: {reason}", file=sys.stderr)
+        return [path]
+    return [path, path.with_suffix(".png")]
+
+
+async def _back(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    """The dashboard again, as it was before the scene."""
+    while app.screen is not app.dashboard:
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+    app.dashboard.query_one("#pool").focus()
+    for _ in range(3):
+        app.action_zoom_out()
+    app.dashboard.set_view("all")
+    if scene.look in NAMES:
+        app.set_theme("dark", "truecolor")
+    elif scene.look:
+        app.set_mode(Mode.UTILISATION)
+    if scene.undo:
+        await pilot.press("u")
+        await pilot.pause(1.0)
+    if "e" in scene.keys:
+        app.action_event_kinds()
+    app.dashboard.say(None)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """120x36 as (120, 36)."""
+    width, _, height = text.partition("x")
+    if not (width.isdigit() and height.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT, like 120x36")
+    return int(width), int(height)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m vtoken_console.output.screenshot",
+        description="Write pictures of the console, connected to a running server.",
+    )
+    parser.add_argument("--url", default=os.environ.get("VTOKEN_URL", "http://127.0.0.1:8000"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", type=parse_size, metavar="WxH", help="of every picture")
+    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(SCENES)}")
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds to watch first")
+    parser.add_argument("--ascii", action="store_true")
+    args = parser.parse_args(argv)
+    views = [v for v in args.views.split(",") if v]
+    unknown = [v for v in views if v not in SCENES]
+    if unknown:
+        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(SCENES)}")
+    try:
+        written = asyncio.run(
+            take(
+                args.url,
+                args.out,
+                size=args.size,
+                views=views,
+                settle_s=args.settle,
+                token=os.environ.get("VTOKEN_TOKEN"),
+                ascii_only=args.ascii,
+            )
+        )
+    except TimeoutError as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

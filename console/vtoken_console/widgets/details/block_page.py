@@ -1,0 +1,139 @@
+"""One block in full: owners, why it may not be written, its slots, and what was seen of it.
+
+What the server answers stands first; without it (a replay has none) the page tells what the stream
+has told, and says that the slots are not known.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
+from vtoken_console.widgets.heatmap.text import flag_words
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+    from vtoken import wire
+    from vtoken_console.feed.model import Model
+
+CELL = 16
+MAX_HISTORY = 8
+PINNED = {
+    "shared prefix": "pinned: shared prefix, written by nobody",
+    "hashed": "pinned: in the prefix cache, never written",
+    "in flight": "pinned: source or destination of a move under way",
+    "none": "not pinned: may be compacted",
+}
+
+
+class BlockPage(LinesWidget):
+    """Owners, slots and history of `block`, as many slots a line as fit."""
+
+    def __init__(self) -> None:
+        super().__init__(id="slots", classes="page")
+        self.block = 0
+        self.detail: wire.BlockDetail | None = None
+        self.problem = ""
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        model, detail = view.model, self.detail
+        if model is None or self.block >= model.num_blocks:
+            return [EMPTY, ((" waiting for the server …", palette.MUTED_STYLE),)]
+        known = detail is not None and detail.id == self.block
+        lines = self._told(model, view, width) if not known else self._answered(view, width)
+        lines += [EMPTY, *self._history(view, model, width)]
+        return lines
+
+    def _told(self, model: Model, view: View, width: int) -> list[Line]:
+        """What the stream says of the block."""
+        muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+        size, flags = model.block_size, int(model.flags[self.block])
+        spans: list[Span] = [(" free", text)]
+        if flags:
+            live = int(model.live[self.block])
+            spans = [(f" {live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE)]
+            spans += [(f"  {word}", text) for word in flag_words(flags)]
+        number = int(model.owner[self.block]) if len(model.owner) else 0
+        if number and view.activity is not None:
+            who = view.activity.names.get(number, f"#{number}")
+            spans += [("   newest holder ", muted), (who, text)]
+        why = self.problem or "asking the server for its slots …"
+        look = palette.WARN_STYLE if self.problem else muted
+        told = [((f" {part}", look),) for part in textwrap.wrap(why, max(20, width - 2))]
+        return [merge(cut(spans, width)), EMPTY, *told]
+
+    def _answered(self, view: View, width: int) -> list[Line]:
+        """What the server says of the block."""
+        muted, text, detail = palette.MUTED_STYLE, palette.TEXT_STYLE, self.detail
+        assert detail is not None
+        size = len(detail.slots)
+        pinned = PINNED.get(detail.pinned, detail.pinned) if detail.ref_cnt else "free"
+        head: list[Span] = [
+            (f" {detail.live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE),
+            (f"   held by {detail.ref_cnt}   ", muted),
+            (pinned, text),
+            *((f"  {word}", muted) for word in flag_words(detail.flags) if word not in pinned),
+        ]
+        lines: list[Line] = [merge(cut(head, width)), EMPTY]
+        owner = max(26, min(40, width - 36))  # columns of an id
+        if detail.owners:
+            name = "owner".ljust(owner)
+            lines.append(((f" {name} live   place in its block table", muted),))
+        lines += [
+            ((f" {units.fit(o.request_id, owner)}{o.live:>5}   {o.index:,}", text),)
+            for o in detail.owners
+        ]
+        if self.problem:
+            lines.append(merge(cut([(f" {self.problem}", palette.WARN_STYLE)], width)))
+        lines += [EMPTY, ((" slot by slot: offset, state, token", muted),)]
+        per_line = max(1, (width - 2) // CELL)
+        while per_line > 1 and per_line & (per_line - 1):
+            per_line -= 1
+        for first in range(0, size, per_line):
+            spans: list[Span] = [(" ", text)]
+            for slot in detail.slots[first : first + per_line]:
+                spans += _slot(slot, view)
+            lines.append(merge(spans))
+        return lines
+
+    def _history(self, view: View, model: Model, width: int) -> list[Line]:
+        activity, muted = view.activity, palette.MUTED_STYLE
+        if activity is None:
+            return []
+        since = f"seen since {units.clock(activity.since)}"
+        age = units.duration(float(activity.age_s()[self.block]))
+        churn = float(activity.churn_per_s()[self.block])
+        head = f" history, {since}: unchanged for {age}, {churn:.1f} changes/s"
+        lines: list[Line] = [merge(cut([(head, muted)], width))]
+        seen = activity.history(self.block, model.events)
+        for entry in seen[:MAX_HISTORY]:
+            spans = [
+                (f" {units.clock(entry.ts)} ", palette.FAINT_STYLE),
+                (entry.text, palette.TEXT_STYLE),
+            ]
+            lines.append(merge(cut(spans, width)))
+        if len(seen) > MAX_HISTORY:
+            lines.append(((f" and {len(seen) - MAX_HISTORY:,} more before", muted),))
+        if not seen:
+            lines.append(((" not taken, given back or moved in this time", muted),))
+        return lines
+
+
+def _slot(slot: wire.BlockSlot, view: View) -> list[Span]:
+    looks: dict[str, tuple[str, Style]] = {
+        "live": ("█", palette.style(palette.BAR)),
+        "dead": ("x" if view.ascii_only else "░", palette.WARN_STYLE),
+        "free": ("·", palette.FAINT_STYLE),
+    }
+    glyph, look = looks[slot.state]
+    token = f"{slot.token_id:>6}" if slot.token_id is not None else " " * 6
+    ink = palette.TEXT_STYLE if slot.state == "live" else palette.FAINT_STYLE
+    return [
+        (f"{slot.offset:>3} ", palette.FAINT_STYLE),
+        (glyph * 2, look),
+        (f"{token} {'dead' if slot.state == 'dead' else ''}".ljust(CELL - 6), ink),
+    ]

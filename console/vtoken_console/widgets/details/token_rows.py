@@ -1,0 +1,59 @@
+"""The token table as rows: token, position, block, offset, state, score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
+from vtoken_console.widgets.lines import Line, merge
+from vtoken_console.widgets.scroller import Scroller
+
+if TYPE_CHECKING:
+    from vtoken_console.feed.tokens import TokenTable
+
+
+class TokenRows(Scroller):
+    HEAD = 1
+
+    class Moved(Message):
+        """The cursor stands on another token."""
+
+        def __init__(self, token: int) -> None:
+            super().__init__()
+            self.token = token
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.table: TokenTable | None = None
+
+    def num_rows(self, view: View) -> int:
+        return 0 if self.table is None else len(self.table)
+
+    def moved(self) -> None:
+        self.post_message(self.Moved(self.cursor))
+
+    def go(self, token: int) -> None:
+        """Moves the cursor without telling anybody."""
+        self.cursor = token
+        self.redraw()
+
+    def build_head(self, view: View, width: int) -> list[Line]:
+        text = f" {'token':>7} {'block':>6} {'slot':>4}  state {'score':>7}"
+        return [((text, palette.MUTED_STYLE),)]
+
+    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+        table = self.table
+        assert table is not None
+        block, offset, score = int(table.block[row]), int(table.offset[row]), table.score[row]
+        live = bool(table.live[row])
+        where = f"{block:>6,} {offset:>4}" if block >= 0 else f"{'–':>6} {'–':>4}"
+        value = f"{score:>7.3g}" if score == score else " " * 7  # NaN: no score
+        line = f" {row:>7,} {where}  {'live ' if live else 'dead '} {value}"
+        if selected:
+            look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+            return ((line.ljust(width), look),)
+        look = palette.TEXT_STYLE if live else palette.style(palette.DEAD)
+        return merge([(line, look)])

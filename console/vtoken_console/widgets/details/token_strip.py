@@ -1,0 +1,142 @@
+"""The tokens of one request in logical order: colour for live and dead, a stripe for the score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
+from vtoken_console.look.grid import Grid, fit_pool
+from vtoken_console.look.ramp import ink_on
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
+
+if TYPE_CHECKING:
+    from vtoken_console.feed.tokens import TokenTable
+
+SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
+
+
+class TokenStrip(LinesWidget, can_focus=True):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "move(-1, 0)", show=False),
+        Binding("right", "move(1, 0)", show=False),
+        Binding("up", "move(0, -1)", show=False),
+        Binding("down", "move(0, 1)", show=False),
+        Binding("home", "jump(0)", show=False),
+        Binding("end", "jump(-1)", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor stands on another token."""
+
+        def __init__(self, token: int) -> None:
+            super().__init__()
+            self.token = token
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.table: TokenTable | None = None
+        self.cursor = 0
+        self.num_sinks = 0
+        self.num_prompt = 0
+        self._grid: Grid | None = None
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        table = self.table
+        if table is None or not len(table) or height < 2:
+            return [EMPTY, ((" asking the server …", palette.MUTED_STYLE),)]
+        import numpy as np
+
+        from vtoken_console.feed import tokens
+        from vtoken_console.look import cells
+
+        narrowest = 1 if view.ramp.colors else 2
+        grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
+        # Cells of one line each keep the strip a text to be read from left to right.
+        wide = min(grid.cell_width, 3)
+        if grid.per_cell == 1:
+            grid = Grid(len(table), 1, width // wide, wide, 1)
+        self._grid = grid
+        levels = cells.levels(tokens.live_share(table, grid.per_cell)).tolist()
+        rank = tokens.score_rank(table, grid.per_cell)
+        inks = np.where(np.isnan(rank), -1, np.rint(np.nan_to_num(rank) * 4)).astype(int).tolist()
+        at = grid.cell_of_block(min(self.cursor, len(table) - 1))
+        first_output = grid.cell_of_block(self.num_prompt) if self.num_prompt else -1
+        last_sink = grid.cell_of_block(self.num_sinks - 1) if self.num_sinks else -1
+        lines: list[Line] = []
+        for row in range(min(grid.rows, height - 1)):
+            spans: list[Span] = []
+            for cell in range(row * grid.columns, min((row + 1) * grid.columns, grid.num_cells)):
+                mark = "S" if cell <= last_sink else "|" if cell == first_output else ""
+                spans.append(
+                    self._cell(
+                        view, levels[cell], inks[cell], mark, grid.cell_width, cursor=cell == at
+                    )
+                )
+            lines.append(merge(spans))
+        lines += [EMPTY] * (height - 1 - len(lines))
+        per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"
+        title = f"in logical order · {len(table):,} tokens · {per}"
+        self.entitle(title)
+        return [*lines, self._legend(view, width)]
+
+    def _cell(
+        self, view: View, level: int, ink: int, mark: str, width: int, *, cursor: bool
+    ) -> Span:
+        ramp = view.ramp
+        if cursor:
+            look = palette.CURSOR_CELL_STYLE if self.has_focus else palette.BLURRED_CELL_STYLE
+            return (mark or "+").ljust(width), look
+        if not ramp.colors:
+            return (mark or ramp.glyphs[level]).ljust(width, ramp.glyphs[level]), palette.TEXT_STYLE
+        color = ramp.colors[level]
+        if mark:
+            return mark.ljust(width), palette.style(ink_on(color), color, bold=True)
+        if ink >= 0:
+            return "▂" * width, palette.style(SCORE_INKS[ink], color)
+        return " " * width, palette.style(None, color)
+
+    def _legend(self, view: View, width: int) -> Line:
+        muted, ramp = palette.MUTED_STYLE, view.ramp
+        spans: list[Span] = [(" ", muted)]
+        if ramp.colors:
+            spans += [("  ", palette.style(None, ramp.colors[0])), (" dead  ", muted)]
+            spans += [("  ", palette.style(None, ramp.colors[-1])), (" live  ", muted)]
+            scale = [("▂", palette.style(ink, ramp.colors[-1])) for ink in SCORE_INKS]
+            spans += [*scale, (" score, low to high  ", muted)]
+        else:
+            spans.append((f"{ramp.glyphs[0]} dead  {ramp.glyphs[-1]} live  ", muted))
+        spans.append((("S sink  " if self.num_sinks else "") + "| first generated token", muted))
+        return merge(cut(spans, width))
+
+    def go(self, token: int) -> None:
+        """Moves the cursor without telling anybody."""
+        self.cursor = max(0, token)
+        self.redraw()
+
+    def _tell(self, token: int) -> None:
+        if self.table is not None and len(self.table):
+            self.post_message(self.Moved(max(0, min(token, len(self.table) - 1))))
+
+    def action_move(self, dx: int, dy: int) -> None:
+        grid = self._grid
+        if grid is not None:
+            self._tell(self.cursor + (dx + dy * grid.columns) * grid.per_cell)
+
+    def action_jump(self, to: int) -> None:
+        if self.table is not None:
+            self._tell(0 if to == 0 else len(self.table) - 1)
+
+    def on_click(self, event: events.Click) -> None:
+        place, grid = event.get_content_offset(self), self._grid
+        if place is not None and grid is not None:
+            cell = grid.cell_at(place.x, place.y)
+            if cell is not None:
+                self._tell(grid.blocks_of(cell)[0])
+
+    def watch_has_focus(self, _focus: bool) -> None:
+        self.redraw()

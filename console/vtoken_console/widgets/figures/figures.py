@@ -1,0 +1,61 @@
+"""Gates, payback, shadow, latency, the console's own cost: in as many columns as fit."""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette
+from vtoken_console.widgets.figures.sections import (
+    COLUMN,
+    cost_section,
+    gates_section,
+    latency_section,
+    payback_section,
+    shadow_section,
+)
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, merge, width_of
+
+NUM_SECTIONS = 5
+
+
+class Figures(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        status = view.model.status if view.model else None
+        if status is None:
+            return []
+        self.entitle("gates · payback · shadow · latency · own cost")
+        num = max(1, min(NUM_SECTIONS, width // (COLUMN + 1)))
+        room = (width - 1) // num
+        sections = [
+            payback_section(view, status),
+            gates_section(status, room - 1),
+            shadow_section(status),
+            latency_section(status),
+            cost_section(view),
+        ]
+        columns = flow([s for s in sections if s], num, height)
+        blank = palette.TEXT_STYLE
+        return [
+            merge(
+                [(" ", blank)]
+                + [span for column in columns for span in _padded(column, y, room, blank)]
+            )
+            for y in range(height)
+        ]
+
+
+def flow(sections: list[list[Line]], num: int, height: int) -> list[list[Line]]:
+    """Sections in `num` columns, each whole and in the emptiest column, an empty line between."""
+    columns: list[list[Line]] = [[] for _ in range(num)]
+    for section in sections:
+        column = min(columns, key=len)
+        if column and len(column) + 2 < height:
+            column.append(EMPTY)
+        column += section
+    return [column[:height] for column in columns]
+
+
+def _padded(column: list[Line], y: int, room: int, blank: Style) -> list[Span]:
+    line = column[y] if y < len(column) else EMPTY
+    return [*line, (" " * max(0, room - width_of(line)), blank)]

@@ -1,0 +1,116 @@
+"""Line three: F against theta_F, and the figures that say whether memory is the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
+
+if TYPE_CHECKING:
+    from vtoken import wire
+
+
+def bar(f: float, theta: float, columns: int, *, ascii_only: bool) -> list[Span]:
+    """F as a bar over 0..1 with a mark at theta; the part above theta in another colour."""
+    full, empty, mark = ("#", "-", "|") if ascii_only else (" ", "░", "│")
+    at = min(columns - 1, round(theta * columns))
+    filled = round(f * columns)
+    spans: list[Span] = []
+    for x in range(columns):
+        if x == at:
+            spans.append((mark, palette.THETA_STYLE))
+        elif x < filled:
+            over = x > at and f > theta
+            color = palette.WARN if over else palette.BAR
+            look = palette.style(color) if ascii_only else palette.style(None, color)
+            spans.append((full, look))
+        else:
+            spans.append((empty, palette.FAINT_STYLE))
+    return spans
+
+
+class Gauge(LinesWidget):
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        status = view.model.status if view.model else None
+        if status is None or view.series is None:
+            return []
+        muted, text = palette.MUTED_STYLE, palette.BOLD_STYLE
+        fragmentation, blocks, requests = status.fragmentation, status.blocks, status.requests
+        over = fragmentation.f > fragmentation.theta_f
+        spans: list[Span] = [
+            (" F ", muted),
+            (f"{fragmentation.f:.2f} ", palette.WARN_STYLE if over else text),
+            *bar(
+                fragmentation.f,
+                fragmentation.theta_f,
+                20 if width >= 100 else 10,
+                ascii_only=view.ascii_only,
+            ),
+            (" θ " if not view.ascii_only else " theta ", muted),
+            (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
+        ]
+        digits = len(units.count(blocks.total))
+        reclamation = status.reclamation
+        rate = view.series.newest("tokens_per_s")
+        silent = view.is_link_silent or view.engine_silent_s > 0
+        low = blocks.free <= fragmentation.low_watermark_blocks
+        groups: list[list[Span]] = [
+            [
+                ("free ", muted),
+                (units.count(blocks.free, digits), palette.WARN_STYLE if low else text),
+                (f"/{units.count(blocks.total)}", muted),
+            ],
+            [
+                ("run ", muted),
+                (f"{requests.running:>3}", text),
+                (" wait ", muted),
+                (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
+            ],
+            [("–".rjust(6) if silent else units.count(rate, 6), text), (" tok/s", muted)],
+            *_latency(status, width),
+            [
+                ("held ", muted),
+                (units.count(reclamation.held_blocks, digits), text),
+                (" bound ", muted),
+                (units.count(reclamation.packed_bound_blocks, digits), text),
+                (" naive ", muted),
+                (units.count(reclamation.blocks_without_reclaim, digits), text),
+            ],
+            [
+                ("preempted ", muted),
+                (
+                    units.count(requests.preempted, 3),
+                    palette.WARN_STYLE if requests.preempted else text,
+                ),
+            ],
+            [("step ", muted), (f"{status.step_ms:5.1f}", text), (" ms", muted)],
+            [
+                ("reclaimed ", muted),
+                (units.short_count(reclamation.reclaimed_blocks), text),
+                (" moved ", muted),
+                (units.short_count(reclamation.moved_tokens), text),
+                (" recycled ", muted),
+                (units.short_count(reclamation.recycled_slots), text),
+            ],
+        ]
+        for group in groups:
+            if width_of(spans) + 3 + width_of(group) > width:
+                continue
+            spans += [("   ", muted), *group]
+        return [merge(spans)]
+
+
+def _latency(status: wire.Status, width: int) -> list[list[Span]]:
+    """Inter-token latency, time to first token: p95, or on a wide line p50, p95 and p99."""
+    if status.latency is None:
+        return []
+    wide = width >= 180
+    groups: list[list[Span]] = []
+    for label, one in (("ITL", status.latency.inter_token), ("TTFT", status.latency.ttft)):
+        values = (one.p50_ms, one.p95_ms, one.p99_ms) if wide else (one.p95_ms,)
+        names = "p50/95/99" if wide else "p95"
+        text = " ".join(units.latency(value) for value in values)
+        groups.append([(f"{label} {names} ", palette.MUTED_STYLE), (text, palette.BOLD_STYLE)])
+    return groups

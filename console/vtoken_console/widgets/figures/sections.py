@@ -1,0 +1,159 @@
+"""The figures behind the picture, as short sections: gates, payback, shadow, latency, own cost.
+
+Knows no widget. A section is a title line and rows of at most COLUMN columns; what a server does
+not tell is a dash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
+from vtoken_console.widgets.lines import Line, Span, cut, merge
+
+if TYPE_CHECKING:
+    from vtoken import wire
+
+COLUMN = 38
+LABEL = 15
+
+
+def _title(text: str, remark: str = "", look: Style = palette.MUTED_STYLE) -> Line:
+    return merge(cut([(text, palette.BOLD_STYLE), (f"  {remark}", look)], COLUMN))
+
+
+def _row(label: str, value: str, remark: str = "", look: Style = palette.TEXT_STYLE) -> Line:
+    spans: list[Span] = [
+        (units.fit(label, LABEL), palette.MUTED_STYLE),
+        (value, look),
+        (f" {remark}" if remark else "", palette.MUTED_STYLE),
+    ]
+    return merge(cut(spans, COLUMN))
+
+
+def closed_gates(gates: list[wire.Gate]) -> list[str]:
+    """The names of the gates that hold an automatic round back."""
+    return [gate.name for gate in gates if not gate.open]
+
+
+def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
+    """A line a gate: open or closed, both numbers, and its name where there is room for all."""
+    lines: list[Line] = []
+    name_width = max((len(gate.name) for gate in gates), default=0) + 1
+    if any(2 + name_width + len(gate.detail) > width for gate in gates):
+        name_width = 0  # the details name what they compare
+    for gate in gates:
+        glyph, look = ("✓", palette.GOOD_STYLE) if gate.open else ("×", palette.WARN_STYLE)
+        spans: list[Span] = [
+            (f"{glyph} ", look),
+            (units.fit(gate.name, name_width), palette.TEXT_STYLE if gate.open else look),
+            (gate.detail, palette.MUTED_STYLE if gate.open or name_width else look),
+        ]
+        lines.append(merge(cut(spans, width)))
+    return lines
+
+
+def gates_section(status: wire.Status, width: int = COLUMN) -> list[Line]:
+    gates = status.fragmentation.gates
+    if not gates:
+        return [_title("automatic round"), _row("gates", "–", "the server does not tell")]
+    closed = closed_gates(gates)
+    remark = f"held back by {len(closed)}" if closed else "all gates open"
+    look = palette.WARN_STYLE if closed else palette.GOOD_STYLE
+    return [_title("automatic round", remark, look), *gate_lines(gates, width)]
+
+
+def payback_section(view: View, status: wire.Status) -> list[Line]:
+    """What relocation has bought, and what of it was in vain; cumulative."""
+    done = status.reclamation
+    megabytes = done.moved_bytes / 1e6
+    rate = f"{done.relocation_freed_blocks / megabytes:8.1f}" if megabytes else "–".rjust(8)
+    vain = done.moved_then_evicted_tokens
+    share = vain / done.moved_tokens if done.moved_tokens else None
+    vain_look = palette.WARN_STYLE if share is not None and share > 0.2 else palette.TEXT_STYLE
+    known = bool(done.payback_steps)
+    series = view.series
+    copy = series.newest("copy_ratio") if series is not None else 0.0
+    plan = series.newest("plan_ratio") if series is not None else 0.0
+    lines = [
+        _title("payback", "since the server started"),
+        _row("freed by moves", units.count(done.relocation_freed_blocks, 8), "blocks"),
+        _row(
+            "moved", units.data_size(done.moved_bytes, 8), f"{units.count(done.moved_tokens)} tok"
+        ),
+        _row("freed per MB", rate, "blocks/MB"),
+        _row(
+            "moved in vain",
+            units.percent(share if known else None, 8),
+            f"in {done.payback_steps} steps" if known else "",
+            vain_look,
+        ),
+        _row("relocated", units.count(done.moved_tokens, 8), "tokens"),
+        _row("recycled", units.count(done.recycled_slots, 8), "slots"),
+        _row("time in copies", units.percent(copy, 8), f"plans {units.percent(plan, 0)}"),
+    ]
+    reasons = sorted((item for item in done.deferrals.items() if item[1]), key=lambda i: -i[1])
+    if reasons:
+        lines.append(_row("held back by", ""))
+        lines += [_row(name, units.count(steps, 8), "steps") for name, steps in reasons]
+    elif done.deferred:
+        lines.append(_row("no headroom", units.count(done.deferred, 8), "rounds"))
+    return lines
+
+
+def shadow_section(status: wire.Status) -> list[Line]:
+    shadow = status.shadow
+    if shadow is None:
+        return [
+            _title("shadow policy", "none"),
+            _row("choose one", "in the settings"),
+        ]
+    share = shadow.agreed / shadow.victims if shadow.victims else None
+    lines = [
+        _title("shadow policy", shadow.policy.name, palette.TEXT_STYLE),
+        _row("agrees on", units.percent(share, 8), "of the victims"),
+        _row("differs on", units.count(shadow.victims - shadow.agreed, 8), "tokens"),
+        _row("compared", units.count(shadow.compared, 8), "evictions"),
+        _row("no scores yet", units.count(shadow.waiting, 8), "evictions"),
+    ]
+    if shadow.error:
+        lines.append(_row("failed", shadow.error, look=palette.BAD_STYLE))
+    return lines
+
+
+def latency_section(status: wire.Status) -> list[Line]:
+    latency = status.latency
+    window = f"last {latency.window_s:g} s" if latency else "the server does not tell"
+    head = f"{'':<12}{'p50':>8}{'p95':>8}{'p99':>8}"
+    lines = [_title("latency", window), ((head, palette.MUTED_STYLE),)]
+    for label, one in (
+        ("first token", latency.ttft if latency else None),
+        ("inter-token", latency.inter_token if latency else None),
+    ):
+        values = (one.p50_ms, one.p95_ms, one.p99_ms) if one else (None, None, None)
+        text = "".join(units.latency(value, 8) for value in values)
+        lines.append(((f"{label:<12}", palette.MUTED_STYLE), (text, palette.TEXT_STYLE)))
+    if latency is not None:
+        counted = (
+            f"{units.count(latency.ttft.count)} first, {units.count(latency.inter_token.count)}"
+        )
+        lines.append(_row("measured", f"{counted} others"))
+    return lines
+
+
+def cost_section(view: View) -> list[Line]:
+    cost = view.cost
+    dropped = palette.WARN_STYLE if cost.dropped else palette.TEXT_STYLE
+    drawn = f"{units.short_count(cost.drawn).strip()} drawn"
+    return [
+        _title("this console", "what it costs"),
+        _row("to terminal", units.data_size(cost.written_per_s, 8) + "/s"),
+        _row("from server", units.data_size(cost.received_per_s, 8) + "/s"),
+        _row("frames", f"{cost.drawn_per_s:8.1f}", "fps"),
+        _row("frames dropped", units.count(cost.dropped, 8), drawn, dropped),
+        _row("CPU", units.percent(cost.cpu_ratio, 8), "of one core"),
+        _row("memory", units.data_size(cost.rss_bytes, 8), "RSS"),
+    ]

@@ -1,0 +1,171 @@
+"""How one heatmap cell looks: colour for the mean, a stripe for the worst, a glyph for the rest.
+
+Knows neither numpy nor widgets. Every code is painted once and remembered (`Looks.spans`).
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.style import Style
+
+from vtoken_console.look import palette
+from vtoken_console.look.colouring import STATE_KINDS, Mode
+from vtoken_console.look.ramp import LEVELS, Ramp, ink_on, mix
+from vtoken_console.look.themes import Theme, nearest_number
+from vtoken_console.widgets.heatmap.cell_codes import MANY, MARKS, Cell, unpack
+from vtoken_console.widgets.lines import Line, Span, merge
+
+FREE_LEVEL = LEVELS
+DIM_LEVEL = LEVELS + 1
+STRIPE = "▂"  # the lower quarter of a cell: its worst block
+FREE, HIDDEN = "·", "-"
+SOURCE, DESTINATION, BOTH = 1, 2, 3
+# (glyph, plain glyph) of a move by phase: a source fades out, a destination brightens.
+MOVES = {
+    SOURCE: (("○", "o"), ("○", "o"), ("◌", ".")),
+    DESTINATION: (("•", "+"), ("●", "@"), ("●", "@")),
+    BOTH: (("◐", "%"), ("◐", "%"), ("◐", "%")),
+}
+PHASES = 3
+LETTERS = string.ascii_lowercase
+
+
+def letter_of(number: int) -> str:
+    """The letter of the owner with this number."""
+    return LETTERS[(number - 1) % len(LETTERS)] if number > 0 else "?"
+
+
+def hue_of(theme: Theme, number: int) -> str:
+    """The colour of the owner with this number."""
+    return theme.hues[(number - 1) % len(theme.hues)]
+
+
+@dataclass(slots=True, eq=False)
+class Looks:
+    """The looks of all cells of one drawing; `text`: a cell is a block and tells its live count."""
+
+    theme: Theme
+    ramp: Ramp
+    mode: Mode
+    width: int
+    height: int
+    text: bool
+    focused: bool
+    plain: bool  # ASCII only
+    _spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict)
+
+    def row(self, codes: Iterable[int], line: int) -> Line:
+        """Line `line` of the `height` lines of a row of cells."""
+        known = self._spans
+        spans: list[Span] = []
+        for code in codes:
+            look = known.get((code, line))
+            if look is None:
+                look = known[code, line] = self._paint(unpack(code), line)
+            spans.extend(look)
+        return merge(spans)
+
+    # ------------------------------------------------------------ one cell
+
+    def _paint(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        if self.text:
+            return self._figures(cell, line)
+        text, style = self._body(cell)
+        if cell.move and line == 0:
+            text, style = self._moved(cell, text, style)
+        if cell.cursor:
+            first = text[0] if text[0] not in " " + STRIPE else "+"
+            return ((first + text[1:].replace(STRIPE, " "), self._cursor()),)
+        return ((text, style),)
+
+    def _body(self, cell: Cell) -> Span:
+        width, coloured = self.width, bool(self.ramp.colors)
+        if cell.mean == DIM_LEVEL:
+            return HIDDEN.ljust(width), palette.style(palette.BORDER, palette.BACKGROUND)
+        if cell.mean == FREE_LEVEL:
+            if not coloured:
+                return " " * width, palette.TEXT_STYLE
+            return FREE * width, palette.style(palette.BORDER, self.ramp.free_color)
+        if cell.kinds:
+            letter, style = self._kind(cell)
+            return letter.rjust(width) if width > 1 else letter, style
+        if not coloured:
+            glyphs = self.ramp.glyphs
+            if width > 1 and cell.mark:
+                return (glyphs[cell.mean] * (width - 1) + MARKS[cell.mark]), palette.TEXT_STYLE
+            return glyphs[cell.mean] + glyphs[cell.worst] * (width - 1), palette.TEXT_STYLE
+        back = self.ramp.colors[cell.mean]
+        if width > 1 and cell.mark:
+            return MARKS[cell.mark].rjust(width), palette.style(ink_on(back), back)
+        if cell.worst != cell.mean:
+            return STRIPE * width, palette.style(self.ramp.colors[cell.worst], back)
+        return " " * width, palette.style(None, back)
+
+    def _kind(self, cell: Cell) -> Span:
+        """The letter of the kind, or how many kinds there are."""
+        if cell.kinds > 1:
+            text = "+" if cell.kinds >= MANY else str(cell.kinds)
+            return text, palette.MUTED_STYLE
+        owner = self.mode is Mode.OWNER
+        text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1][0]
+        if not self.ramp.colors:
+            return text, palette.TEXT_STYLE
+        back = hue_of(self.theme, cell.kind)
+        return text, palette.style(ink_on(back), back)
+
+    def _moved(self, cell: Cell, text: str, style: Style) -> Span:
+        glyph = MOVES[cell.move][cell.phase][self.plain]
+        if not self.ramp.colors:
+            return glyph + text[1:], palette.BOLD_STYLE
+        back = self._back(style)
+        ink = ink_on(back)
+        if cell.move == SOURCE and cell.phase:
+            ink = mix(ink, back, 0.35 * cell.phase)
+        elif cell.move == DESTINATION and cell.phase == 0:
+            ink = mix(ink, back, 0.35)
+        if self.theme.depth == "256":
+            ink = nearest_number(ink)
+        return glyph + " " * (len(text) - 1), palette.style(ink, back, bold=True)
+
+    def _back(self, style: Style) -> str:
+        color = style.bgcolor
+        if color is None or color.triplet is None:
+            return self.theme.color(palette.BACKGROUND)
+        return self.theme.color(color.triplet.hex)
+
+    def _cursor(self) -> Style:
+        return palette.CURSOR_CELL_STYLE if self.focused else palette.BLURRED_CELL_STYLE
+
+    # ------------------------------------------------------------ a cell of figures
+
+    def _figures(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        room = self.width - 1
+        gap = (" ", palette.NO_STYLE)
+        hidden, free = cell.mean == DIM_LEVEL, cell.mean == FREE_LEVEL
+        mark = MARKS[cell.mark]
+        if cell.move:
+            mark = MOVES[cell.move][cell.phase][self.plain]
+        elif cell.kinds:
+            mark = self._kind(cell)[0]
+        coloured = bool(self.ramp.colors)
+        if hidden:
+            body, style = HIDDEN.rjust(room - 1), palette.style(palette.BORDER)
+            mark = mark if cell.move else " "
+        elif free:
+            body = (FREE if coloured else "").rjust(room - 1)
+            style = palette.style(palette.FAINT, self.ramp.free_color if coloured else None)
+        elif not coloured:
+            fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
+            body, style = str(cell.live).rjust(room - 1, fill), palette.TEXT_STYLE
+        else:
+            back = hue_of(self.theme, cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
+            body = str(cell.live).rjust(room - 1)
+            style = palette.style(ink_on(back), back, bold=bool(cell.move))
+        if cell.cursor:
+            style = self._cursor()
+        if line == 0:
+            return (body + mark, style), gap
+        return (" " * room, style), gap

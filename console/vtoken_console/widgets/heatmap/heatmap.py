@@ -1,0 +1,228 @@
+"""The heatmap of all blocks: the pool, a part of it, or figures for each block.
+
+The mean and the worst of a cell are drawn, never a majority. A frame costs some passes over arrays,
+and building the rows whose cells changed. numpy is imported with the first data, so that the first
+frame does not wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from vtoken_console.app.view import View
+from vtoken_console.look.colouring import Mode
+from vtoken_console.look.grid import Zoom, fit, last_zoom, next_zoom
+from vtoken_console.widgets.heatmap.pointer import Pointer
+from vtoken_console.widgets.lines import EMPTY, Line
+
+if TYPE_CHECKING:
+    from vtoken_console.feed.activity import Activity
+    from vtoken_console.feed.model import Model
+    from vtoken_console.look.cells import Cells
+    from vtoken_console.widgets.heatmap.cell_paint import Looks
+
+
+class Heatmap(Pointer, can_focus=True):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(0, -1)", show=False),
+        Binding("down", "move(0, 1)", show=False),
+        Binding("left", "move(-1, 0)", show=False),
+        Binding("right", "move(1, 0)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "jump(0)", show=False),
+        Binding("end", "jump(-1)", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.mode = Mode.UTILISATION
+        self.found: Cells | None = None  # of the rows in sight, of an amount
+        self.first_cell = 0  # of `found`
+        self.matching: int | None = None  # blocks that the filter takes; None: no filter
+        self._looks: Looks | None = None
+        self._looks_key: tuple[Any, ...] = ()
+        self._rows: dict[int, tuple[bytes, list[Line]]] = {}
+
+    # ------------------------------------------------------------ drawing
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        model, activity = view.model, view.activity
+        if model is None or activity is None or not model.num_blocks:
+            return []
+        room = height - self.foot
+        if room < 1:
+            return []
+        from vtoken_console.widgets.heatmap import text
+
+        narrowest = 1 if view.ramp.colors else 2
+        size = model.block_size
+        grid = fit(self.zoom, model.num_blocks, width, room, size, min_cell_width=narrowest)
+        self.grid = grid
+        self.pool = fit(Zoom.POOL, model.num_blocks, width, room, size, min_cell_width=narrowest)
+        if self.cursor < 0:
+            self.cursor = int((model.flags != 0).argmax())
+        self.cursor = min(self.cursor, model.num_blocks - 1)
+        self.scroll_to_cursor(room)
+        mode = self.mode_shown(model)
+        codes = self._codes(view, model, activity, mode, room)
+        lines = self._paint(view, mode, codes, room)
+        lines += [EMPTY] * (room - len(lines))
+        title, place = text.titles(self, view, model)
+        self.entitle(title, place)
+        if self.zoom is not Zoom.POOL:
+            lines.append(text.overview(self, view, model, width, room))
+        lines.append(text.legend(view, mode, width, single=self._is_text(size)))
+        lines.append(text.under_cursor(self, model, activity, width))
+        return lines
+
+    @property
+    def foot(self) -> int:
+        """Lines below the map: legend and cursor, and, zoomed in, the overview."""
+        return 2 if self.zoom is Zoom.POOL else 3
+
+    def mode_shown(self, model: Model) -> Mode:
+        """The mode in force; a server that does not tell owners leaves utilisation."""
+        if self.mode is Mode.OWNER and not len(model.owner):
+            return Mode.UTILISATION
+        return self.mode
+
+    def _is_text(self, block_size: int) -> bool:
+        grid = self.grid
+        return (
+            grid is not None and grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
+        )
+
+    def _codes(self, view: View, model: Model, activity: Activity, mode: Mode, room: int) -> Any:
+        """Codes of the cells in sight [C]."""
+        import numpy as np
+
+        from vtoken.wire import FLAG_USED
+        from vtoken_console.app import filters
+        from vtoken_console.look import cells, colouring
+        from vtoken_console.widgets.heatmap import cell_codes
+
+        grid = self.grid
+        assert grid is not None
+        last_row = min(grid.rows, self.top + max(1, room // grid.cell_height))
+        blocks = grid.blocks_of_rows(self.top, last_row)
+        part = slice(blocks.start, blocks.stop)
+        flags = model.flags[part]
+        counted = used = (flags & FLAG_USED) != 0
+        hidden_free: Any = None
+        self.matching = None
+        if view.filter:
+            mask = filters.block_mask(view.filter, model)
+            self.matching = int(mask.sum())
+            counted = used & mask[part]
+            hidden_free = cells.count_cells(~used & mask[part], grid.per_cell) == 0
+        seen = colouring.colour(mode, model, activity, part)
+        fields: dict[str, Any] = {}
+        self.first_cell, self.found = self.top * grid.columns, None
+        if seen.share is not None:
+            found = cells.reduce_cells(
+                seen.share, flags, counted, grid.per_cell, worst_is_high=seen.worst_is_high
+            )
+            self.found = found
+            mean = cells.levels(found.mean, exact_ends=seen.exact_ends)
+            fields["worst"] = cells.levels(found.worst, exact_ends=seen.exact_ends)
+            if grid.per_cell == 1:
+                fields["mark"] = cell_codes.mark_of(found.flags)
+        else:
+            assert seen.kind is not None
+            fields["kind"], number = cells.kinds(seen.kind, counted, grid.per_cell)
+            fields["kinds"] = number
+            mean = np.where(number > 0, 0, cells.FREE_LEVEL)
+        if hidden_free is not None:
+            mean = np.where((mean == cells.FREE_LEVEL) & hidden_free, cells.DIM_LEVEL, mean)
+        if self._is_text(model.block_size):
+            fields["live"] = model.live[part]
+        if activity.is_moving(view.monotonic) and view.motion:
+            fields |= _moves(activity, view.monotonic, part, grid.per_cell)
+        codes = cell_codes.pack(len(mean), mean=mean, **fields)
+        at = grid.cell_of_block(self.cursor) - self.first_cell
+        if 0 <= at < len(codes):
+            codes[at] |= cell_codes.pack(1, cursor=1)[0]
+        return codes
+
+    def _paint(self, view: View, mode: Mode, codes: Any, room: int) -> list[Line]:
+        from vtoken_console.widgets.heatmap import cell_paint
+
+        grid = self.grid
+        assert grid is not None
+        assert view.model is not None
+        key = (view.theme, view.ramp, mode, grid, self.has_focus, view.ascii_only)
+        if self._looks is None or key != self._looks_key:
+            self._looks_key, self._rows = key, {}
+            ramp = view.ramp
+            if ramp.colors and mode in (Mode.AGE, Mode.CHURN):
+                ramp = view.theme.ramps["age" if mode is Mode.AGE else "heat"]
+            self._looks = cell_paint.Looks(
+                view.theme,
+                ramp,
+                mode,
+                grid.cell_width,
+                grid.cell_height,
+                self._is_text(view.model.block_size),
+                self.has_focus,
+                view.ascii_only,
+            )
+        lines: list[Line] = []
+        rows: dict[int, tuple[bytes, list[Line]]] = {}
+        for number, first in enumerate(range(0, len(codes), grid.columns), self.top):
+            row = codes[first : first + grid.columns]
+            same = row.tobytes()
+            known = self._rows.get(number)
+            if known is None or known[0] != same:
+                values = row.tolist()
+                drawn = [self._looks.row(values, line) for line in range(grid.cell_height)]
+                known = (same, drawn)
+            rows[number] = known
+            lines += known[1]
+        self._rows = rows
+        return lines[:room]
+
+    # ------------------------------------------------------------ depth and colours
+
+    def zoom_in(self) -> bool:
+        """One step nearer, the cursor on its block; False where the slots come next."""
+        grid = self.pool
+        if grid is None or self.view is None or self.view.model is None:
+            return True
+        nearer = next_zoom(self.zoom, grid, self.view.model.block_size)
+        if nearer is None:
+            return False
+        self._go(nearer)
+        return True
+
+    def zoom_out(self) -> None:
+        """One step back, the cursor on its block."""
+        if self.pool is not None:
+            self._go(last_zoom(self.zoom, self.pool))
+
+    def _go(self, zoom: Zoom) -> None:
+        if zoom is not self.zoom:
+            self.keep_row()
+            self.zoom = zoom
+            self.redraw()
+
+    def set_mode(self, mode: Mode) -> None:
+        self.mode = mode
+        self.redraw()
+
+
+def _moves(activity: Activity, now: float, part: slice, per_cell: int) -> dict[str, Any]:
+    """Fields `move` and `phase` of the cells in sight [C]."""
+    import numpy as np
+
+    from vtoken_console.look import cells
+    from vtoken_console.widgets.heatmap.cell_paint import PHASES
+
+    left, came = activity.moves(now)
+    left, came = (cells.peak_cells(values[part], per_cell) for values in (left, came))
+    fresh = np.maximum(left, came)
+    move = (left > 0) + 2 * (came > 0)
+    phase = np.minimum((1 - fresh) * PHASES, PHASES - 1).astype(np.uint8)
+    return {"move": move, "phase": np.where(move > 0, phase, 0)}

@@ -1,0 +1,229 @@
+"""The words around the heatmap: titles, legend, what is under the cursor, where the region lies.
+
+Knows no keys; reads the widget, changes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from vtoken_console.app.view import View
+from vtoken_console.look import palette, units
+from vtoken_console.look.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
+from vtoken_console.look.grid import Zoom
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
+
+if TYPE_CHECKING:
+    from vtoken_console.feed.activity import Activity
+    from vtoken_console.feed.model import Model
+    from vtoken_console.look.ramp import Ramp
+    from vtoken_console.widgets.heatmap.heatmap import Heatmap
+
+NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
+SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
+MOVED_SHOWN_S = 3.0  # how long the line about a movement stays
+
+
+def flag_words(flags: int) -> list[str]:
+    """The flags in words, the pinning ones first."""
+    from vtoken import wire
+
+    names = (
+        (wire.FLAG_SHARED, "shared"),
+        (wire.FLAG_HASHED, "hashed"),
+        (wire.FLAG_IN_FLIGHT, "in flight"),
+        (wire.FLAG_TAIL, "tail"),
+    )
+    return [word for bit, word in names if flags & bit]
+
+
+def titles(heatmap: Heatmap, view: View, model: Model) -> tuple[str, str]:
+    """The title, and what the lower border says: the newest movement, else nothing."""
+    grid = heatmap.grid
+    assert grid is not None
+    total = f"{model.num_blocks:,} blocks"
+    per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
+    if heatmap.zoom is Zoom.BLOCKS:
+        per = f"{model.block_size} slots each"
+    title = f"{NAMES[heatmap.zoom]} · {total} · {per}"
+    if heatmap.mode is not Mode.UTILISATION:
+        title += f" · by {heatmap.mode.value}"
+    if heatmap.matching is not None:
+        title += f" · {heatmap.matching:,} match “{view.filter.text}”"
+    from vtoken_console.app.filters import shortfall
+
+    problem = view.filter.problem or shortfall(view.filter, model)
+    if problem:
+        title += f" · {problem}"
+    return title, _movement(view)
+
+
+def _movement(view: View) -> str:
+    """412 tok a91f 17 blk → 5 blk; empty when nothing moved just now."""
+    newest = view.activity.movement if view.activity else None
+    if newest is None or view.monotonic - newest.at > MOVED_SHOWN_S:
+        return ""
+    who = f"{len(newest.requests)} requests"
+    if len(newest.requests) == 1:
+        who = units.short_id(newest.requests[0], 12).rstrip()
+    tokens = f"{newest.moved_tokens:,} tok"
+    return f"» {tokens} {who} {newest.sources:,} blk → {newest.destinations:,} blk"
+
+
+def overview(heatmap: Heatmap, view: View, model: Model, width: int, room: int) -> Line:
+    """The pool in one line, the part in sight tall; its block ids on the right."""
+    from vtoken_console.look import cells
+
+    grid = heatmap.grid
+    assert grid is not None
+    last_row = min(grid.rows, heatmap.top + max(1, room // grid.cell_height))
+    seen = grid.blocks_of_rows(heatmap.top, last_row)
+    digits = len(f"{grid.num_blocks:,}")
+    place = f" {seen.start:>{digits},}–{seen.stop - 1:<{digits},} of {grid.num_blocks:,} "
+    columns = max(1, width - len(place) - 1)
+    per = -(-grid.num_blocks // columns)
+    columns = -(-grid.num_blocks // per)
+    levels = cells.levels(cells.summarize(model.live, model.flags, model.block_size, per).mean)
+    first, last = seen.start // per, (seen.stop - 1) // per
+    spans: list[Span] = [(" ", palette.NO_STYLE)]
+    ramp = view.ramp
+    for column, level in enumerate(levels.tolist()):
+        inside = first <= column <= last
+        if not ramp.colors:
+            glyph = SIGHT[view.ascii_only][inside]
+            spans.append((glyph, palette.TEXT_STYLE if inside else palette.FAINT_STYLE))
+        else:
+            color = palette.BORDER if level == cells.FREE_LEVEL else ramp.colors[level]
+            spans.append(("█" if inside else "▂", palette.style(color)))
+    spans.append((place, palette.MUTED_STYLE))
+    return merge(cut(spans, width))
+
+
+def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
+    """What the looks mean in this mode, in one line; what does not fit is left out from the end."""
+    muted = palette.MUTED_STYLE
+    spans: list[Span] = [(" ", muted)]
+    if mode is Mode.UTILISATION:
+        spans += [("dead ", muted), *_scale(view.ramp), (" live  ", muted)]
+    elif mode is Mode.AGE:
+        low, high = f"{AGE_S[0]:g} s", f"{AGE_S[1] / 60:g} min"
+        ramp = view.theme.ramps["age"] if view.ramp.colors else view.ramp
+        spans += [(f"changed {low} ", muted), *_scale(ramp), (f" {high} ago  ", muted)]
+    elif mode is Mode.CHURN:
+        ramp = view.theme.ramps["heat"] if view.ramp.colors else view.ramp
+        spans += [("calm ", muted), *_scale(ramp)]
+        spans.append((f" {CHURN_PER_S[1]:g} changes/s  ", muted))
+    elif mode is Mode.OWNER:
+        spans += [*_hues(view), ("  a colour and letter for each request  2.. that many  ", muted)]
+    else:
+        for number, (letter, word) in enumerate(STATE_KINDS, 1):
+            spans += [_hue(view, letter, number), (f" {word} ", muted)]
+        spans.append(("2.. that many  ", muted))
+    if view.ramp.colors:
+        free = palette.style(palette.BORDER, view.ramp.free_color)
+        spans += [("·", free), (" free  ", muted)]
+    else:
+        spans.append(("blank free  ", muted))
+    if view.filter:
+        spans += [("-", palette.style(palette.BORDER)), (" hidden  ", muted)]
+    if single and not mode.is_kind:
+        spans.append(("s shared h hashed * in flight t tail  ", muted))
+    elif not single and not mode.is_kind:
+        worst = {Mode.AGE: "oldest", Mode.CHURN: "busiest"}.get(mode, "worst")
+        if view.ramp.colors:
+            sample = palette.style(view.ramp.colors[2], view.ramp.colors[-3])
+            spans += [("▂", sample), (f" mean over {worst}  ", muted)]
+        else:
+            spans.append((f"left mean, right {worst}  ", muted))
+    moves = "o moved from @ to" if view.ascii_only else "○ moved from ● to"
+    if width_of(spans) + len(moves) <= width:
+        spans.append((moves, muted))
+    return merge(cut(spans, width))
+
+
+def _scale(ramp: Ramp) -> list[Span]:
+    if ramp.colors:
+        return [(" ", palette.style(None, color)) for color in ramp.colors[::2]]
+    return [(ramp.glyphs[::2], palette.TEXT_STYLE)]
+
+
+def _hue(view: View, letter: str, number: int) -> Span:
+    from vtoken_console.look.ramp import ink_on
+
+    if not view.ramp.colors:
+        return letter, palette.TEXT_STYLE
+    back = view.theme.hues[(number - 1) % len(view.theme.hues)]
+    return letter, palette.style(ink_on(back), back)
+
+
+def _hues(view: View) -> list[Span]:
+    return [_hue(view, "abcdefg"[n - 1], n) for n in range(1, 8)]
+
+
+def under_cursor(heatmap: Heatmap, model: Model, activity: Activity, width: int) -> Line:
+    """What the cell under the cursor holds, with its figures."""
+    grid = heatmap.grid
+    if grid is None:
+        return EMPTY
+    cell = grid.cell_of_block(heatmap.cursor)
+    blocks = grid.blocks_of(cell)
+    spans = (
+        _one_block(heatmap, model, activity)
+        if len(blocks) == 1
+        else _some_blocks(heatmap, model, activity, blocks)
+    )
+    return merge(cut(spans, width))
+
+
+def _one_block(heatmap: Heatmap, model: Model, activity: Activity) -> list[Span]:
+    block, size = heatmap.cursor, model.block_size
+    muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+    flags = int(model.flags[block])
+    spans: list[Span] = [(f" block {block:,}  ", muted)]
+    if flags == 0:
+        spans.append(("free", text))
+    else:
+        live = int(model.live[block])
+        spans.append((f"{live:>{len(str(size))}}/{size} live", text))
+        number = int(model.owner[block]) if len(model.owner) else 0
+        if number:
+            from vtoken_console.widgets.heatmap.cell_paint import letter_of
+
+            who = units.short_id(activity.names.get(number, f"#{number}"), 12).rstrip()
+            spans += [("  of ", muted), (f"{who} ({letter_of(number)})", text)]
+        spans += [(f"  {word}", text) for word in flag_words(flags)]
+    spans += _extra(heatmap.mode, activity, slice(block, block + 1))
+    return [*spans, ("   enter slots", palette.FAINT_STYLE)]
+
+
+def _some_blocks(heatmap: Heatmap, model: Model, activity: Activity, blocks: range) -> list[Span]:
+    muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
+    part = slice(blocks.start, blocks.stop)
+    live, flags = model.live[part], model.flags[part]
+    used = flags != 0
+    spans: list[Span] = [(f" blocks {blocks[0]:,}–{blocks[-1]:,}  ", muted)]
+    spans.append((f"{int(used.sum())} of {len(blocks)} used", text))
+    if used.any():
+        shares = live[used] / max(model.block_size, 1)
+        at = int(used.nonzero()[0][shares.argmin()]) + blocks.start
+        spans.append((f"  mean {shares.mean():4.0%}", text))
+        spans.append((f"  worst {shares.min():4.0%} (block {at:,})", text))
+        if len(model.owner):
+            owners = len(set(model.owner[part][used].tolist()))
+            spans.append((f"  {owners} owner{'s' if owners != 1 else ''}", text))
+        union = reduce(or_, flags.tolist())
+        spans += [(f"  {word}", text) for word in flag_words(union)]
+    return spans + _extra(heatmap.mode, activity, part)
+
+
+def _extra(mode: Mode, activity: Activity, part: slice) -> list[Span]:
+    text = palette.TEXT_STYLE
+    if mode is Mode.AGE:
+        oldest = float(activity.age_s()[part].max())
+        return [(f"  unchanged for {units.duration(oldest)}", text)]
+    if mode is Mode.CHURN:
+        busiest = float(activity.churn_per_s()[part].max())
+        return [(f"  {busiest:.1f} changes/s", text)]
+    return []
