@@ -68,7 +68,7 @@ bench: bench-planner bench-telemetry bench-stream bench-overhead bench-memory be
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
-	$(BIN)/vtoken soak --minutes $(or $(MINUTES),20) $(ARGS)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(ARGS)
 
 wheel: $(SETUP) ## wheel and sdist into dist/, the wheel tried out in an environment of its own
 	@rm -rf dist && PATH="$(CURDIR)/$(BIN):$$PATH" uv build --quiet

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
 import torch
-from reference import random_prompt
 from transformers import AutoTokenizer
 
+from tests.support import reference
+from tests.support.reference import random_prompt
 from vtoken.demo.model import BOS, EOS, Recipe, build
 
 SINKS, BUDGET, INTERVAL = 4, 48, 16

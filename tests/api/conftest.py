@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from served_core import core, served  # noqa: F401
 
+from tests.support.served_core import core, served  # noqa: F401
 from vtoken_api.log import logger
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from doors import bearer, check_every_door, stream_status
-from scripted import ScriptedEngine
-from serving import Served, serve
-from waiting import LIMIT_S
+
+from tests.support.doors import bearer, check_every_door, stream_status
+from tests.support.scripted import ScriptedEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 
 API_KEY, READ, CONTROL = "the-api-key-0123", "the-read-token-0123", "the-control-token-0123"
 ROOT = "/vtoken/v1"

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine
-from serving import Served, serve
-from waiting import until
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken_api.plugin import AUDIT_FILE
 from vtoken_api.state import audit_sync

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine
-from doors import bearer
-from serving import Served, serve
 
+from tests.support.core_engine import CoreEngine
+from tests.support.doors import bearer
+from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken_api.auth.limits import Rate, RateLimits
 

@@ -9,12 +9,12 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
-from core_engine import CoreEngine
 from fastapi import FastAPI
-from serving import Served
-from waiting import LIMIT_S
 from websockets.asyncio.client import connect
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine, stepping_on
-from serving import Served, serve
-from waiting import until
 
+from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
 from vtoken_api.auth.limits import RateLimits

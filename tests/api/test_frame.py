@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ScriptedEngine
 
+from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from scripted import ScriptedEngine
 
-from tests.core_engine import CoreEngine
+from tests.support.core_engine import CoreEngine
+from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken.stream.frames import FrameSequence, block_arrays
 from vtoken_api.stream import telemetry

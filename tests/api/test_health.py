@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine
-from serving import Served, serve
-from waiting import until
 from websockets.asyncio.client import connect
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken_api import health
 from vtoken_api.state.statedir import StateDir

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import websockets
-from scripted import ScriptedEngine
-from serving import serve
-from waiting import LIMIT_S
 
+from tests.support.scripted import ScriptedEngine
+from tests.support.serving import serve
+from tests.support.waiting import LIMIT_S
 from vtoken_api.auth.limits import Rate, RateLimits
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest import inputs

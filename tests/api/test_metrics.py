@@ -12,11 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
-from scripted import ScriptedEngine
-from serving import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.scripted import ScriptedEngine
+from tests.support.serving import serve
 from vtoken_api import scrape
 from vtoken_api.metrics import METRICS, PREFIX
 from vtoken_api.stream import hub

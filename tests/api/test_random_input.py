@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from core_engine import CoreEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_calls import DETERMINISTIC, call_at_random, described_operations
-from serving import Served, serve_in_thread
 
+from tests.support.core_engine import CoreEngine
+from tests.support.random_calls import DETERMINISTIC, call_at_random, described_operations
+from tests.support.serving import Served, serve_in_thread
 from vtoken_api.log import logger
 from vtoken_api.plugin import MOUNT_PATH
 

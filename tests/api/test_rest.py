@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from core_engine import CoreEngine
 from jsonschema import Draft202012Validator
-from serving import Served, serve
-from waiting import LIMIT_S
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken_api.problems import PROBLEM_JSON
 

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 import websockets
-from scripted import ScriptedEngine
-from serving import Served, serve
 from starlette.requests import HTTPConnection
-from waiting import LIMIT_S
 
+from tests.support.scripted import ScriptedEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken_api.stream import session as session_module
 from vtoken_api.stream.endpoint import parse_query

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from core_engine import CoreEngine
-from serving import Served, serve
-from waiting import LIMIT_S
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 
 DAY_S = 86_400.0

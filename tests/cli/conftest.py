@@ -1,3 +1,3 @@
 """Fixtures of the CLI tests."""
 
-from served_core import core, served, stepping  # noqa: F401
+from tests.support.served_core import core, served, stepping  # noqa: F401

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import run, spawn, terminal
-from serving import Served
 
+from tests.support.cli_harness import run, spawn, terminal
+from tests.support.serving import Served
 from vtoken import wire
 from vtoken.cli.completion import field_names
 from vtoken.cli.parser import KINDS, SHELLS

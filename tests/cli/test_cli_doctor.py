@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_harness import run
-from core_engine import CoreEngine
-from serving import Served, serve
-from waiting import until
 
+from tests.support.cli_harness import run
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_harness import VTOKEN, run, terminal
-from serving import Served
 
+from tests.support.cli_harness import VTOKEN, run, terminal
+from tests.support.serving import Served
 from vtoken.cli.parser import make_parser
 
 # What each command needs to do its work here; {} is a folder.
@@ -34,7 +34,7 @@ WORKS = {
     "undo": "",
     "record": "{}/run.jsonl --duration 1",
 }
-ELSEWHERE = {"serve", "demo", "bench", "soak"}  # with parsers of their own
+ELSEWHERE = {"serve", "demo", "bench"}  # with parsers of their own
 LOCAL = {"console", "completion"}  # no document comes back
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_harness import VTOKEN, run, spawn, start
-from core_engine import CoreEngine
-from serving import Served
-from waiting import LIMIT_S, until
 
+from tests.support.cli_harness import VTOKEN, run, spawn, start
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.cli.streaming import quiet_line
 from vtoken.client import AsyncClient, ProblemError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from cli_harness import run, spawn
-from core_engine import CoreEngine
-from serving import Served
 
+from tests.support.cli_harness import run, spawn
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served
 from vtoken import wire
 
 

@@ -74,10 +74,10 @@ def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
 
 SERVER = """
 import subprocess, sys
-from vtoken.vllm import last_words
+from vtoken.vllm.startup import startup_error
 startup_error.offer()
 startup_error.print_at_exit()
-engine = "from vtoken.vllm import last_words as w\\n"
+engine = "from vtoken.vllm.startup import startup_error as w\\n"
 engine += "from vtoken.errors import UnsupportedError as E\\n"
 engine += "w.print_at_exit()\\nwith w.kept(): raise E('a window in all layers')"
 assert subprocess.run([sys.executable, "-c", engine]).returncode == 1

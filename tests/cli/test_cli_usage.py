@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import VTOKEN, run, spawn
-from core_engine import CoreEngine
-from serving import Served, serve
 
+from tests.support.cli_harness import VTOKEN, run, spawn
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
 from vtoken import __version__
 from vtoken.cli import main
 from vtoken.cli.pages import EPILOG

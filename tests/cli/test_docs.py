@@ -18,9 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_harness import run
-from serving import Served
 
+from tests.support.cli_harness import run
+from tests.support.serving import Served
 from vtoken.bench import BENCHES
 from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import Ran, spawn
-from serving import Served
+
+from tests.support.cli_harness import Ran, spawn
+from tests.support.serving import Served
 
 WHEEL = os.environ.get("VTOKEN_WHEEL")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="no VTOKEN_WHEEL; `make wheel` sets it")
@@ -52,7 +53,7 @@ async def test_it_looks_at_a_server_and_replays_what_it_recorded(
 
 
 async def test_what_needs_an_engine_says_so_and_not_more(vtoken: str) -> None:
-    for command in ("serve", "demo", "bench", "soak"):
+    for command in ("serve", "demo", "bench"):
         ran = await spawn(vtoken, command, "MODEL")
         assert ran.code == 1
         assert f"vtoken {command}: this installation lacks the module 'vllm'" in ran.err

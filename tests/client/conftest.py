@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from client_harness import Either
-from served_core import core, served, stepping  # noqa: F401
-from serving import Served
 
+from tests.support.client_harness import Either
+from tests.support.served_core import core, served, stepping  # noqa: F401
+from tests.support.serving import Served
 from vtoken.client import AsyncClient, Client, Server
 
 

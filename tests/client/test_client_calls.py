@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_harness import Either
-from core_engine import CoreEngine
-from serving import Served, serve
 
 import vtoken.client
+from tests.support.client_harness import Either
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.client import (
     AsyncClient,

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-from core_engine import CoreEngine
-from serving import Served
+
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

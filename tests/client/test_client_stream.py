@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from client_harness import Either
-from core_engine import CoreEngine
-from serving import Served, serve
-from waiting import LIMIT_S
 
+from tests.support.client_harness import Either
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.client import (
     Client,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_server import FakeServer
+
+from tests.support.fake_console.fake_server import FakeServer
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_console_model import delta, head, hello, snapshot
 
+from tests.console.test_console_model import delta, head, hello, snapshot
 from vtoken import wire
 from vtoken_console.feed import activity as module
 from vtoken_console.feed.activity import CHURN_TAU_S, FADE_S, Activity

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 from textual import events
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
 from vtoken_console.look.appearance import choose

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_server import FakeServer
 
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.output import screenshot
 
 FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")

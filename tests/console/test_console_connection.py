@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
-from console_harness import screen_text, until
-from fake_server import FakeServer
 from starlette.applications import Starlette
 
+from tests.support.console_harness import screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.client import Client
 from vtoken_console.feed.connection import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
 from vtoken_console.changes.trials import countdown, read_terms

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from console_harness import running, until
-from fake_server import FakeServer
-from recorded import START_TS, record
 
+from tests.support.console_harness import running, until
+from tests.support.fake_console.fake_server import FakeServer
+from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.cli import main
 from vtoken_console.output import export

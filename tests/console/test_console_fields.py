@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fake_server import POLICIES, FakeServer
 
+from tests.support.fake_console.fake_server import POLICIES, FakeServer
 from vtoken import wire
 from vtoken_console.changes.controls import applied_text, change_text, operation_text
 from vtoken_console.changes.fields import (

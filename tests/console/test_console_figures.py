@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
 from vtoken_console.feed.samples import marker_of
 from vtoken_console.look import units

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from test_console_model import hello, row, snapshot
 
+from tests.console.test_console_model import hello, row, snapshot
 from vtoken import wire
 from vtoken_console.app.filters import block_mask, parse, shortfall
 from vtoken_console.feed.model import Model, apply

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 from textual import events
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen

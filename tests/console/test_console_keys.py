@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 from textual.binding import Binding
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 from vtoken_console.app.keys import KEYS

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from console_harness import running, screen_text, until
-from core_engine import CoreEngine, stepping_on
-from serving import Served, serve
-from waiting import LIMIT_S
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.serving import Served, serve
+from tests.support.waiting import LIMIT_S
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.notice import Notice

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from console_harness import screen_text, until
-from recorded import START_TS, record
 
+from tests.support.console_harness import screen_text, until
+from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter

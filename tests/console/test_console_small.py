@@ -6,10 +6,10 @@ import re
 
 import msgspec
 import pytest
-from console_harness import running, screen_text, until
-from fake_server import FakeServer
 from rich.style import Style
 
+from tests.support.console_harness import running, screen_text, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
 from vtoken_console.app import view
 from vtoken_console.app.app import ConsoleApp

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake_server import FakeServer
+
+from tests.support.fake_console.fake_server import FakeServer
 
 SIZE = (120, 36)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from console_harness import running, until
-from fake_server import FakeServer
 from textual import events
 from textual.command import CommandPalette
 from textual.widgets import Input
 
+from tests.support.console_harness import running, until
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 import websockets
-from browser import browsing, find_browser
-from fake_server import FakeServer
-from waiting import LIMIT_S
+
+from tests.support.browser import browsing, find_browser
+from tests.support.fake_console.fake_server import FakeServer
+from tests.support.waiting import LIMIT_S
 
 pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from core_engine import CoreEngine
 
+from tests.support.core_engine import CoreEngine
 from vtoken.policies import make_policy
 from vtoken.runtime.admission import Admission
 

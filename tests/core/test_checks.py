@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.errors import InvariantViolation
 from vtoken.tables.pool import PoolLiveness
 from vtoken.tables.token_table import TokenTable

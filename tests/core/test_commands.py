@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.wire import Command
 
 

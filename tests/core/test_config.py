@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import CoreEngine, LiveEngine, make_engine
+from tests.support.core.harness import CoreEngine, LiveEngine, make_engine
 from vtoken.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
 from vtoken.errors import RefusedError
 from vtoken.wire import Command, PatchResult, Reply

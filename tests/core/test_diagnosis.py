@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.advice import MAX_LENGTH
 from vtoken.runtime.admission import ASKED_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status

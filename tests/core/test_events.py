@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import make_engine
+from tests.support.core.harness import make_engine
 from vtoken.runtime.events import FREQUENT, EventLog
 from vtoken.wire import EventKind
 

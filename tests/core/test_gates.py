@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.config.values import VTokenConfig, merge_patch
 from vtoken.planning.gates import (
     CONDITIONS,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.config.values import merge_patch
 from vtoken.protocol.integrity import difference, fingerprint, misplaced
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.config.values import VTokenConfig
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter

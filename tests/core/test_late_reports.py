@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
+from tests.support.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
 

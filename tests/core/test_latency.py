@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import make_engine
+from tests.support.core.harness import make_engine
 from vtoken.runtime.latency import (
     LEAST_MS,
     MAX_RELATIVE_ERROR,

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine, make_holes
+from tests.support.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.errors import InvariantViolation
 from vtoken.planning.round import Round
 from vtoken.runtime.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations

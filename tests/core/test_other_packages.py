@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken import policies
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter

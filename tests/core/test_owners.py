@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.protocol.step import NO_IDS
 from vtoken.tables import token_tables as tables_module
 from vtoken.tables.token_tables import TokenTables

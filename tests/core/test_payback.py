@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.harness import CoreEngine, make_engine
+from tests.support.core.harness import CoreEngine, make_engine
 from vtoken.policies import make_policy
 from vtoken.runtime.wasted_moves import PAYBACK_STEPS, LastMoves
 from vtoken.wire import Status

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken import policies
 from vtoken.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names

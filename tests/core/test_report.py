@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,

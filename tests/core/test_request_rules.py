@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_engine import CoreEngine
 
+from tests.support.core_engine import CoreEngine
 from vtoken.config.request_rules import RequestRules, request_rules
 from vtoken.config.values import default_config
 from vtoken.errors import RefusedError

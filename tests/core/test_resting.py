@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.engine import CoreEngine
+from tests.support.core.engine import CoreEngine
 from vtoken.config.request_rules import request_rules
 from vtoken.config.values import merge_patch
 from vtoken.errors import InvariantViolation

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine, SimpleStore, SimulatedWorker
+from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.config.values import merge_patch
 
 POLICIES = st.sampled_from(

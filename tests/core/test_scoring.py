@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine, SimulatedWorker
+from tests.support.core.harness import CoreEngine, SimulatedWorker
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter

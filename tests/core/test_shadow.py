@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter

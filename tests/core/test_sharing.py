@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import CoreEngine, SimpleStore
+from tests.support.core.harness import CoreEngine, SimpleStore
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.planner import Layout, RelocationPlan

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.runtime.events import EventLog
 from vtoken.stream.telemetry import Publisher
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Event, Frame

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.controller import Controller
 from vtoken.control.trials import MIN_INTERVALS
 from vtoken.wire import (

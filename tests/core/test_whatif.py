@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import LiveEngine, make_engine
+from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.planning.gates import CONDITIONS
 from vtoken.wire import PatchResult, WhatIf
 

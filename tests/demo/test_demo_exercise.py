@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-from core_engine import CoreEngine
-from serving import serve
 
+from tests.support.core_engine import CoreEngine
+from tests.support.serving import serve
 from vtoken import wire
 from vtoken.client import Client
 from vtoken.demo.exercise import Exercise, Row

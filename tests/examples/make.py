@@ -19,9 +19,8 @@ import websockets
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT), str(ROOT / "api")]
 
-from core_engine import CoreEngine  # noqa: E402
-from serving import Served, serve  # noqa: E402
-
+from tests.support.core_engine import CoreEngine  # noqa: E402
+from tests.support.serving import Served, serve  # noqa: E402
 from vtoken_api.auth.limits import Rate, RateLimits  # noqa: E402
 from vtoken_api.rest import inputs  # noqa: E402
 

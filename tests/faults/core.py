@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tests.core.harness import CoreEngine
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
+from tests.support.core.harness import CoreEngine
 from vtoken.planning import round as planning_round
 from vtoken.runtime import relocation
 

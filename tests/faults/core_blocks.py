@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.harness import CoreEngine
 from tests.core.test_rules import EagerlyFreeingStore, GreedyLender
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_relocation
+from tests.support.core.harness import CoreEngine
 
 BLOCKS = Catalogue()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.harness import CoreEngine
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_plan, each_relocation, swapped
+from tests.support.core.harness import CoreEngine
 from vtoken.policies import Policy
 
 TOKENS = Catalogue()

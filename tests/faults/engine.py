@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests import reference
 from tests.faults.catalogue import REPORTERS, Fault, Hit, Noticed, noticed
+from tests.soak.oracle import Oracle
+from tests.support import reference
 from vtoken.config.values import merge_patch
 from vtoken.errors import InvariantViolation
-from vtoken.soak.oracle import Oracle
 
 ENGINE_ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
@@ -49,7 +49,7 @@ class EngineUnderFaults:
     """A running engine; `heal` undoes a fault and everything that it did."""
 
     def __init__(self, llm: Any, model: Path) -> None:
-        from vtoken.vllm.soak_engine import Watch
+        from tests.soak.engine import Watch
 
         self.llm = llm
         self.core = llm.llm_engine.engine_core.engine_core

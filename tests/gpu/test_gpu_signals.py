@@ -11,8 +11,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from two_workers import DeviceWorker, Life, Worker
-
+from tests.support.two_workers import DeviceWorker, Life, Worker
 from vtoken.vllm.cuda.streams import CUDAStreams
 from vtoken.vllm.cuda.transfer import download
 

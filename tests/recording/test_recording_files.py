@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stream_messages import START_TS, stream
 
+from tests.support.stream_messages import START_TS, stream
 from vtoken import wire
 from vtoken.recording import (
     Index,

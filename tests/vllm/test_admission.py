@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-import reference
-from observe import Observer
 
+from tests.support import reference
+from tests.support.observe import Observer
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm

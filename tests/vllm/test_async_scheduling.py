@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from observe import Observer, runtime_of
 
+from tests.support import reference
+from tests.support.observe import Observer, runtime_of
+from tests.support.steps_overlap import async_scheduling
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.startup.serve import server_command
-from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

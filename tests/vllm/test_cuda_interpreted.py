@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import interpreted
 import pytest
-from observe import runtime_of
 
+from tests.support import interpreted
+from tests.support.observe import runtime_of
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm

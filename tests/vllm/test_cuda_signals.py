@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from two_workers import SIGNALS, DeviceWorker, Life, Worker
 
+from tests.support.two_workers import SIGNALS, DeviceWorker, Life, Worker
 from vtoken.policies.signals import Floats, Signal, make_keeper
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import WorkerReport

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import reference
-from observe import Observer, runtime_of
 
+from tests.support import reference
+from tests.support.observe import Observer, runtime_of
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
-from observe import runtime_of
 
+from tests.support import reference
+from tests.support.observe import runtime_of
 from vtoken.errors import InvariantViolation
 from vtoken.vllm import engine_args
 from vtoken.vllm.touchpoints import register

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import models
 import pytest
-import reference
-from observe import Observer
 
+from tests.support import models, reference
+from tests.support.observe import Observer
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import support

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from observe import Observer
 
+from tests.support import reference
+from tests.support.observe import Observer
 from vtoken.policies import policy_names
 from vtoken.vllm import engine_args
 from vtoken.wire import Command

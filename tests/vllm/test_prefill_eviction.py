@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import reference
-from observe import Observer
 
+from tests.support import reference
+from tests.support.observe import Observer
+from tests.support.steps_overlap import async_scheduling
 from vtoken.vllm import engine_args
-from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

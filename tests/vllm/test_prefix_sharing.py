@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import reference
-from observe import Observer, runtime_of
 
+from tests.support import reference
+from tests.support.observe import Observer, runtime_of
 from vtoken.config.values import merge_patch
 from vtoken.control.whatif import what_if
 from vtoken.vllm import engine_args

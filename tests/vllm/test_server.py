@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import reference
-from waiting import until
 from websockets.asyncio.client import connect
 
+from tests.support import reference
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.demo.server import Server

@@ -19,14 +19,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import reference
 import websockets
-from doors import bearer, check_every_door
 from prometheus_client.parser import text_string_to_metric_families
-from random_calls import call_at_random, described_operations
-from waiting import until
 from websockets.asyncio.client import connect
 
+from tests.support import reference
+from tests.support.doors import bearer, check_every_door
+from tests.support.random_calls import call_at_random, described_operations
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken.demo.server import Server, any_free_port
 from vtoken_api.metrics import METRICS, PREFIX

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import reference
-from observe import runtime_of
 
+from tests.support import reference
+from tests.support.observe import runtime_of
+from tests.support.steps_overlap import async_scheduling
 from vtoken.vllm import engine_args
-from vtoken.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

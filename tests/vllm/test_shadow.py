@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import reference
-from observe import Observer
 
+from tests.support import reference
+from tests.support.observe import Observer
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm

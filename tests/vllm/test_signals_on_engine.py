@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import reference
 import torch
-from observe import Observer
-from test_policies_exact import generate_under
 
+from tests.support import reference
+from tests.support.observe import Observer
+from tests.vllm.test_policies_exact import generate_under
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vtoken.soak.oracle import Oracle, Stretch
-from vtoken.soak.phases import Phase, plan_phases
-from vtoken.soak.run import run_phase
-from vtoken.soak.tally import Tally, total
+from tests.soak.oracle import Oracle, Stretch
+from tests.soak.phases import Phase, plan_phases
+from tests.soak.run import run_phase
+from tests.soak.tally import Tally, total
+from tests.support import reference
 
 pytestmark = pytest.mark.vllm
 
@@ -49,7 +50,6 @@ def test_a_child_that_dies_is_a_failure_with_its_log(phases: list[Phase]) -> Non
 
 
 def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
-    import reference
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
@@ -70,7 +70,6 @@ def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
 
 
 def test_a_preempted_request_is_judged_admission_by_admission(demo_model: Path) -> None:
-    import reference
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()

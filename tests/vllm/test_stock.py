@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import reference
+
+from tests.support import reference
 
 pytestmark = pytest.mark.vllm
 

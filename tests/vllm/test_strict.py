@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-import reference
-from observe import runtime_of
 
 from tests.faults.engine import CONFIG, ENGINE_ARGUMENTS
+from tests.soak.oracle import Oracle
+from tests.support import reference
+from tests.support.observe import runtime_of
 from vtoken.demo.server import ProcessGroup
 from vtoken.errors import InvariantViolation
-from vtoken.soak.oracle import Oracle
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
@@ -53,7 +53,7 @@ def run(llm: Any, tokens: dict[int, list[int]]) -> None:
 def test_strict_no_token_of_a_violated_step_leaves_the_engine(
     engine: Any, demo_model: Path
 ) -> None:
-    from vtoken.vllm.soak_engine import Watch
+    from tests.soak.engine import Watch
 
     tokens: dict[int, list[int]] = {}
     with engine(**broken(strict=True)) as llm:

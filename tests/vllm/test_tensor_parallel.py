@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-from observe import Observer, runtime_of
 
+from tests.support import reference
+from tests.support.observe import Observer, runtime_of
 from vtoken.errors import InvariantViolation
 from vtoken.vllm import engine_args
 

@@ -15,7 +15,6 @@ PASSED_THROUGH = {
     "serve": "vtoken.vllm.startup.serve",
     "demo": "vtoken.demo.run",
     "bench": "vtoken.bench",
-    "soak": "vtoken.soak",
 }
 
 

@@ -30,7 +30,6 @@ GROUPS = {
         "serve": "vLLM's server with vToken: every vLLM flag, and --vtoken-…",
         "demo": "a server, traffic and the console, ready to look at",
         "bench": "measure: baselines, variants, micro-benchmarks",
-        "soak": "real engines under random traffic, every check on",
         "completion": "completion of commands for your shell",
     },
 }

@@ -84,7 +84,7 @@ def make_parser() -> Parser:
         add(name, dry)
     _add_console(_add(commands, "console", server))
     _add_record(add("record"))
-    for name in ("serve", "demo", "bench", "soak"):  # with parsers of their own
+    for name in ("serve", "demo", "bench"):  # with parsers of their own
         commands.add_parser(name, help=GROUPS["Run"][name], add_help=False)
     shell = _add(commands, "completion")
     shell.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

@@ -14,8 +14,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.core.store import SimpleStore
-from tests.core.worker import Content, SimulatedWorker, StepMessage
+from tests.support.core.store import SimpleStore
+from tests.support.core.worker import Content, SimulatedWorker, StepMessage
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.runtime import GrownRequest, Runtime

@@ -4,10 +4,10 @@
 plane and telemetry.
 """
 
-from tests.core.engine import CoreEngine, Request
-from tests.core.live import LiveEngine, make_engine, make_holes
-from tests.core.store import SimpleStore
-from tests.core.worker import SimulatedWorker, StepMessage, scores_of
+from tests.support.core.engine import CoreEngine, Request
+from tests.support.core.live import LiveEngine, make_engine, make_holes
+from tests.support.core.store import SimpleStore
+from tests.support.core.worker import SimulatedWorker, StepMessage, scores_of
 
 __all__ = [
     "CoreEngine",

@@ -14,7 +14,7 @@ import msgspec
 from vtoken import wire
 
 if TYPE_CHECKING:
-    from fake_server import FakeServer
+    from tests.support.fake_console.fake_server import FakeServer
 
 
 class RefusedError(Exception):

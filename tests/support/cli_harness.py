@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from waiting import LIMIT_S
 
+from tests.support.waiting import LIMIT_S
 from vtoken.cli import main
 
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]

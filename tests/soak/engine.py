@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vtoken.soak.oracle import Stretch
-from vtoken.soak.phases import Phase
+from tests.soak.oracle import Stretch
+from tests.soak.phases import Phase
 
 
 def make_engine(phase: Phase) -> Any:

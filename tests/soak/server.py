@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.soak.tally import Tally
+from tests.soak.traffic_generator import NEEDS_BUDGET, Chance
 from vtoken.demo.server import DemoError, Server, any_free_port
-from vtoken.soak.chance import NEEDS_BUDGET, Chance
-from vtoken.soak.tally import Tally
 from vtoken.wire import ConfigDocument, PolicyInfo, Status
 
 NUM_CLIENTS = 8

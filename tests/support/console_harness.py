@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import waiting
 from textual.css.query import QueryError
 
+from tests.support import waiting
 from vtoken_console.app.app import ConsoleApp
 
 

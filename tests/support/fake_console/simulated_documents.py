@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fake_control import RefusedError, gates
-from pool_simulation import SimRequest
-from simulated_engine import BYTES_PER_TOKEN, SimulatedEngine
-
+from tests.support.fake_console.fake_control import RefusedError, gates
+from tests.support.fake_console.pool_simulation import SimRequest
+from tests.support.fake_console.simulated_engine import BYTES_PER_TOKEN, SimulatedEngine
 from vtoken import wire
 
 POLICIES = [

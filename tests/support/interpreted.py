@@ -1,6 +1,6 @@
 """Runs vToken's CUDA worker half on the CPU, Triton's kernels in Triton's interpreter.
 
-    python tests/interpreted.py MODEL CONFIG…
+    python tests/support/interpreted.py MODEL CONFIG…
 
 prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
 and `engines`, one engine a configuration (a merge patch as for `PATCH /vtoken/v1/config`).

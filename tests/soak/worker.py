@@ -1,4 +1,4 @@
-"""One engine in this process under one phase of the soak; the other end of `vtoken.soak`.
+"""One engine in this process under one phase of the soak; the other end of `tests.soak.run`.
 
 Reads a `Phase` as one JSON line on stdin; writes JSON lines on the descriptor named in the first
 argument: the tally so far now and then, at the end `{"done": tally}`. What is done when depends on
@@ -17,11 +17,11 @@ from typing import Any, TextIO
 
 import msgspec
 
-from vtoken.soak.chance import NEEDS_BUDGET, Chance, RequestDraw
-from vtoken.soak.oracle import Oracle
-from vtoken.soak.phases import START, Phase
-from vtoken.soak.tally import Tally
-from vtoken.vllm.soak_engine import Watch, abort_during_step, is_busy, make_engine, sampling_params
+from tests.soak.engine import Watch, abort_during_step, is_busy, make_engine, sampling_params
+from tests.soak.oracle import Oracle
+from tests.soak.phases import START, Phase
+from tests.soak.tally import Tally
+from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
 from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
 
 REPORT_EVERY_S = 1.0
@@ -282,7 +282,7 @@ def main() -> None:
     with ExitStack() as stack:
         log = stack.enter_context(Path(phase.log).open("w"))
         if phase.engine.overlap:
-            from vtoken.vllm.steps_overlap import async_scheduling
+            from tests.support.steps_overlap import async_scheduling
 
             stack.enter_context(async_scheduling())
         soak = Soak(phase, log, answers)

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from tests.core.engine import CoreEngine
+from tests.support.core.engine import CoreEngine
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.stream.telemetry import Publisher

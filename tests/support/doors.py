@@ -10,8 +10,8 @@ import asyncio
 import httpx
 import websockets
 from starlette.routing import Route, WebSocketRoute
-from waiting import LIMIT_S
 
+from tests.support.waiting import LIMIT_S
 from vtoken_api.plugin import MOUNT_PATH, build_app
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))  # scripted.py
 
-from scripted import ScriptedEngine
-
+from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
 

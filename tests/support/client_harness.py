@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self, TypeVar
 
-from waiting import LIMIT_S
-
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.client import AsyncClient, AsyncStream, Client, Server, Stream
 

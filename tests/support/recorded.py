@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from fake_server import FakeServer
 
+from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
 from vtoken.recording import Recorder, RecordingWriter
 

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import msgspec
-from fake_control import RefusedError, gates
-from simulated_documents import Documents
-from simulated_engine import BYTES_PER_TOKEN
 
+from tests.support.fake_console.fake_control import RefusedError, gates
+from tests.support.fake_console.simulated_documents import Documents
+from tests.support.fake_console.simulated_engine import BYTES_PER_TOKEN
 from vtoken import wire
 
 

@@ -1,6 +1,6 @@
 """TEST SERVER: speaks the console's wire over real HTTP and websockets, on simulated bookkeeping.
 
-Not vToken: run it to look at the console (`python tests/console/fake_server.py --port 8000`) or
+Not vToken: run it to look at the console (`python -m tests.support.fake_console.fake_server`) or
 start it in a test with `FakeServer`. It records every change that clients ask for.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import uvicorn
-from fake_control import RefusedError
-from simulated_controls import Controls
-from simulated_documents import POLICIES
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tests.support.fake_console.fake_control import RefusedError
+from tests.support.fake_console.simulated_controls import Controls
+from tests.support.fake_console.simulated_documents import POLICIES
 from vtoken import wire
 
 

@@ -17,8 +17,9 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
-from waiting import LIMIT_S
 from websockets.asyncio.client import ClientConnection, connect
+
+from tests.support.waiting import LIMIT_S
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (

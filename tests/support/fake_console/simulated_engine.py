@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import msgspec
-from fake_control import Control
-from pool_simulation import Pool, SimRequest
 
+from tests.support.fake_console.fake_control import Control
+from tests.support.fake_console.pool_simulation import Pool, SimRequest
 from vtoken import wire
 
 BYTES_PER_TOKEN = 4608

@@ -1,4 +1,4 @@
-"""The soak: `vtoken soak`, real engines under random traffic and switches with every check on."""
+"""The soak, `python -m tests.soak`: real engines under random traffic, all checks on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Exit code 0 when nothing was violated, failed, lost or answered wrongly; else 1."""
-    parser = argparse.ArgumentParser(prog="vtoken soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="how long in all (20)")
     parser.add_argument("--phase-seconds", type=float, default=75.0, help="a phase (75)")
     parser.add_argument("--seed", type=int, default=0, help="all that is random follows from it")
@@ -16,6 +16,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, metavar="N", help="repeat one phase for N rounds")
     parser.add_argument("--no-server", action="store_true", help="leave the HTTP phase out")
     parser.add_argument("--logs", type=Path, default=Path(".soak"), help="logs and the summary")
-    from vtoken.soak.run import run
+    from tests.soak.run import run
 
-    return run(parser.parse_args(argv))
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

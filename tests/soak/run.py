@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from vtoken.soak.phases import Phase, plan_phases
-from vtoken.soak.server import soak_server
-from vtoken.soak.tally import Tally, total
+from tests.soak.phases import Phase, plan_phases
+from tests.soak.server import soak_server
+from tests.soak.tally import Tally, total
 
 SILENCE_S = 240.0  # starting an engine is the longest silence
 # Small tensors gain nothing from more, and lose much where the cores are shared.
@@ -100,7 +100,7 @@ def run_phase(phase: Phase) -> Tally:
     errors = Path(phase.log).with_suffix(".err")
     with errors.open("w") as stderr:
         child = subprocess.Popen(
-            [sys.executable, "-m", "vtoken.vllm.soak_worker", str(write)],
+            [sys.executable, "-m", "tests.soak.worker", str(write)],
             stdin=subprocess.PIPE,
             stdout=stderr,
             stderr=stderr,
@@ -147,7 +147,7 @@ def _kill(child: subprocess.Popen[str]) -> None:
 def _explain(phase: Phase, tally: Tally) -> None:
     for failure in tally.failures[:10]:
         print(f"  {failure}")
-    again = f"vtoken soak --seed {phase.seed} --only {shlex.quote(phase.name)} --steps N"
+    again = f"python -m tests.soak --seed {phase.seed} --only {shlex.quote(phase.name)} --steps N"
     print(f"  to repeat: {again} (N rounds, see {phase.log})", flush=True)
 
 

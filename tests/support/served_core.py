@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from core_engine import CoreEngine, stepping_on
-from serving import Served, serve
+
+from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.serving import Served, serve
 
 
 @pytest.fixture
