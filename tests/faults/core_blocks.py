@@ -50,7 +50,7 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
 @BLOCKS.fault("I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2)
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
-    relocator, states = engine.runtime.relocator, engine.runtime.states
+    relocator, states = engine.runtime.relocator, engine.runtime.state.requests
     honest = relocator.layouts
 
     def layouts(request_ids: Any = None) -> Any:
@@ -110,21 +110,21 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
 
 @BLOCKS.fault(
     "write private blocks",
-    "I4, `Grower.",
+    "I4, `TokenAppender.",
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
     """A token is recycled into a hashed block."""
-    honest = engine.runtime.grower.pick_holes
+    honest = engine.runtime.appender.pick_holes
 
     def pick_holes() -> None:
-        for state in engine.runtime.states.values():
+        for state in engine.runtime.state.requests.values():
             if state.readonly:
                 hit()
             state.readonly = frozenset()
         honest()
 
-    engine.runtime.grower.pick_holes = pick_holes  # type: ignore[method-assign]
+    engine.runtime.appender.pick_holes = pick_holes  # type: ignore[method-assign]
 
 
 @BLOCKS.fault(
@@ -162,7 +162,7 @@ def keep_the_plan_of_a_preempted_request(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
 
 
-@BLOCKS.fault("never hash again", "I4, `Grower.", config={"recycle": True})
+@BLOCKS.fault("never hash again", "I4, `TokenAppender.", config={"recycle": True})
 def hash_after_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted: written while cached."""
     engine.caches_after_eviction = True

@@ -148,8 +148,8 @@ class Controller:
 
     def status(self, rows: list[RequestRow] | None = None) -> Status:
         status = self.reporter.status(rows)
-        status.config_revision = self.runtime.revision
-        status.shadow = self.runtime.shadow.document()
+        status.config_revision = self.runtime.state.revision
+        status.shadow = self.runtime.state.shadow.document()
         return status
 
     def frame(self, *, figures: bool = True) -> Frame:
@@ -232,7 +232,7 @@ class Controller:
             num_blocks=runtime.geometry.num_blocks,
             num_layers=runtime.geometry.num_layers,
         )
-        runtime.judge.require_all(merged)
+        runtime.policy_runner.require_all(merged)
         if not validate_only:
             self.revisions.require_no_trial()
             return self.revisions.change(merged, actor, terms)

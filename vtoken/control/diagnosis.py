@@ -102,7 +102,7 @@ class Offer:
 
     def now(self, runtime: Runtime) -> Gain:
         """What is left of it."""
-        known, states = runtime.tables.get, runtime.states
+        known, states = runtime.tables.get, runtime.state.requests
         parts = [
             part
             for part in self.parts
@@ -147,7 +147,7 @@ class Diagnosis:
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=gain.likely))
         lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
-        short = free - runtime.wanted_blocks <= config.low_watermark_blocks or lacking > 0
+        short = free - runtime.state.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
         if short and gain.likely:
             cause = "fragmented"
@@ -160,7 +160,7 @@ class Diagnosis:
             pressure=pressure,
             gates=gates,
             num_requests=len(runtime.tables),
-            may_evict=runtime.may_evict,
+            may_evict=runtime.state.may_evict,
             num_waiting=self._count_waiting(),
             lacking_blocks=lacking,
             used_blocks=pool.num_used,

@@ -1,6 +1,6 @@
-"""What the planner sees of one ledger: layouts of its tables, made when taken, and the headroom.
+"""What the planner sees of one state: layouts of its tables, made when taken, and the headroom.
 
-Reads the ledger, changes nothing. Who has a relocation in flight is not planned for (I4).
+Reads the state, changes nothing. Who has a relocation in flight is not planned for (I4).
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import numpy as np
 
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.planner import Layout, num_excess_blocks
-from vtoken.runtime.state import Ledger
+from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import Ids, TokenTable
 
 
 class Snapshots:
-    """Snapshots of the tables of one ledger."""
+    """Snapshots of the tables of one state."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
 
     def layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
         """Snapshots, made when taken, of the virtual requests that hold more blocks than they need.
 
         The most empty slots first; requests with a relocation in flight are left out (I4).
         """
-        size = self._ledger.geometry.block_size
-        known = self._ledger.tables
+        size = self._state.geometry.block_size
+        known = self._state.tables
         asked = known if request_ids is None else map(known.__getitem__, request_ids)
         tables = [
             table
             for table in asked
-            if has_excess(table) and not self._ledger.states[table.request_id].in_flight_step
+            if has_excess(table) and not self._state.requests[table.request_id].in_flight_step
         ]
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
         return map(self.layout_of, tables)
@@ -42,9 +42,9 @@ class Snapshots:
         grid = table.grid()
         if dead is not None and len(dead):
             grid[np.isin(grid, dead)] = -1
-        store = self._ledger.store
+        store = self._state.store
         # Blocks outside `readonly` are private and unhashed, see RequestState.
-        readonly = self._ledger.states[table.request_id].readonly
+        readonly = self._state.requests[table.request_id].readonly
         asked = [
             (i, block)
             for i, block in enumerate(table.blocks if readonly or not table.virtual else ())
@@ -59,14 +59,14 @@ class Snapshots:
 
     def headroom(self, config: VTokenConfig) -> int:
         """Fresh blocks that one round may take now."""
-        return min(config.headroom_blocks, self._ledger.store.num_free_blocks())
+        return min(config.headroom_blocks, self._state.store.num_free_blocks())
 
     def waits_for_reports(self) -> bool:
         """Whether a request that holds too much is left out because of a relocation in flight."""
-        states = self._ledger.states
+        requests = self._state.requests
         return any(
-            states[table.request_id].in_flight_step and has_excess(table)
-            for table in self._ledger.tables
+            requests[table.request_id].in_flight_step and has_excess(table)
+            for table in self._state.tables
         )
 
 
