@@ -26,9 +26,7 @@ from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Clock, Terms
 from vtoken.errors import RefusedError, UnknownRequestError
-from vtoken.planning.round import plan_round
 from vtoken.policies import describe_broken, describe_policies
-from vtoken.runtime.operations import describe_round
 from vtoken.wire import (
     BlocksDocument,
     Command,
@@ -280,14 +278,11 @@ class Controller:
         boolean("dry_run", dry_run)
         operation = runtime.operations.add(actor, request_id, size, dry_run)
         if dry_run:
-            found = plan_round(
-                runtime.relocator.layouts(None if request_id is None else [request_id]),
-                runtime.config,
-                holders=runtime.tables.pool.holders,
-                batch_size=size,
-                headroom_blocks=runtime.relocator.headroom(runtime.config),
+            ids = None if request_id is None else [request_id]
+            preview = runtime.round_planner.preview(
+                runtime.config, request_ids=ids, batch_size=size
             )
-            operation.plan = describe_round(found, runtime.geometry.bytes_per_token)
+            runtime.operations.planned(operation, preview.round, runtime.geometry.bytes_per_token)
             runtime.operations.finish(operation)
         elif len(runtime.tables) == 0:
             runtime.operations.finish(operation)  # nothing holds a block: done, nothing moved

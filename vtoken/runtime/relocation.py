@@ -1,6 +1,6 @@
 """Relocation: rounds, manual operations, and what is in flight to the worker.
 
-Knows the runtime's state and the pure planner; knows nothing of policies or of the engine.
+Knows the runtime's state and the planner of rounds; knows nothing of policies or of the engine.
 Invariants:
 1. a request has at most one relocation that is not reported (I4)
 2. destinations lie in blocks that are private and unhashed
@@ -19,22 +19,23 @@ import numpy as np
 from vtoken.errors import InvariantViolation
 from vtoken.planning.gates import Pressure, first_closed
 from vtoken.planning.planner import RelocationPlan
-from vtoken.planning.round import Round, plan_round
+from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
 from vtoken.runtime.deferrals import Deferrals
 from vtoken.runtime.in_flight import InFlight
 from vtoken.runtime.operations import Operations
-from vtoken.runtime.snapshots import Snapshots
+from vtoken.runtime.round_planner import RoundPlanner
 from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
 
 
-class Relocator(Snapshots):
+class Relocator:
     """Plans, applies and follows the relocations of one runtime."""
 
-    def __init__(self, state: RuntimeState, operations: Operations) -> None:
-        super().__init__(state)
+    def __init__(self, state: RuntimeState, planner: RoundPlanner, operations: Operations) -> None:
+        self._state = state
+        self._planner = planner
         self._deferrals = Deferrals(state)
         self._operations = operations
         self.in_flight_blocks: frozenset[int] = frozenset()
@@ -81,12 +82,12 @@ class Relocator(Snapshots):
         if not self.planned:
             return
         bounds = [bound for bound, _ in self.planned.values()]
-        flights = [flight for _, flight in self.planned.values()]
+        in_flight = [moving for _, moving in self.planned.values()]
         plan.source_slots = np.concatenate([b.source_slots for b in bounds])
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
-        self._in_flight[self._state.step] = flights
-        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in flights))
+        self._in_flight[self._state.step] = in_flight
+        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in in_flight))
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
@@ -106,14 +107,14 @@ class Relocator(Snapshots):
 
     def finish_step(self, step: int, copy_us: int, fault: str | None = None) -> None:
         """The worker has executed the copies of `step`; `fault`: why that is not certain."""
-        for flight in self._in_flight.pop(step, []):
-            self._record(flight, step, copy_us, fault)
+        for moving in self._in_flight.pop(step, []):
+            self._record(moving, step, copy_us, fault)
 
     def drop(self, request_id: str) -> None:
         """The request lets go of its blocks: what was planned for it leaves the step's plan."""
         planned = self.planned.pop(request_id, None)
         if planned is not None:
-            self._bequeath(*planned)
+            self._transfer_gain(*planned)
             if planned[1].operation_id is not None:
                 self._operations.part_dropped(planned[1].operation_id)
         for operation in self._operations.list_pending():
@@ -130,12 +131,13 @@ class Relocator(Snapshots):
         """Tokens that the plan of `step` copies; 0 once its report has come."""
         return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
 
-    def _bequeath(self, plan: RelocationPlan, flight: InFlight) -> None:
-        """What a group gains stands in one of its plans: one that is not dropped takes it over."""
+    def _transfer_gain(self, plan: RelocationPlan, dropped: InFlight) -> None:
+        """A group's gain is recorded on one of its plans; if that plan is dropped, another takes it
+        over."""
         blocks = set(plan.shared_blocks)
-        for other, heir in self.planned.values():
+        for other, target in self.planned.values():
             if not blocks.isdisjoint(other.shared_blocks):
-                heir.relocation.freed_blocks += flight.relocation.freed_blocks
+                target.relocation.freed_blocks += dropped.relocation.freed_blocks
                 return
 
     @property
@@ -165,7 +167,7 @@ class Relocator(Snapshots):
         found = self._reclaim(freed)
         if found.missing_blocks:
             self._deferrals.note_headroom()
-        elif not found.plans and self.waits_for_reports():
+        elif not found.plans and self._planner.waits_for_reports():
             self._deferrals.note_in_flight()
             self._last_round_empty = False
 
@@ -179,20 +181,16 @@ class Relocator(Snapshots):
     ) -> Round:
         started = time.perf_counter_ns()
         self._last_round_step = self._state.step
-        available = self.headroom(self._state.config)
-        found = plan_round(
-            self.layouts(request_ids),
-            self._state.config,
-            holders=self._state.tables.pool.holders,
-            batch_size=batch_size or self._state.config.batch_size,
-            headroom_blocks=available,
+        preview = self._planner.preview(
+            self._state.config, request_ids=request_ids, batch_size=batch_size
         )
+        found = preview.round
         plan_us = (time.perf_counter_ns() - started) // 1000
         self._state.counters.plan_us += plan_us
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
-            self._deferrals.tell(found.missing_blocks, available)
+            self._deferrals.tell(found.missing_blocks, preview.available_blocks)
         self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._state.tables.pool.num_used
         for plan in found.plans:
@@ -253,7 +251,7 @@ class Relocator(Snapshots):
         request.moved_tokens += plan.num_moved_tokens
         request.last_moves = request.last_moves or LastMoves()
         request.last_moves.moved(bound.token_ids, state.step)
-        flight = InFlight.of(
+        moving = InFlight.of(
             plan,
             destinations,
             bytes_per_token=state.geometry.bytes_per_token,
@@ -262,7 +260,7 @@ class Relocator(Snapshots):
             plan_us=plan_us,
             operation_id=operation_id,
         )
-        self.planned[plan.request_id] = (bound, flight)
+        self.planned[plan.request_id] = (bound, moving)
 
     def _samples(self) -> bool:
         """Whether this relocation is verified by content: `verify_ratio` of them, evenly spread."""
@@ -299,17 +297,17 @@ class Relocator(Snapshots):
             return any(request.in_flight_step for request in requests.values())
         return request_id in requests and bool(requests[request_id].in_flight_step)
 
-    def _record(self, flight: InFlight, step: int, copy_us: int, fault: str | None) -> None:
-        moved = flight.relocation
+    def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
+        moved = moving.relocation
         moved.copy_us = copy_us
-        flight.count(self._state.counters)
+        moving.count(self._state.counters)
         request = self._state.requests.get(moved.request_id)
         if request is not None and request.in_flight_step == step:  # else: of an earlier life
             request.in_flight_step = 0
         self._state.events.add(
-            self._state.step, "relocation", flight.summary, msgspec.to_builtins(moved)
+            self._state.step, "relocation", moving.summary, msgspec.to_builtins(moved)
         )
-        if flight.operation_id is not None and fault is not None:
-            self._operations.part_lost(flight.operation_id, fault)
-        elif flight.operation_id is not None:
-            self._operations.part_done(flight.operation_id, moved)
+        if moving.operation_id is not None and fault is not None:
+            self._operations.part_lost(moving.operation_id, fault)
+        elif moving.operation_id is not None:
+            self._operations.part_done(moving.operation_id, moved)

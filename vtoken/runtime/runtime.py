@@ -43,6 +43,7 @@ from vtoken.runtime.operations import Operations
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.relocation import Relocator
 from vtoken.runtime.requests import Counters
+from vtoken.runtime.round_planner import RoundPlanner
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables
@@ -83,7 +84,8 @@ class Runtime:
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
         self.evictor = Evictor(self.state, self.policy_runner)
-        self.relocator = Relocator(self.state, self.operations)
+        self.round_planner = RoundPlanner(self.state)
+        self.relocator = Relocator(self.state, self.round_planner, self.operations)
         self.admission = Admission(self.state, max_chunk_tokens)
 
     # ------------------------------------------------------------ reading
