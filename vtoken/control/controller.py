@@ -36,8 +36,6 @@ from vtoken.wire import (
     PatchResult,
     Problem,
     Reply,
-    RequestRow,
-    Status,
     pack_array,
 )
 
@@ -61,7 +59,7 @@ class Controller:
         self._rows_of = -1  # `num_changes` of the tables when rows were told
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
-            "status": lambda: self.status(),
+            "status": lambda: self.reporter.status(),
             "frame": lambda: self.frame(),
             "config": self.revisions.document,
             "policies": lambda: [*describe_policies(), *describe_broken()],
@@ -144,12 +142,6 @@ class Controller:
             started_ts=self.started_ts,
         )
 
-    def status(self, rows: list[RequestRow] | None = None) -> Status:
-        status = self.reporter.status(rows)
-        status.config_revision = self.runtime.state.revision
-        status.shadow = self.runtime.state.shadow.document()
-        return status
-
     def frame(self, *, figures: bool = True) -> Frame:
         """What a stream client draws, at this step; to be encoded before the next one.
 
@@ -167,7 +159,7 @@ class Controller:
         if figures or self._rows_of != tables.num_changes:
             self._rows_of = tables.num_changes
             frame.requests = self.reporter.rows()
-            frame.status = self.status(frame.requests)
+            frame.status = self.reporter.status(frame.requests)
             frame.config = self.revisions.document()
         return frame
 

@@ -213,7 +213,10 @@ class Reporter:
     # ------------------------------------------------------------ status
 
     def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The figures of this moment; `rows`, where they have been made of it already."""
+        """The figures of this moment; `rows`, where they have been made of it already.
+
+        All that the engine knows. An API process adds its own health (`vtoken_api.service`).
+        """
         rows = self.rows() if rows is None else rows
         runtime = self.runtime
         pool = runtime.tables.pool
@@ -290,7 +293,8 @@ class Reporter:
                 strict=runtime.state.strict,
                 check_every_step=runtime.check_every_step,
             ),
-            config_revision=0,
+            config_revision=runtime.state.revision,
             step_ms=facts.step_ms,
             latency=runtime.latency.document(time.monotonic()),
+            shadow=runtime.state.shadow.document(),
         )
