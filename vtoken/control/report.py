@@ -17,7 +17,7 @@ from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
 from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.wasted_moves import PAYBACK_STEPS
+from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
@@ -275,7 +275,7 @@ class Reporter:
                 shared_freed_blocks=counters.shared_freed_blocks,
                 relocation_freed_blocks=counters.relocation_freed_blocks,
                 moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
-                payback_steps=PAYBACK_STEPS,
+                payback_steps=WASTED_WITHIN_STEPS,
             ),
             policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
             budget_tokens=config.budget_tokens,
