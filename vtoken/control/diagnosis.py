@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
@@ -208,7 +210,7 @@ class Diagnosis:
         found = self._plan(config, available)
         copied = Round((), 0)
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
-            copied = self._plan(replace(config, prefix_sharing="copy"), available)
+            copied = self._plan(structs.replace(config, prefix_sharing="copy"), available)
         return Offer(
             tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
             available,

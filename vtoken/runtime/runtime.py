@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from vtoken.config.request_rules import RequestRules
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
@@ -41,7 +41,7 @@ from vtoken.runtime.policy_runner import Judge
 from vtoken.runtime.relocation import Relocator
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import BlockStore, Ledger
-from vtoken.wire import Geometry
+from vtoken.wire import MAX_TOKENS, Geometry
 
 __all__ = ["BlockStore", "GrownRequest", "Runtime"]
 
