@@ -243,6 +243,9 @@ IntervalTokens = Annotated[
     int,
     Meta(ge=0, le=MAX_TOKENS, description="evict when live exceeds the budget by more than this"),
 ]
+VerifyRatio = Annotated[
+    float, Meta(ge=0.0, le=1.0, description="share of relocations verified by content hash")
+]
 P = TypeVar("P")
 
 
@@ -296,9 +299,7 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="compressed: by what a request will hold after eviction; stock: vLLM's rule"
         ),
     ] = "compressed"
-    verify_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share of relocations verified by content hash")
-    ] = 0.0
+    verify_ratio: VerifyRatio = 0.0
     prefix_sharing: Annotated[
         PrefixSharing,
         Meta(
