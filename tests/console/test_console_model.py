@@ -20,7 +20,7 @@ CONFIG_VALUES = wire.ConfigValues(
     recycle=True,
     budget_tokens=64,
     interval_tokens=8,
-    probe=wire.Probe(layers=[], every_steps=1),
+    probe=wire.Probe(every_steps=1),
 )
 CONFIG = wire.ConfigDocument(revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.core_engine import CoreEngine
 from vtoken.config.request_rules import RequestRules, request_rules

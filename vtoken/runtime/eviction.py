@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.protocol.step import NO_IDS
@@ -17,6 +17,7 @@ from vtoken.runtime.events import counted
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.wire import MAX_TOKENS
 
 
 class Evictor:
