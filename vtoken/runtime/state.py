@@ -163,7 +163,7 @@ class Ledger:
         self.store.rebind(table.request_id, table.blocks)
 
     def violated(self, violation: InvariantViolation) -> None:
-        """An invariant broke: count it, tell it, and in strict mode stop before a wrong token."""
+        """An invariant broke: count it, report it, and in strict mode stop before the step ends."""
         self.counters.violations += 1
         self.events.add(
             self.step,
