@@ -40,7 +40,7 @@ async def stepping(core: CoreEngine) -> AsyncIterator[None]:
 
 
 def work(url: str, recording: Path) -> list[Row]:
-    with Client(url, timeout_s=30.0) as client, Recorder(url, recording) as recorder:
+    with Client(url, timeout_s=30.0) as client, Recorder(client, recording) as recorder:
         announced: list[Row] = []
         exercise = Exercise(client, recorder, on_row=announced.append)
         exercise.run(exercise.plan(), settle_s=0.0)

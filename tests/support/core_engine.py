@@ -118,7 +118,7 @@ class CoreEngine:
         self.runtime = Runtime(
             geometry, self.pool, default_config(num_blocks), check_every_step=True
         )
-        self.runtime.vocabulary = Words()
+        self.runtime.policy_runner.vocabulary = Words()
         facts = EngineFacts("e1", "0.1.0", "0.32.0", "core", "cpu")
         self.reporter = Reporter(self.runtime, facts, np.zeros(num_blocks, dtype=np.bool_))
         self.publisher = Publisher(self.runtime.events, max_hz=1000.0, max_share=float("inf"))
@@ -136,7 +136,7 @@ class CoreEngine:
     def configure(self, **patch: object) -> None:
         """Start from a configuration of one's own; leaves no revision behind."""
         geometry = self.runtime.geometry
-        self.runtime.config = merge_patch(
+        self.runtime.state.config = merge_patch(
             self.runtime.config,
             patch,
             num_blocks=geometry.num_blocks,

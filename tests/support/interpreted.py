@@ -161,7 +161,7 @@ def probe() -> dict[str, Any]:
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.layout import keys_of
     from vtoken.vllm.cuda.pages import LiveRow, PageTables
-    from vtoken.vllm.cuda.probing import DeviceProbe
+    from vtoken.vllm.cuda.signals.probing import DeviceProbe
     from vtoken.vllm.worker.probe import ProbedRequest
 
     torch.manual_seed(1)
@@ -267,7 +267,7 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         outputs = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
         )
-        counters, shadow = runtime.counters, runtime.shadow.document()
+        counters, shadow = runtime.counters, runtime.state.shadow.document()
         results.append(
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],

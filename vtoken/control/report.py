@@ -143,8 +143,8 @@ class Reporter:
 
     def row(self, table: TokenTable) -> RequestRow:
         runtime, request_id = self.runtime, table.request_id
-        state = runtime.states[request_id]
-        rules = runtime.rules(request_id)
+        state = runtime.state.requests[request_id]
+        rules = runtime.state.rules(request_id)
         num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
         row = RequestRow(  # with more than 15 keywords CPython makes a dict of them for the call
             id=request_id,
@@ -182,8 +182,8 @@ class Reporter:
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included."""
         table = self.runtime.tables[request_id]
-        reads = self.runtime.rules(request_id).policy.reads
-        scores = self.runtime.states[request_id].scores_of(reads)
+        reads = self.runtime.state.rules(request_id).policy.reads
+        scores = self.runtime.state.requests[request_id].scores_of(reads)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
         rows = []
         for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):
@@ -213,14 +213,17 @@ class Reporter:
     # ------------------------------------------------------------ status
 
     def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The figures of this moment; `rows`, where they have been made of it already."""
+        """The figures of this moment; `rows`, where they have been made of it already.
+
+        All that the engine knows. An API process adds its own health (`vtoken_api.service`).
+        """
         rows = self.rows() if rows is None else rows
         runtime = self.runtime
         pool = runtime.tables.pool
         config = runtime.config
         counters = runtime.counters
         facts = self.facts
-        free = runtime.store.num_free_blocks()
+        free = runtime.state.store.num_free_blocks()
         size = runtime.geometry.block_size
         num_low = pool.num_low_utilization()
         return Status(
@@ -287,10 +290,11 @@ class Reporter:
                 violations=counters.violations,
                 verified_relocations=counters.verified_relocations,
                 verify_us=counters.verify_us,
-                strict=runtime.strict,
+                strict=runtime.state.strict,
                 check_every_step=runtime.check_every_step,
             ),
-            config_revision=0,
+            config_revision=runtime.state.revision,
             step_ms=facts.step_ms,
             latency=runtime.latency.document(time.monotonic()),
+            shadow=runtime.state.shadow.document(),
         )

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.tables.placement import Ids
 from vtoken.tables.pool import Slots
+from vtoken.tables.token_table import Ids
 
 DIGEST_BYTES = 16
 LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers

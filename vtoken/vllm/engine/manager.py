@@ -50,7 +50,7 @@ class VTokenAttentionManager(FullAttentionManager):
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         runtime = self.runtime
-        if runtime is None or runtime.resting:
+        if runtime is None or runtime.rest.active:
             return num_tokens
         table = runtime.tables.get(request_id)
         if table is None or not table.virtual:
@@ -72,7 +72,7 @@ class VTokenAttentionManager(FullAttentionManager):
         runtime = self.runtime
         places, extra = self._num_places(request_id, num_tokens), 0
         admission = None  # of a request that waits for its first blocks
-        if runtime is not None and request_id not in runtime.states:
+        if runtime is not None and request_id not in runtime.state.requests:
             admission = runtime.admission
         if admission is not None:
             if apply_admission_cap:  # the whole prompt is asked for, nothing is allocated yet
@@ -101,7 +101,7 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         for block in blocks:
             self.hashed[block.block_id] = False
-        if self.runtime is not None and request_id not in self.runtime.states:
+        if self.runtime is not None and request_id not in self.runtime.state.requests:
             self.runtime.admission.admitted(request_id, len(self.req_to_blocks[request_id]))
         return blocks
 
@@ -123,7 +123,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None and not self.runtime.resting:
+        if self.runtime is not None and not self.runtime.rest.active:
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return

@@ -15,8 +15,8 @@ import numpy as np
 from vtoken.protocol.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.tables.placement import Ids
 from vtoken.tables.pool import Slots
+from vtoken.tables.token_table import Ids
 
 Contents = Callable[[Slots], Iterator[LayerBytes]]
 

@@ -21,7 +21,7 @@ import torch
 
 from vtoken.policies.signals import Keeper, Kind, Signal
 from vtoken.tables.token_table import Ids
-from vtoken.vllm.cuda.transfer import upload
+from vtoken.vllm.cuda.copies.transfer import upload
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
