@@ -17,7 +17,7 @@ from tests.support.fake_console.fake_server import FakeServer
 from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.cli import main
-from vtoken_console.output import export
+from vtoken_console.export import files as export
 from vtoken_console.widgets.notice import Notice
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.console.test_console_model import hello, row, snapshot
 from vtoken import wire
-from vtoken_console.app.filters import block_mask, parse, shortfall
 from vtoken_console.feed.model import Model, apply
+from vtoken_console.frame.filters import block_mask, parse, shortfall
 
 
 def model() -> Model:

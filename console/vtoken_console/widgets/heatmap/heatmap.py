@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from vtoken_console.app.view import View
-from vtoken_console.look.colouring import Mode
+from vtoken_console.frame.view import View
 from vtoken_console.look.grid import Zoom, fit, last_zoom, next_zoom
+from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
 
@@ -70,12 +70,12 @@ class Heatmap(Pointer, can_focus=True):
         codes = self._codes(view, model, activity, mode, room)
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
-        title, place = text.titles(self, view, model)
+        title, place = text.titles(self, view, model, self.mode, self.matching)
         self.entitle(title, place)
         if self.zoom is not Zoom.POOL:
             lines.append(text.overview(self, view, model, width, room))
         lines.append(text.legend(view, mode, width, single=self._is_text(size)))
-        lines.append(text.under_cursor(self, model, activity, width))
+        lines.append(text.under_cursor(self, model, activity, self.mode, width))
         return lines
 
     @property
@@ -100,9 +100,9 @@ class Heatmap(Pointer, can_focus=True):
         import numpy as np
 
         from vtoken.wire import FLAG_USED
-        from vtoken_console.app import filters
-        from vtoken_console.look import cells, colouring
-        from vtoken_console.widgets.heatmap import cell_codes
+        from vtoken_console.frame import filters
+        from vtoken_console.look import cells
+        from vtoken_console.widgets.heatmap import cell_codes, colouring
 
         grid = self.grid
         assert grid is not None
