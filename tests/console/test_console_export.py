@@ -120,9 +120,9 @@ def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def _empty() -> Any:
-    from vtoken_console.feed.model import Model
+    from vtoken.stream.reducer import StreamState
 
-    return Model(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
+    return StreamState(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["svg", "json", "csv"])

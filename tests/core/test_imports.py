@@ -46,6 +46,10 @@ def test_the_client_brings_no_library_before_it_is_used() -> None:
     assert not loaded_by("vtoken.client") & {"numpy", "httpx", "websockets", "rich"}
 
 
+def test_the_reducer_of_the_stream_brings_neither_numpy_nor_the_network() -> None:
+    assert not loaded_by("vtoken.stream.reducer") & {"numpy", "zmq", "httpx", "websockets"}
+
+
 def test_the_probe_sees_what_a_module_imports() -> None:
     assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime.runtime")
 

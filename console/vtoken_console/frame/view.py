@@ -16,8 +16,9 @@ from vtoken_console.look.ramp import Ramp
 from vtoken_console.look.themes import Theme
 
 if TYPE_CHECKING:
+    from vtoken import wire
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.feed.playhead import Bar
     from vtoken_console.feed.series import Series
     from vtoken_console.frame.guide import Shown
@@ -42,8 +43,9 @@ class View:
     motion: bool = True  # whether movements are drawn
     filter: Filter = NO_FILTER
     activity: Activity | None = None  # with the model
-    model: Model | None = None  # None until there is a first snapshot
+    model: StreamState | None = None  # None until there is a first snapshot
     series: Series | None = None
+    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
     replay: Bar | None = None  # None: a live server

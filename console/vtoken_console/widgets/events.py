@@ -68,7 +68,7 @@ class Events(Scroller):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        source = (view.model.events, view.model.audit)
+        source = (view.model.events, view.audit)
         if self._source[0] is not source[0] or self._source[1] is not source[1]:
             self._source = source
             self._rows = [

@@ -18,8 +18,8 @@ from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
 
 if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.look.cells import Cells
     from vtoken_console.widgets.heatmap.cell_paint import Looks
 
@@ -83,7 +83,7 @@ class Heatmap(Pointer, can_focus=True):
         """Lines below the map: legend and cursor, and, zoomed in, the overview."""
         return 2 if self.zoom is Zoom.POOL else 3
 
-    def mode_shown(self, model: Model) -> Mode:
+    def mode_shown(self, model: StreamState) -> Mode:
         """The mode in force; a server that does not tell owners leaves utilisation."""
         if self.mode is Mode.OWNER and not len(model.owner):
             return Mode.UTILISATION
@@ -95,7 +95,9 @@ class Heatmap(Pointer, can_focus=True):
             grid is not None and grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
         )
 
-    def _codes(self, view: View, model: Model, activity: Activity, mode: Mode, room: int) -> Any:
+    def _codes(
+        self, view: View, model: StreamState, activity: Activity, mode: Mode, room: int
+    ) -> Any:
         """Codes of the cells in sight [C]."""
         import numpy as np
 

@@ -16,8 +16,8 @@ from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_K
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.look.ramp import Ramp
     from vtoken_console.widgets.heatmap.pointer import Pointer
 
@@ -40,7 +40,7 @@ def flag_words(flags: int) -> list[str]:
 
 
 def titles(
-    pointer: Pointer, view: View, model: Model, mode: Mode, matching: int | None
+    pointer: Pointer, view: View, model: StreamState, mode: Mode, matching: int | None
 ) -> tuple[str, str]:
     """The title, and what the lower border says: the newest movement, else nothing.
 
@@ -77,7 +77,7 @@ def _movement(view: View) -> str:
     return f"» {tokens} {who} {newest.sources:,} blk → {newest.destinations:,} blk"
 
 
-def overview(pointer: Pointer, view: View, model: Model, width: int, room: int) -> Line:
+def overview(pointer: Pointer, view: View, model: StreamState, width: int, room: int) -> Line:
     """The pool in one line, the part in sight tall; its block ids on the right."""
     from vtoken_console.look import cells
 
@@ -168,7 +168,7 @@ def _hues(view: View) -> list[Span]:
 
 
 def under_cursor(
-    pointer: Pointer, model: Model, activity: Activity, mode: Mode, width: int
+    pointer: Pointer, model: StreamState, activity: Activity, mode: Mode, width: int
 ) -> Line:
     """What the cell under the cursor holds, with its figures."""
     grid = pointer.grid
@@ -187,7 +187,7 @@ def under_cursor(
     return merge(cut(spans, width))
 
 
-def _one_block(block: int, model: Model, activity: Activity) -> list[Span]:
+def _one_block(block: int, model: StreamState, activity: Activity) -> list[Span]:
     size = model.block_size
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
@@ -207,7 +207,7 @@ def _one_block(block: int, model: Model, activity: Activity) -> list[Span]:
     return spans
 
 
-def _some_blocks(model: Model, blocks: range) -> list[Span]:
+def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     part = slice(blocks.start, blocks.stop)
     live, flags = model.live[part], model.flags[part]
