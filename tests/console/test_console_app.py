@@ -309,7 +309,7 @@ async def test_ascii_console_draws_ascii_only(server: FakeServer) -> None:
 
 
 async def test_help_lists_every_key(server: FakeServer) -> None:
-    from vtoken_console.app.keys import KEYS
+    from vtoken_console.frame.keys import KEYS
 
     async with running(server.url, size=(120, 60)) as (app, pilot):
         await pilot.press("question_mark")

@@ -17,7 +17,7 @@ from tests.support.fake_console.fake_server import FakeServer
 from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.cli import main
-from vtoken_console.output import export
+from vtoken_console.export import files as export
 from vtoken_console.widgets.notice import Notice
 
 
@@ -120,9 +120,9 @@ def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def _empty() -> Any:
-    from vtoken_console.feed.model import Model
+    from vtoken.stream.reducer import StreamState
 
-    return Model(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
+    return StreamState(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["svg", "json", "csv"])

@@ -10,9 +10,9 @@ from textual import events
 
 from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
-from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 
 @pytest.fixture

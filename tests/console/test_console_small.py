@@ -11,9 +11,9 @@ from rich.style import Style
 from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
-from vtoken_console.app import view
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.app.keys import KEYS
+from vtoken_console.frame import view
+from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.help import HelpLines
 from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.events import Events

@@ -27,7 +27,7 @@ class ExportActions(Base):
             self.call_after_refresh(self._export, kind)
 
     async def _export(self, kind: str) -> None:
-        from vtoken_console.output.raster import PngUnavailable
+        from vtoken_console.export.raster import PngUnavailable
 
         try:
             files = await self.export_files(kind)
@@ -39,8 +39,8 @@ class ExportActions(Base):
 
     async def export_files(self, kind: str) -> dict[str, bytes]:
         """Contents by file name. Raises PngUnavailable."""
-        from vtoken_console.output import export
-        from vtoken_console.output.raster import svg_to_png
+        from vtoken_console.export import files as export
+        from vtoken_console.export.raster import svg_to_png
 
         client = self.client
         assert client is not None
@@ -59,7 +59,7 @@ class ExportActions(Base):
 
     async def _hand_over(self, files: dict[str, bytes]) -> str:
         """Writes files, or gives them to the browser; where they went. Raises OSError."""
-        from vtoken_console.output import export
+        from vtoken_console.export import files as export
 
         if self.is_web:  # the server's disk is not the reader's
             for name, data in files.items():

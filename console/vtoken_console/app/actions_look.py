@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from vtoken_console.app.base import Base
 from vtoken_console.look.appearance import Appearance
-from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.diff_renderer import set_color_system
 from vtoken_console.look.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.screens.dashboard import VIEWS
 from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.requests import Requests
 
@@ -48,13 +48,20 @@ class LookActions(Base):
         from vtoken_console.screens.request import RequestScreen
 
         if self.client is not None:
-            await self.push_screen(RequestScreen(self.client, request_id))
+            await self.push_screen(RequestScreen(self.client, request_id, self.open_block))
 
     async def open_block(self, block_id: int) -> None:
         from vtoken_console.screens.block import BlockScreen
 
         if self.client is not None and self.client.model.synced:
-            await self.push_screen(BlockScreen(self.client, block_id))
+            await self.push_screen(BlockScreen(self.client, block_id, self._open_owner))
+
+    async def _open_owner(self, request_id: str) -> None:
+        """A request's page in the place of the page of one of its blocks."""
+        from vtoken_console.screens.request import RequestScreen
+
+        if self.client is not None:
+            await self.switch_screen(RequestScreen(self.client, request_id, self.open_block))
 
     # ------------------------------------------------------------ panels
 

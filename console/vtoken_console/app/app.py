@@ -24,13 +24,13 @@ from vtoken_console.app.actions_export import ExportActions
 from vtoken_console.app.actions_guide import GuideActions
 from vtoken_console.app.actions_look import LookActions
 from vtoken_console.app.actions_replay import ReplayActions
-from vtoken_console.app.guide import seen_path
 from vtoken_console.app.keyfile import keymap
-from vtoken_console.app.keys import DASHBOARD_KEYS, KEYS, Key
+from vtoken_console.frame.guide import seen_path
+from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
 from vtoken_console.look.appearance import Appearance, choose
-from vtoken_console.look.colouring import MODES
 from vtoken_console.look.themes import DEPTHS, NAMES
 from vtoken_console.screens.dashboard import VIEWS
+from vtoken_console.widgets.heatmap.colouring import MODES
 
 MAX_PENDING = 2  # writes that wait for the terminal
 HEAVY = (

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from textual.driver import Driver
 
-from vtoken_console.app.cost import Cost, metered
-from vtoken_console.app.keys import KEYS, Key
 from vtoken_console.app.keys_in_order import KeysInOrder
-from vtoken_console.app.view import View
 from vtoken_console.changes.watch import HealthWatch, Watch
 from vtoken_console.feed.connection import Connection, State
+from vtoken_console.frame.cost import Cost, metered
+from vtoken_console.frame.keys import KEYS, Key
+from vtoken_console.frame.view import View
 from vtoken_console.look.appearance import Appearance
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.app.guide import Guide
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.feed.client import Client
-    from vtoken_console.feed.model import Model
+    from vtoken_console.frame.guide import Guide
 
 
 class Base(KeysInOrder):
@@ -86,6 +86,7 @@ class Base(KeysInOrder):
             filter=self.dashboard.filter,
             model=client.model if client and synced else None,
             activity=self._observe(client.model, now) if client and synced else None,
+            audit=client.audit if client and synced else (),
             series=client.series if client and synced else None,
             cost=self.cost.sample(now),
             keys=self.keys,
@@ -93,7 +94,7 @@ class Base(KeysInOrder):
             guide=self.guide.shown if self.guide is not None else None,
         )
 
-    def _observe(self, model: Model, now: float) -> Activity:
+    def _observe(self, model: StreamState, now: float) -> Activity:
         if self.activity is None:
             from vtoken_console.feed.activity import Activity
 

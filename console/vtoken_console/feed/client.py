@@ -16,9 +16,9 @@ from http import HTTPStatus
 from vtoken import wire
 from vtoken.client import AsyncClient, NotVToken, ProblemError, Server, StreamGap
 from vtoken.client.reader import backoff_s
+from vtoken.stream.reducer import ResyncNeeded, StreamState
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.model import Model, ResyncNeeded
 from vtoken_console.feed.playhead import Bar
 from vtoken_console.feed.series import Series
 
@@ -50,12 +50,16 @@ class Client:
         self._feed = Feed()
 
     @property
-    def model(self) -> Model:
+    def model(self) -> StreamState:
         return self._feed.model
 
     @property
     def series(self) -> Series:
         return self._feed.series
+
+    @property
+    def audit(self) -> tuple[wire.AuditEntry, ...]:
+        return self._feed.audit
 
     @property
     def ready(self) -> bool:

@@ -8,26 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vtoken import wire
-from vtoken_console.feed.model import Model, ResyncNeeded, apply, with_audit, with_events
+from vtoken.stream.reducer import StreamState, apply, with_events
 from vtoken_console.feed.samples import NAMES, Sampler, marker_of
 from vtoken_console.feed.series import Series
 
+MAX_AUDIT = 200
+
 
 class Feed:
-    """`model` and `series` after every message taken."""
+    """`model` and `series` after every message taken.
+
+    `audit`: of a recording, who changed or tried out what, oldest first; the newest MAX_AUDIT.
+    """
 
     def __init__(self) -> None:
-        self.model = Model()
+        self.model = StreamState()
         self.series = Series(NAMES)
+        self.audit: tuple[wire.AuditEntry, ...] = ()
         self._sampler = Sampler()
 
     def take(self, message: wire.StreamMessage) -> None:
         """Applies a message as a whole, or raises ResyncNeeded."""
         old = self.model
-        try:
-            self.model = apply(old, message)
-        except (ValueError, IndexError) as fault:  # arrays that do not fit each other
-            raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
+        self.model = apply(old, message)
         if isinstance(message, wire.EventMessage):
             self._mark(message.event)
         status = self.model.status
@@ -47,7 +50,7 @@ class Feed:
 
     def told(self, entries: Iterable[wire.AuditEntry]) -> None:
         """Who changed or tried out what, of a recording, into the log."""
-        self.model = with_audit(self.model, entries)
+        self.audit = (*self.audit, *entries)[-MAX_AUDIT:]
 
     def _mark(self, event: wire.Event) -> None:
         marker = marker_of(event)

@@ -16,10 +16,10 @@ import msgspec
 
 from vtoken import wire
 from vtoken.recording import Entry, Index, RecordingError, RecordingReader, scan
+from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.client import Client
 from vtoken_console.feed.connection import State
-from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.model import MAX_AUDIT, MAX_EVENTS, ResyncNeeded
+from vtoken_console.feed.feed import MAX_AUDIT, Feed
 from vtoken_console.feed.not_recorded import NotRecorded
 from vtoken_console.feed.playhead import Bar, Playhead, parse_moment
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.output.export import KINDS
-from vtoken_console.output.raster import PngUnavailable
+from vtoken_console.export.files import KINDS
+from vtoken_console.export.raster import PngUnavailable
 
 DATA_TIMEOUT_S = 30.0
 SETTLE_S = 1.2  # for panels that are drawn once a second

@@ -18,10 +18,10 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.look.colouring import Mode
+from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.look.themes import NAMES
-from vtoken_console.output.raster import PngUnavailable, svg_to_png
 from vtoken_console.output.screenshot_scenarios import SCENES, Scene
+from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # for the first data
 REPLAY_S = 120  # how much of the flight recorder is played

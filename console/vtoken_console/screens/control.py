@@ -16,7 +16,6 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken.client import ProblemError
-from vtoken_console.app.view import View
 from vtoken_console.changes import controls
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
@@ -28,14 +27,16 @@ from vtoken_console.changes.descriptions import (
 )
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
 from vtoken_console.changes.trials import Terms
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.look.asciify import asciify
+from vtoken_console.look.palette import Paragraph
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.notice import problem_text
-from vtoken_console.widgets.outcome import Outcome, Paragraph
+from vtoken_console.widgets.outcome import Outcome
 from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -12,7 +13,7 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.token_rows import TokenRows
@@ -107,6 +108,8 @@ class RequestKeys(LinesWidget):
 
 
 class RequestScreen(Screen[None]):
+    """`open_block` shows a block's page above this one."""
+
     AUTO_FOCUS = "#strip"
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
         (0, "-narrow"),
@@ -118,8 +121,11 @@ class RequestScreen(Screen[None]):
         Binding("c", "compact", show=False),
     ]
 
-    def __init__(self, client: Client, request_id: str) -> None:
+    def __init__(
+        self, client: Client, request_id: str, open_block: Callable[[int], Awaitable[None]]
+    ) -> None:
         super().__init__()
+        self._open_block = open_block
         self._client = client
         self._request_id = request_id
         self._loading = False
@@ -213,11 +219,9 @@ class RequestScreen(Screen[None]):
             self._place(token)
 
     async def action_block(self) -> None:
-        from vtoken_console.screens.block import BlockScreen
-
         block = self.query_one(BlockTable).block
         if block is not None:
-            await self.app.push_screen(BlockScreen(self._client, block))
+            await self._open_block(block)
 
     def action_compact(self) -> None:
         self.run_worker(self._compact(), group="control")
