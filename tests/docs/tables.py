@@ -15,7 +15,7 @@ from pathlib import Path
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
 from vtoken_api.metrics import METRICS
-from vtoken_console.app.keys import KEYS, MOVES
+from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
 Cells = tuple[str, ...]
