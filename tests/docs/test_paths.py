@@ -79,6 +79,14 @@ def test_every_method_named_exists(page: Path) -> None:
     assert not gone
 
 
+def test_architecture_names_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for top in ("vtoken", "vtoken/vllm", "api/vtoken_api", "console/vtoken_console"):
+        rooms = [p.parent.name for p in (ROOT / top).glob("*/*.py")]
+        gone = [r for r in {*rooms} if f"`{r}/`" not in text and f"`{top}/{r}/`" not in text]
+        assert not gone, top
+
+
 def test_the_checks_can_fail() -> None:
     assert is_missing("vtoken/nothing.py")
     assert is_missing("vtoken/nothing/NAME.py")
