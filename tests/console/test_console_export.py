@@ -59,7 +59,7 @@ async def test_tables_hold_every_block_and_request(
     async with running(server.url) as (app, pilot):
         await pilot.pause(0.3)
         await exported(app, pilot, "c")
-        model = app.client.model
+        model = app.source.feed.model
     found = {path.stem.rpartition("-")[2]: path for path in tmp_path.glob("*.csv")}
     assert set(found) == {"blocks", "requests", "series"}
     blocks = list(csv.DictReader(io.StringIO(found["blocks"].read_text())))

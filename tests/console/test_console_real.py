@@ -63,7 +63,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.01, "not applied")
         await until(lambda: "Accepted: revision 2" in outcome.text, "not said")
-        await until(lambda: app.client.model.config.effective_revision == 2, "not effective")
+        await until(lambda: app.source.feed.model.config.effective_revision == 2, "not effective")
 
         await pilot.press(*"0.2", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
@@ -101,7 +101,7 @@ async def test_lower_budget_on_a_real_core_is_confirmed_then_evicts(
         assert core.runtime.config.budget_tokens == 64
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.budget_tokens == 32, "not applied")
-        rows = lambda: app.client.model.requests.values()  # noqa: E731
+        rows = lambda: app.source.feed.model.requests.values()  # noqa: E731
         await until(lambda: all(row.live <= 32 + 16 + 1 for row in rows()), "not evicted")
 
 
@@ -128,7 +128,7 @@ async def test_server_that_is_read_only_says_why_and_enforces_it(core: LiveEngin
             await pilot.press(key)
             await until(lambda: "bound to more than loopback" in notices(app), "no reason")
             await pilot.press("escape")
-        app.client.model.hello.can_control = True  # a console that does not care
+        app.source.feed.model.hello.can_control = True  # a console that does not care
         await pilot.press("p")
         await until(lambda: "403" in notices(app), "the server does not enforce it")
         assert core.runtime.config.reclamation == "auto"

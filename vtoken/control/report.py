@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Bools
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
@@ -60,7 +61,7 @@ class EngineFacts:
 class Reporter:
     """Builds wire documents from one runtime; `hashed` [N] says which used blocks are cached."""
 
-    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: Bools) -> None:
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure, describe_gates, headroom_gate
 from vtoken.runtime.operations import describe_round
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.pool import ONE
-from vtoken.tables.token_table import Ids
 from vtoken.wire import WhatIf
 
 
@@ -25,7 +25,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     count. Raises RefusedError when the policy fails on a request: nothing is held against it.
     """
     waiting = 0
-    victims: dict[str, Ids] = {}
+    victims: dict[str, Ints] = {}
     for table in runtime.tables:
         chosen = runtime.evictor.would_evict(table, config)
         if chosen is None:
@@ -51,7 +51,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
 
 
 def _pressure_after(
-    runtime: Runtime, victims: Mapping[str, Ids], holders: npt.NDArray[np.uint16]
+    runtime: Runtime, victims: Mapping[str, Ints], holders: npt.NDArray[np.uint16]
 ) -> Pressure:
     """What the gates see in the next step, once the tokens `victims`, by request, are dead.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.sharing import keeps_dead_shared_blocks
@@ -16,7 +17,7 @@ from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.events import counted
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.tables.token_table import TokenTable
 from vtoken.wire import MAX_TOKENS
 
 
@@ -40,13 +41,13 @@ class Evictor:
             (rules.evict_during == "prefill") == (to_compute > 0)
         )
 
-    def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
+    def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
         """The ids that `config` evicts from `table` now; None when nothing is due."""
         if not self.is_due(table, config):
             return None
         return self._policy_runner.victims(table, self._state.rules(table.request_id, config))
 
-    def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ids | None:
+    def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
         """`pick_victims` of what is not in force; raises RefusedError where its policy fails."""
         if not self.is_due(table, config):
             return None

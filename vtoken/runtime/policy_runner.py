@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.tables.token_table import TokenTable
 
 
 class PolicyRunner:
@@ -55,7 +56,7 @@ class PolicyRunner:
         """Whether `policy` has failed and is not asked any more."""
         return policy in self._state.suspended
 
-    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
         try:
             return self._victims(table, rules)
@@ -63,7 +64,7 @@ class PolicyRunner:
             self._suspend(rules.policy, error)
             return None
 
-    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         """`victims` of what is not in force; raises RefusedError where the policy fails."""
         try:
             return self._victims(table, rules)
@@ -76,13 +77,13 @@ class PolicyRunner:
                 bound="a policy that names the tokens it owes",
             ) from None
 
-    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         if self.is_suspended(rules.policy):
             return None
         view = self._view(table, rules, rules.policy)
         return None if view is None else _checked(rules.policy, view)
 
-    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ids) -> None:
+    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ints) -> None:
         """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
         shadow = self._state.shadow
         policy = shadow.asked
@@ -156,7 +157,7 @@ class PolicyRunner:
         )
 
 
-def _checked(policy: Policy, view: View) -> Ids:
+def _checked(policy: Policy, view: View) -> Ints:
     """The victims that `policy` names, ascending; raises InvariantViolation when they are not what
     it owes. What it owes is noted before it is asked: the view is in its hands.
     """

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from vtoken.arrays import Floats
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import Policy
@@ -27,7 +25,7 @@ class Asked:
     reader: Policy  # who acts by it, or else shadows who does
     asking: bool = False  # the worker was asked to tell it in the newest step,
     asked_from: int = 0  # and in every step since this one
-    scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
+    scores: Floats | None = None  # the newest answer, by token id
     scores_step: int = 0  # step of the report that `scores` came with
 
 
@@ -64,7 +62,7 @@ class RequestState:
     # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
 
-    def scores_of(self, signal: Signal | None) -> npt.NDArray[np.float32] | None:
+    def scores_of(self, signal: Signal | None) -> Floats | None:
         """The newest answer about `signal`, by token id; None while there is none."""
         asked = None if signal is None else self.signals.get(signal)
         return None if asked is None else asked.scores

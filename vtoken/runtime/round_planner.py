@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.planner import Layout, num_excess_blocks
 from vtoken.planning.round import Round, plan_round
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.tables.token_table import TokenTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class RoundPlanner:
         holders = self._state.tables.pool.holders
         return self._plan(self._layouts(request_ids), config, holders, batch_size)
 
-    def preview_after(self, config: VTokenConfig, victims: Mapping[str, Ids]) -> Preview:
+    def preview_after(self, config: VTokenConfig, victims: Mapping[str, Ints]) -> Preview:
         """The round that `config` would take once the tokens `victims`, by request, are dead.
 
         Blocks that hold no live token then leave their tables first. Requests with a relocation in
@@ -140,7 +141,7 @@ class RoundPlanner:
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
         return map(self._layout_of, tables)
 
-    def _layout_of(self, table: TokenTable, dead: Ids = NO_IDS) -> Layout:
+    def _layout_of(self, table: TokenTable, dead: Ints = NO_IDS) -> Layout:
         """What the planner sees of one table; `dead`: ids to be counted as dead already."""
         grid = table.grid()
         if len(dead):

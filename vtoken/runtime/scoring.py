@@ -17,12 +17,13 @@ from collections.abc import Container, Iterable
 
 import numpy as np
 
+from vtoken.arrays import Floats, Ints
 from vtoken.config.values import VTokenConfig
-from vtoken.policies.signals import WARM_QUERIES, Floats, Signal
+from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.requests import Asked, RequestState
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.tables.token_table import TokenTable
 
 
 class Scoring:
@@ -146,7 +147,7 @@ class Scoring:
         return not between_chunks or scores_step < self._state.step - 1 - lag
 
     def scores(
-        self, request: RequestState, ids: Ids, signal: Signal, config: VTokenConfig
+        self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
     ) -> Floats | None:
         """`signal` of the live `ids` [n], higher = keep; None while there is nothing to go by.
 

@@ -24,17 +24,14 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Bools, Ints
 from vtoken.errors import InvariantViolation
 from vtoken.tables.naive import NaiveBlocks
 from vtoken.tables.partial_blocks import LooseTokens
 from vtoken.tables.places import ROOM_BLOCKS, Places
-from vtoken.tables.pool import PoolLiveness, Slots
+from vtoken.tables.pool import PoolLiveness
 from vtoken.tables.rebuild import rebuild
-
-Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 class TokenTable:
@@ -54,10 +51,10 @@ class TokenTable:
         self.extent = 0
         self.virtual = False  # False: identity layout
         self._num_entered = 0  # W
-        self._index: Ids = np.empty(0, dtype=np.int64)  # [W..] id -> index, -1: slot is gone
-        self._live: Mask = np.empty(0, dtype=np.bool_)  # [W..]
+        self._index: Ints = np.empty(0, dtype=np.int64)  # [W..] id -> index, -1: slot is gone
+        self._live: Bools = np.empty(0, dtype=np.bool_)  # [W..]
         self._places = Places(self.block_size)
-        self._block_array: Ids | None = None  # `blocks` as an array, made when asked for
+        self._block_array: Ints | None = None  # `blocks` as an array, made when asked for
         self._naive: NaiveBlocks | None = None  # made when asked for
         self._loose: LooseTokens | None = None  # made when asked for
 
@@ -71,14 +68,14 @@ class TokenTable:
     def num_dead(self) -> int:
         return self.num_tokens - self.num_live
 
-    def live_ids(self) -> Ids:
+    def live_ids(self) -> Ints:
         """Ids of the live tokens [num_live], ascending."""
         if not self.virtual:
             return np.arange(self.num_tokens, dtype=np.int64)
         self._enter()
         return np.flatnonzero(self._live[: self.num_tokens])
 
-    def slots_of(self, ids: Ids) -> Slots:
+    def slots_of(self, ids: Ints) -> Ints:
         """Slots [n] of the tokens `ids` [n]; -1 where a dead token's slot is gone."""
         if not self.virtual:
             return self._slots(ids)
@@ -87,12 +84,12 @@ class TokenTable:
         slots = self._slots(index)
         return np.where(index >= 0, slots, -1) if len(ids) and index.min() < 0 else slots
 
-    def _slots(self, places: Ids) -> Slots:
+    def _slots(self, places: Ints) -> Ints:
         ranks, offsets = np.divmod(places, self.block_size)
-        slots: Slots = self.block_ids()[ranks] * self.block_size + offsets
+        slots: Ints = self.block_ids()[ranks] * self.block_size + offsets
         return slots
 
-    def block_ids(self) -> Ids:
+    def block_ids(self) -> Ints:
         """`blocks` as an array [len(blocks)]; not to be written."""
         if self._block_array is None:
             self._block_array = np.asarray(self.blocks, dtype=np.int64)
@@ -104,13 +101,13 @@ class TokenTable:
         self._enter()
         return bool(self._live[token_id])
 
-    def grid(self) -> Ids:
+    def grid(self) -> Ints:
         """Live token ids by place, [len(blocks), S]; -1 where no live token is."""
         places, size = self._entered_places()
         ids = np.where(places.occupied[:size], places.tokens[:size], -1)
         return ids.reshape(-1, self.block_size)
 
-    def ghosts(self) -> Ids:
+    def ghosts(self) -> Ints:
         """Last token id written at each place, live or dead, [len(blocks), S]; -1 = free."""
         places, size = self._entered_places()
         return places.tokens[:size].reshape(-1, self.block_size).copy()
@@ -122,12 +119,12 @@ class TokenTable:
         self._enter()
         return self._places.num_dead
 
-    def block_live(self) -> Ids:
+    def block_live(self) -> Ints:
         """Live tokens of this request, a block of the block table [len(blocks)]."""
         places, _ = self._entered_places()
         return places.live[: len(self.blocks)].copy()
 
-    def full_and_loose(self) -> tuple[Ids, Slots]:
+    def full_and_loose(self) -> tuple[Ints, Ints]:
         """Blocks full of live tokens, and the slots of the live tokens in all others."""
         places, _ = self._entered_places()
         if self._loose is None:
@@ -143,7 +140,7 @@ class TokenTable:
             self._naive = NaiveBlocks(self._live, self.num_tokens, self.block_size)
         return self._naive.count(self.num_tokens)
 
-    def dead_blocks(self, ids: Ids) -> set[int]:
+    def dead_blocks(self, ids: Ints) -> set[int]:
         """Those of the blocks in which the dead tokens `ids` [n] lie that hold no live token."""
         self._enter()
         ranks = self._index[ids] // self.block_size
@@ -248,7 +245,7 @@ class TokenTable:
         self.num_live += 1
         return self.blocks[rank] * self.block_size + offset
 
-    def place(self, num_new: int, start: int | None = None) -> Slots:
+    def place(self, num_new: int, start: int | None = None) -> Ints:
         """Register `num_new` tokens at index `start` on, by default at E; below E goes one at most.
 
         Returns their slots [num_new], which gain a reader. Raises InvariantViolation when the held
@@ -297,7 +294,7 @@ class TokenTable:
         self.virtual = True
         self._enter()
 
-    def evict(self, ids: Ids) -> None:
+    def evict(self, ids: Ints) -> None:
         """The tokens `ids` [n] die; InvariantViolation when one is unknown, dead or doubled."""
         if len(ids) == 0:
             return
@@ -326,7 +323,7 @@ class TokenTable:
         if not self._places.occupied[self.extent - 1]:
             self.extent = self._places.extent(self.extent)
 
-    def apply_moves(self, ids: Ids, slots: Slots, blocks: Sequence[int]) -> list[int]:
+    def apply_moves(self, ids: Ints, slots: Ints, blocks: Sequence[int]) -> list[int]:
         """Live tokens `ids` [n] now live in `slots` [n]; `blocks` is the new block table.
 
         Blocks that are new in `blocks` become held, blocks that are missing are dropped and

@@ -68,9 +68,9 @@ async def take(
 
 async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while app.client is None or not app.client.connection.is_live:
+    while app.source is None or not app.source.feed.connection.is_live:
         if time.monotonic() > deadline:
-            why = app.client.connection.error if app.client else "not started"
+            why = app.source.feed.connection.error if app.source else "not started"
             raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
         await pilot.pause(0.1)
 

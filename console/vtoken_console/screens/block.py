@@ -16,7 +16,7 @@ from vtoken_console.widgets.details.block_page import BlockPage
 from vtoken_console.widgets.notice import problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.feed.client import Client
+    from vtoken_console.feed.source import Source
 
 REFRESH_S = 0.5
 
@@ -32,11 +32,11 @@ class BlockScreen(ModalScreen[None]):
     ]
 
     def __init__(
-        self, client: Client, block_id: int, open_owner: Callable[[str], Awaitable[None]]
+        self, source: Source, block_id: int, open_owner: Callable[[str], Awaitable[None]]
     ) -> None:
         super().__init__()
         self._open_owner = open_owner
-        self._client = client
+        self._source = source
         self._page = BlockPage()
         self._page.block = block_id
 
@@ -58,14 +58,14 @@ class BlockScreen(ModalScreen[None]):
 
     async def _load(self, block_id: int) -> None:
         try:
-            self._page.detail = await self._client.rest.block(block_id)
+            self._page.detail = await self._source.rest.block(block_id)
             self._page.problem = ""
         except ProblemError as error:
             self._page.problem = problem_text(error.problem)
         self._page.redraw()
 
     def action_go(self, by: int) -> None:
-        self._page.block = (self._page.block + by) % max(1, self._client.model.num_blocks)
+        self._page.block = (self._page.block + by) % max(1, self._source.feed.model.num_blocks)
         self._page.redraw()
         self._ask()
 

@@ -24,7 +24,7 @@ from vtoken_console.widgets.notice import SHOWN_S, problem_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.client import Client
+    from vtoken_console.feed.source import Source
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
@@ -122,11 +122,11 @@ class RequestScreen(Screen[None]):
     ]
 
     def __init__(
-        self, client: Client, request_id: str, open_block: Callable[[int], Awaitable[None]]
+        self, source: Source, request_id: str, open_block: Callable[[int], Awaitable[None]]
     ) -> None:
         super().__init__()
         self._open_block = open_block
-        self._client = client
+        self._source = source
         self._request_id = request_id
         self._loading = False
         self._next_load = 0.0
@@ -161,7 +161,7 @@ class RequestScreen(Screen[None]):
     async def _load(self) -> None:
         from vtoken_console.feed import tokens
 
-        summary, rest, began = self.query_one(Summary), self._client.rest, time.monotonic()
+        summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
             pages: list[wire.TokenPage] = []
@@ -187,8 +187,8 @@ class RequestScreen(Screen[None]):
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail
         strip.num_prompt = detail.prompt_tokens
-        blocks.block_size = self._client.model.block_size
-        config = self._client.model.config
+        blocks.block_size = self._source.feed.model.block_size
+        config = self._source.feed.model.config
         if config is not None and config.effective.policy.name == detail.policy:
             strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
         self.query_one(TokenRows).table = table
@@ -230,12 +230,12 @@ class RequestScreen(Screen[None]):
         from vtoken_console.changes import controls
 
         summary = self.query_one(Summary)
-        hello = self._client.model.hello
+        hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or getattr(self.app, "read_only", False):
             summary.say("Not done: this console is read-only. Nothing was sent.", is_error=True)
             return
         try:
-            summary.say(await controls.compact(self._client.rest, request_id=self._request_id))
+            summary.say(await controls.compact(self._source.rest, request_id=self._request_id))
         except ProblemError as error:
             summary.say(problem_text(error.problem), is_error=True)
 

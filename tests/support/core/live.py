@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tests.support.core.engine import CoreEngine
+from vtoken.arrays import Bools, Ints
 from vtoken.config.values import merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.stream.telemetry import Publisher
-from vtoken.tables.token_table import Ids, Mask
 from vtoken.wire import Command, Reply
 
 
@@ -26,14 +26,14 @@ class Words:
     def refusal(self) -> str | None:
         return None
 
-    def words(self, request_id: str, ids: Ids) -> Ids:
+    def words(self, request_id: str, ids: Ints) -> Ints:
         del request_id
         return ids % 97
 
-    def special(self, words: Ids) -> Mask:
+    def special(self, words: Ints) -> Bools:
         return words == 0
 
-    def punctuation(self, words: Ids) -> Mask:
+    def punctuation(self, words: Ints) -> Bools:
         return words % 10 == 9
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from vtoken.arrays import Bools
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 
@@ -41,7 +41,7 @@ class VTokenAttentionManager(FullAttentionManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None
-        self.hashed: npt.NDArray[np.bool_] = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
+        self.hashed: Bools = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
 
     @property
     def has_positionally_stable_blocks(self) -> bool:
