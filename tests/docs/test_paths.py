@@ -85,6 +85,8 @@ def test_architecture_names_every_room() -> None:
         rooms = [p.parent.name for p in (ROOT / top).glob("*/*.py")]
         gone = [r for r in {*rooms} if f"`{r}/`" not in text and f"`{top}/{r}/`" not in text]
         assert not gone, top
+    modules = [f"vtoken/{p.name}" for p in (ROOT / "vtoken").glob("[!_]*.py")]
+    assert not [module for module in modules if f"`{module}`" not in text]
 
 
 def test_the_checks_can_fail() -> None:
