@@ -79,6 +79,19 @@ def test_every_method_named_exists(page: Path) -> None:
     assert not gone
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([^):]*)#([^)]+)\)", page.read_text())
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
+    assert not [anchor for target, anchor in targets if anchor not in anchors(target)]
+
+
 def test_architecture_names_every_room() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for top in ("vtoken", "vtoken/vllm", "api/vtoken_api", "console/vtoken_console"):
