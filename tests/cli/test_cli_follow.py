@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn, start
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
@@ -48,7 +48,7 @@ async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served)
 
 
 async def test_followed_events_have_no_gap_and_come_line_by_line(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     process = await start("events", "--follow", "--json", "--url", served.url)
     assert process.stdout is not None
@@ -69,7 +69,7 @@ async def test_followed_events_have_no_gap_and_come_line_by_line(
         await process.communicate()
 
 
-async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None:
+async def test_events_shows_the_newest(served: Served, core: LiveEngine) -> None:
     for number in range(30):
         core.runtime.events.add(0, "server", f"number {number}", {})
     ran = await run("events", "-n", "3", "--url", served.url)
@@ -143,7 +143,7 @@ async def test_reader_that_leaves_early_is_no_error(served: Served, command: str
     assert len(ran.out.splitlines()) == 1
 
 
-async def test_events_of_a_kind(served: Served, core: CoreEngine) -> None:
+async def test_events_of_a_kind(served: Served, core: LiveEngine) -> None:
     await run("config", "set", "theta_f=0.5", "--url", served.url)
     for _ in range(30):
         core.runtime.events.add(0, "server", "noise", {})

@@ -30,11 +30,13 @@ from vtoken.wire import (
     BlockOwner,
     BlockSlot,
     Invariants,
+    Pinned,
     PolicyChoice,
     Reclamation,
     RequestCounts,
     RequestDetail,
     RequestRow,
+    SlotState,
     Status,
     TokenCounts,
     TokenPage,
@@ -111,6 +113,7 @@ class Reporter:
             )
             for offset in range(size):
                 slot = slots[offset]
+                state: SlotState
                 if live[offset] >= 0 and slot.state != "live":
                     state = "live"
                 elif last[offset] >= 0 and slot.state == "free":
@@ -119,11 +122,12 @@ class Reporter:
                     continue
                 slots[offset] = BlockSlot(
                     offset=offset,
-                    state=state,  # type: ignore[arg-type]
+                    state=state,
                     token_id=int(last[offset]),
                     request_id=table.request_id,
                 )
         flags = int(self.flags()[block_id])
+        pinned: Pinned
         if flags & FLAG_IN_FLIGHT:
             pinned = "in flight"
         elif flags & FLAG_SHARED:
@@ -135,7 +139,7 @@ class Reporter:
             live=int(runtime.tables.pool.live[block_id]),
             ref_cnt=len(owners),
             flags=flags,
-            pinned=pinned,  # type: ignore[arg-type]
+            pinned=pinned,
             owners=owners,
             slots=slots,
         )
@@ -254,7 +258,7 @@ class Reporter:
             ),
             fragmentation=self._diagnosis.fragmentation(free, num_low),
             reclamation=Reclamation(
-                state=config.reclamation,  # type: ignore[arg-type]
+                state=config.reclamation,
                 in_flight=runtime.relocator.num_in_flight_tokens,
                 relocations=counters.relocations,
                 moved_tokens=counters.moved_tokens,

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from vtoken.config.request_rules import RequestRules
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.protocol.step import StepPlan, WorkerReport
@@ -47,7 +47,7 @@ from vtoken.runtime.round_planner import RoundPlanner
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables
-from vtoken.wire import Geometry
+from vtoken.wire import MAX_TOKENS, Geometry
 
 __all__ = ["BlockStore", "GrownRequest", "Runtime"]
 

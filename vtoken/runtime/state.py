@@ -166,7 +166,7 @@ class RuntimeState:
     # ------------------------------------------------------------ violations
 
     def violated(self, violation: InvariantViolation) -> None:
-        """An invariant broke: count it, report it, and in strict mode stop before a wrong token."""
+        """An invariant broke: count it, report it, and in strict mode stop before the step ends."""
         self.counters.violations += 1
         self.events.add(
             self.step,
