@@ -19,12 +19,12 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from vtoken_console.app.actions_control import ControlActions
-from vtoken_console.app.actions_export import ExportActions
-from vtoken_console.app.actions_guide import GuideActions
-from vtoken_console.app.actions_look import LookActions
-from vtoken_console.app.actions_replay import ReplayActions
+from vtoken_console.app.colours import LookActions
+from vtoken_console.app.controls import ControlActions
+from vtoken_console.app.exporter import ExportActions
+from vtoken_console.app.guidance import GuideActions
 from vtoken_console.app.keyfile import keymap
+from vtoken_console.app.replay_controls import ReplayActions
 from vtoken_console.frame.guide import seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
 from vtoken_console.look.appearance import Appearance, choose

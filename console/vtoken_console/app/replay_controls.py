@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from vtoken_console.app.base import Base
+from vtoken_console.app.frames import Base
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncio
 import io
 from pathlib import Path
 
-from vtoken_console.app.base import Base
+from vtoken_console.app.frames import Base
 
 
 class ExportActions(Base):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken_console.app.base import Base
+from vtoken_console.app.frames import Base
 from vtoken_console.look.appearance import Appearance
 from vtoken_console.look.diff_renderer import set_color_system
 from vtoken_console.look.themes import DEPTHS, NAMES, SYSTEMS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken_console.app.base import Base
+from vtoken_console.app.frames import Base
 from vtoken_console.frame.guide import Facts, Guide, remember, seen_path
 from vtoken_console.frame.view import View
 from vtoken_console.widgets.heatmap.heatmap import Heatmap

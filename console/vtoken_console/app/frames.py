@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.driver import Driver
 
-from vtoken_console.app.keys_in_order import KeysInOrder
+from vtoken_console.app.key_queue import KeysInOrder
 from vtoken_console.changes.watch import HealthWatch, Watch
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.cost import Cost, metered

@@ -5,7 +5,7 @@ Knows the wire through `controls` only, which is imported when first needed.
 
 from __future__ import annotations
 
-from vtoken_console.app.base import Base
+from vtoken_console.app.frames import Base
 
 
 class ControlActions(Base):
