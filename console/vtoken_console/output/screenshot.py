@@ -92,9 +92,9 @@ async def _flight(url: str, token: str | None, folder: Path) -> Path:
 async def _drive(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
     app.dashboard.set_view(scene.view)
     if scene.look in NAMES:
-        app.set_theme(scene.look, "truecolor")
+        app.colours.set_theme(scene.look, "truecolor")
     elif scene.look:
-        app.set_mode(Mode(scene.look))
+        app.colours.set_mode(Mode(scene.look))
     target = app.dashboard.query_one(scene.focus)
     if scene.view in ("all", scene.focus.removeprefix("#")):
         target.focus()
@@ -123,18 +123,18 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
         await pilot.pause(0.1)
     app.dashboard.query_one("#pool").focus()
     for _ in range(3):
-        app.action_zoom_out()
+        app.panels.zoom_out()
     app.dashboard.set_view("all")
     if scene.look in NAMES:
-        app.set_theme("dark", "truecolor")
+        app.colours.set_theme("dark", "truecolor")
     elif scene.look:
-        app.set_mode(Mode.UTILISATION)
+        app.colours.set_mode(Mode.UTILISATION)
     if scene.undo:
         await pilot.press("u")
         await pilot.pause(1.0)
     if "e" in scene.keys:
-        app.action_event_kinds()
-    app.dashboard.say(None)
+        app.panels.event_kinds()
+    app.dashboard.dismiss_notes()
 
 
 def parse_size(text: str) -> tuple[int, int]:
