@@ -14,7 +14,7 @@ from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.view import View
-from vtoken_console.look.diff_renderer import LeanCompositor
+from vtoken_console.look.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
@@ -52,7 +52,7 @@ class Dashboard(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._compositor = LeanCompositor()
+        self._compositor = DiffCompositor()
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
         self.shown = "all"
