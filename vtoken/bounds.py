@@ -80,6 +80,13 @@ def refuse(field: str, value: Any, bound: Bound) -> RefusedError:
     )
 
 
+def check(field: str, value: float, bound: Bound) -> None:
+    """Raises RefusedError for a number outside of `bound`."""
+    low, high = bound.minimum, bound.maximum
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise refuse(field, value, bound)
+
+
 def fault(
     error: msgspec.ValidationError, document: Any, kind: type[msgspec.Struct]
 ) -> RefusedError:

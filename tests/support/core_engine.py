@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken.config.values import default_config, merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
@@ -128,7 +128,7 @@ class CoreEngine:
     def close(self) -> None:
         self.publisher.close()
 
-    def handle(self, command: wire.Command) -> wire.Reply:
+    def handle(self, command: commands.Command) -> wire.Reply:
         reply = self.controller.handle(command)
         self.publisher.publish(self.controller.frame, force=True)
         return reply

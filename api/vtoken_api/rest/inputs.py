@@ -133,7 +133,7 @@ def query_flag(request: Request, name: str) -> bool:
     return text == "true"
 
 
-def trial_terms(request: Request) -> dict[str, float]:
+def trial_terms(request: Request) -> dict[str, Any]:
     """The `TRIAL_PARAMETERS` that the query has, as numbers; raises 422 for what is none.
 
     Whether they are within their bounds is the engine's to say.

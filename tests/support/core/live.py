@@ -9,11 +9,15 @@ import threading
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from tests.support.core.engine import CoreEngine
+from vtoken.commands import Command, read_command, refused
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
+from vtoken.errors import RefusedError
 from vtoken.stream.telemetry import Publisher
-from vtoken.wire import Command, Reply
+from vtoken.wire import Reply
 
 
 class LiveEngine:
@@ -62,9 +66,17 @@ class LiveEngine:
         with self._lock:
             return self.controller.handle(command)
 
+    def ask(self, op: str, *, actor: str = "local", **args: Any) -> Reply:
+        """A command that is checked as one that comes over the bus."""
+        payload = msgspec.msgpack.encode({"call": {"op": op, **args}, "actor": actor})
+        try:
+            return self.handle(read_command(payload))
+        except RefusedError as error:
+            return refused(error)
+
     def call(self, op: str, *, actor: str = "local", **args: Any) -> Any:
         """The value of a command that must not be refused."""
-        reply = self.handle(Command(op=op, args=args, actor=actor))
+        reply = self.ask(op, actor=actor, **args)
         assert reply.problem is None, reply.problem
         return reply.value
 
