@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
-from vtoken.bounds import bounds_of, span
+from vtoken.bounds import bounds_of, read_json, span
 from vtoken.config.values import VTokenConfig
 from vtoken.credentials import CredentialError, read_token_file
 from vtoken.errors import RefusedError
@@ -139,7 +139,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     """The `--vtoken-*` values as a merge patch; raises ValueError for malformed parameters."""
     patch: dict[str, Any] = {}
     if args.vtoken_policy is not None:
-        params = json.loads(args.vtoken_policy_params or "{}")
+        params = read_json(args.vtoken_policy_params or "{}")
         make_policy(args.vtoken_policy, params)
         patch["policy"] = {"name": args.vtoken_policy, "params": params}
     elif args.vtoken_policy_params is not None:
