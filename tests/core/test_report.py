@@ -18,7 +18,6 @@ from vtoken.wire import (
     FLAG_SHARED,
     FLAG_TAIL,
     FLAG_USED,
-    Command,
     Reply,
     Status,
 )
@@ -164,7 +163,7 @@ def test_token_pages_join_into_the_whole_table(engine: LiveEngine) -> None:
 
 def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
     for op in ("describe", "status", "config", "policies", "blocks", "requests", "frame", "events"):
-        raw = engine.controller.handle_bytes(msgspec.msgpack.encode(Command(op=op)))
+        raw = engine.controller.handle_bytes(msgspec.msgpack.encode({"call": {"op": op}}))
         reply = msgspec.msgpack.decode(raw, type=Reply)
         assert reply.problem is None
         assert reply.value is not None
@@ -197,7 +196,7 @@ def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     engine: LiveEngine, op: str, args: dict[str, Any], status: int
 ) -> None:
     before = (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision)
-    reply = engine.handle(Command(op=op, args=args))
+    reply = engine.ask(op, **args)
     assert reply.problem is not None
     assert reply.problem.status == status
     assert reply.problem.detail
