@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu test-models check tables screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,10 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 
 test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
 	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile $(ARGS)
+
+test-fast: $(SETUP) ## what needs no engine and no torch, in less than two minutes [JOBS=2]
+	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),2) --dist loadfile \
+		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu $(ARGS)

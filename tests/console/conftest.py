@@ -1,4 +1,4 @@
-"""A running test server for the tests of this folder."""
+"""A console looks at the real API in front of the real core."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import make_busy
+from tests.support.core.live import LiveEngine
+from tests.support.served_core import served, stepping  # noqa: F401
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    """A test server with some requests already past their budget."""
-    fake = FakeServer(num_blocks=400, num_requests=6)
-    fake._fill()
-    for _ in range(250):
-        fake.tick()
-    await fake.start()
-    yield fake
-    await fake.stop()
+async def core() -> AsyncIterator[LiveEngine]:
+    """Six requests past their budget, at rest unless a test asks for `stepping`."""
+    core = make_busy()
+    yield core
+    core.close()

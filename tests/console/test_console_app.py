@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from textual import events
 
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import (
+    CHANGES,
+    applied,
+    compact,
+    make_busy,
+    running,
+    screen_text,
+    tokens_of,
+    until,
+)
+from tests.support.core.live import LiveEngine
+from tests.support.scripted import ScriptedEngine
+from tests.support.served_core import serving
+from tests.support.serving import Served
+from vtoken import commands
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
 from vtoken_console.look.appearance import choose
@@ -25,15 +39,14 @@ def notice(app: ConsoleApp) -> str:
     return note.text if note else ""
 
 
-async def test_screen_answers_the_three_questions(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url, size=(140, 40)) as (app, pilot):
+async def test_screen_answers_the_three_questions(core: LiveEngine, served: Served) -> None:
+    async with running(served.url, size=(140, 40)) as (app, pilot):
         await pilot.pause(0.3)
         text = screen_text(app)
-        assert server.status().fragmentation.sentence in text.splitlines()[1]
+        assert core.call("status").fragmentation.sentence in text.splitlines()[1]
         assert "● live" in text.splitlines()[0]
-        assert f"rev {server.revision}" in text.splitlines()[0]
-        row = server.row(next(iter(server.pool.requests.values())))
+        assert f"rev {core.runtime.state.revision}" in text.splitlines()[0]
+        row = core.reporter.rows()[0]
         line = next(x for x in text.splitlines() if row.id in x)
         for number in (row.live, row.dead, row.blocks, row.bound_blocks, row.naive_blocks):
             assert f"{number:,}" in line
@@ -41,216 +54,220 @@ async def test_screen_answers_the_three_questions(server: FakeServer) -> None:
         assert "400 blocks" in text
 
 
-async def test_p_pauses_and_p_again_resumes(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_p_pauses_and_p_again_resumes(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("p")
-        await until(lambda: server.config.reclamation == "paused", "not paused")
-        await until(
-            lambda: app.source.feed.model.status.reclamation.state == "paused", "pause not seen"
-        )
+        await until(lambda: core.runtime.config.reclamation == "paused", "not paused")
+        shown = lambda: app.source.feed.model.status.reclamation.state  # noqa: E731
+        await until(lambda: shown() == "paused", "pause not seen")
         await until(lambda: "Reclamation paused" in notice(app), "nothing said")
         await pilot.press("p")
-        await until(lambda: server.config.reclamation == "auto", "not resumed")
-    assert [patch for patch, dry, _ in server.patches if not dry] == [
-        {"reclamation": "paused"},
-        {"reclamation": "auto"},
-    ]
+        await until(lambda: core.runtime.config.reclamation == "auto", "not resumed")
+    assert applied(served) == [{"reclamation": "paused"}, {"reclamation": "auto"}]
 
 
-async def test_c_compacts_once_and_says_what_it_came_to(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+@pytest.mark.usefixtures("stepping")
+async def test_c_compacts_once_and_says_what_it_came_to(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("c")
         await until(lambda: "Compacted all requests: moved" in notice(app), "no outcome shown")
-    assert server.compactions == [{"dry_run": False}]
+    assert served.asked("compact") == [commands.Compact()]
 
 
-async def test_capital_c_asks_only(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
-        before = server.pool.relocations
+async def test_capital_c_asks_only(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
+        before = core.runtime.counters.relocations
         await pilot.press("C")
         await until(lambda: "Dry run" in notice(app), "no answer shown")
-        assert server.pool.relocations == before
-    assert server.compactions == [{"dry_run": True}]
+        assert core.runtime.counters.relocations == before
+    assert served.asked("compact") == [commands.Compact(dry_run=True)]
 
 
-async def test_u_undoes_and_a_refused_undo_is_shown_in_full(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("u")
-        await until(lambda: "there is nothing to undo" in notice(app), "refusal not shown")
+        await until(lambda: "there is no earlier configuration" in notice(app), "refusal not shown")
         assert "409" in notice(app)
         await pilot.press("p")
-        await until(lambda: server.config.reclamation == "paused", "not paused")
+        await until(lambda: core.runtime.config.reclamation == "paused", "not paused")
         await pilot.press("u")
-        await until(lambda: server.config.reclamation == "auto", "not undone")
+        await until(lambda: core.runtime.config.reclamation == "auto", "not undone")
 
 
-async def test_theta_is_asked_about_before_it_is_applied(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+@pytest.mark.usefixtures("stepping")
+async def test_theta_is_asked_about_before_it_is_applied(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("t", "left", "left")
-        await until(lambda: server.patches, "the server was not asked")
+        await until(lambda: served.asked("patch_config"), "the server was not asked")
         await until(lambda: "frees now" in app.screen._outcome.text, "no what-if shown")
-        assert all(dry for _, dry, _ in server.patches)
-        assert server.config.theta_f == 0.25
+        assert applied(served) == []
+        assert core.runtime.config.theta_f == 0.25
         await pilot.press("enter")
-        await until(lambda: server.config.theta_f == 0.23, "not applied")
-        assert server.patches[-1] == ({"theta_f": 0.23}, False, '"1"')
-        await until(lambda: "Applied: revision 2" in app.screen._outcome.text, "not said")
+        await until(lambda: core.runtime.config.theta_f == 0.23, "not applied")
+        (sent,) = (asked for asked in served.asked("patch_config") if not asked.validate_only)
+        assert (sent.patch, sent.if_match) == ({"theta_f": 0.23}, 1)
+        await until(lambda: "Accepted: revision 2" in app.screen._outcome.text, "not said")
         await until(lambda: app.source.feed.model.config.effective.theta_f == 0.23, "not seen")
         await pilot.press("escape")
         assert app.screen is app.dashboard
 
 
 async def test_refused_value_shows_field_value_and_bound_and_changes_nothing(
-    server: FakeServer,
+    core: LiveEngine,
+    served: Served,
 ) -> None:
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         await pilot.press("b")
         await pilot.press(*"999999", "enter")
         await until(lambda: "Nothing was changed" in app.screen._outcome.text, "not refused")
         text = app.screen._outcome.text
         for part in ("422", "batch_size", "999999", "1..400"):
             assert part in text
-        assert server.config.batch_size == 32
+        assert core.runtime.config.batch_size == 32
         await pilot.pause(0.2)
         assert "999999" in screen_text(app)  # the draft stays to be corrected
 
 
-async def test_word_in_a_number_field_is_for_the_server_to_refuse(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_word_in_a_number_field_is_for_the_server_to_refuse(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("t", *"abc", "enter")
         await until(lambda: "'abc'" in app.screen._outcome.text, "not refused")
-        assert server.revision == 1
+        assert core.runtime.state.revision == 1
 
 
-async def test_stale_revision_is_refused_and_said(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_stale_revision_is_refused_and_said(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("t", "left")
-        await until(lambda: server.patches, "not asked")
-        server.revision = 7  # changed by another, not yet seen by this console
+        await until(lambda: served.asked("patch_config"), "not asked")
+        core.call("patch_config", actor="ana", patch={"batch_size": 8})  # not yet seen here
         await pilot.press("enter")
         await until(lambda: "412" in app.screen._outcome.text, "conflict not shown")
-        assert server.config.theta_f == 0.25
+        assert core.runtime.config.theta_f == 0.25
 
 
-async def test_policy_form_offers_the_parameters_of_the_chosen_policy(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("P")
         await pilot.pause(0.2)
         assert "recent_ratio" in screen_text(app)
-        await pilot.press("left")
+        await pilot.press("left", "left", "left")
         names = {f.path[-1] for f in app.screen._form.fields}
         assert "sinks" in names
         assert "recent_ratio" not in names
         await pilot.press("down", "right", "enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "another policy is not asked")
         await pilot.press("right", "enter")
-        await until(lambda: server.config.policy.name == "streaming_llm", "not applied")
-        assert server.config.policy.params == {"sinks": 5}
-        sent = [patch for patch, dry, _ in server.patches if not dry]
-        assert sent == [{"policy": {"name": "streaming_llm", "params": {"sinks": 5}}}]
+        await until(lambda: core.runtime.config.policy.name == "streaming_llm", "not applied")
+        assert core.runtime.config.values().policy.params["sinks"] == 5
+        assert applied(served) == [{"policy": {"name": "streaming_llm", "params": {"sinks": 5}}}]
 
 
 @pytest.mark.parametrize("key", ["p", "c", "u", "y"])
-async def test_read_only_console_sends_nothing_and_says_why(server: FakeServer, key: str) -> None:
-    async with running(server.url, read_only=True) as (app, pilot):
+async def test_read_only_console_sends_nothing_and_says_why(served: Served, key: str) -> None:
+    async with running(served.url, read_only=True) as (app, pilot):
         await pilot.press(key)
         await until(lambda: "--read-only" in notice(app), "no reason given")
         assert app.screen is app.dashboard
         assert "read-only" in screen_text(app).splitlines()[0]
         assert " compact" not in screen_text(app).splitlines()[-1]
-    assert (server.patches, server.compactions, server.undos) == ([], [], 0)
+    assert served.asked(*CHANGES) == []
 
 
 async def test_server_that_grants_no_control_makes_the_console_read_only() -> None:
-    fake = FakeServer(num_blocks=60, num_requests=1, can_control=False)
-    await fake.start()
-    async with running(fake.url) as (app, pilot):
+    async with (
+        serving(make_busy(60, 1), host="0.0.0.0") as served,
+        running(served.url) as (app, pilot),
+    ):
         await pilot.press("c")
-        await until(lambda: "grants this token reading only" in notice(app), "no reason given")
+        await until(lambda: "bound to more than loopback" in notice(app), "no reason given")
         names = [c.title for c in app.get_system_commands(app.screen)]
         assert not any(n.startswith(("compact", "undo (", "pause", "keep")) for n in names)
         assert any(n.startswith("undo?") for n in names), "what undo would do is not offered"
-    await fake.stop()
-    assert fake.compactions == []
+    assert served.asked("compact") == []
 
 
-async def test_request_page_shows_the_token_table_with_one_cursor(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
+async def test_request_page_shows_the_token_table_with_one_cursor(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         requests = app.dashboard.query_one(Requests)
         await until(lambda: requests.chosen is not None, "no rows")
         requests.focus()
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, RequestScreen), "not opened")
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
-        request = next(iter(server.pool.requests.values()))
+        rows = tokens_of(core, next(iter(core.store.tables)))
         table = app.screen.query_one("#rows").table
-        assert table.live.tolist() == request.live
-        assert table.block.tolist() == request.block
+        assert table.live.tolist() == [row.live for row in rows]
+        assert table.block.tolist() == [-1 if row.block is None else row.block for row in rows]
         await pilot.press("end")
-        last = len(request.live) - 1
+        last = len(rows) - 1
         await until(lambda: app.screen.query_one("#rows").cursor == last, "rows did not follow")
-        assert app.screen.query_one("#table").block == request.block[last]
+        assert app.screen.query_one("#table").block == rows[last].block
         assert app.screen.query_one("#strip").cursor == last
 
 
-async def test_finished_request_is_said_and_its_picture_kept(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, _):
-        name = next(iter(server.pool.requests))
+async def test_finished_request_is_said_and_its_picture_kept(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, _):
+        name = next(iter(core.store.tables))
         await app.pages.open_request(name)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
-        server.pool.finish(name)
+        core.finish(name)
+        core.publish()
         await until(lambda: "has finished" in screen_text(app), "not said")
         assert len(app.screen.query_one("#rows").table) > 0
 
 
-async def test_slot_view_names_the_reason_of_a_pin(server: FakeServer) -> None:
-    server.frozen = True
-    block = next(iter(server.pool.requests.values())).table[0]
-    server.pool.shared.add(block)
-    server.pool.refresh()
-    async with running(server.url) as (app, _):
+async def test_slot_view_names_the_reason_of_a_pin() -> None:
+    core = make_busy(100, 2, prefix_tokens=64)
+    block = core.store.tables[next(iter(core.store.tables))][0]
+    async with serving(core) as served, running(served.url) as (app, _):
         await app.pages.open_block(block)
         await until(lambda: "shared prefix" in screen_text(app), "pin reason not shown")
 
 
-async def test_filter_narrows_the_table_and_escape_clears_it(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
-        name = list(server.pool.requests)[2]
+async def test_filter_narrows_the_table_and_escape_clears_it(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        name = list(core.store.tables)[2]
         requests = app.dashboard.query_one(Requests)
         await pilot.press("slash", *name[-5:], "enter")
         await until(lambda: [r.id for r in requests._rows] == [name], "not filtered")
         await pilot.press("escape")
-        await until(lambda: len(requests._rows) == len(server.pool.requests), "not cleared")
+        await until(lambda: len(requests._rows) == len(core.store.tables), "not cleared")
 
 
-async def test_keys_typed_into_the_filter_are_text_not_commands(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_keys_typed_into_the_filter_are_text_not_commands(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("slash", "p", "c", "u", "q")
         await pilot.pause(0.2)
         assert app.dashboard.filter.text == "pcuq"
-    assert (server.patches, server.compactions, server.undos) == ([], [], 0)
+    assert served.asked(*CHANGES) == []
 
 
-async def test_keys_pasted_after_the_filters_key_are_text_not_commands(server: FakeServer) -> None:
-    async with running(server.url) as (app, _):
+async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: Served) -> None:
+    async with running(served.url) as (app, _):
         for key, character in (("slash", "/"), ("p", "p"), ("c", "c"), ("u", "u")):
             app.post_message(events.Key(key, character))
         await until(lambda: app.dashboard.filter.text == "pcu", "not typed into the filter")
-    assert (server.patches, server.compactions, server.undos) == ([], [], 0)
+    assert served.asked(*CHANGES) == []
 
 
 async def test_empty_pool_says_how_to_send_a_request() -> None:
-    fake = FakeServer(num_blocks=60, num_requests=0)
-    await fake.start()
-    async with running(fake.url) as (app, pilot):
+    async with serving(make_busy(60, 0)) as served, running(served.url) as (app, pilot):
         await pilot.pause(0.2)
         text = screen_text(app)
         assert "No request is running" in text
-        assert f"{fake.url}/v1/completions" in text
-    await fake.stop()
+        assert f"{served.url}/v1/completions" in text
 
 
 async def test_connecting_page_says_where_since_when_and_why_not() -> None:
@@ -266,25 +283,23 @@ async def test_connecting_page_says_where_since_when_and_why_not() -> None:
 
 
 async def test_loss_is_said_the_picture_stays_and_the_link_returns() -> None:
-    first = FakeServer(num_blocks=60, num_requests=2)
-    await first.start()
-    async with running(first.url) as (app, pilot):
-        await first.stop()
+    server = contextlib.AsyncExitStack()
+    first = await server.enter_async_context(serving(make_busy(60, 2)))
+    async with server, running(first.url) as (app, pilot):
+        await server.aclose()
         await until(lambda: app.source.feed.connection.state is State.LOST, "loss not seen")
         await pilot.pause(0.3)
         text = screen_text(app)
         assert "Not connected for" in text.splitlines()[1]
         assert "pool · 60 blocks" in text
-        second = FakeServer(num_blocks=80, num_requests=2, port=first.port, epoch="two")
-        await second.start()
-        await pilot.press("r")
-        await until(lambda: "pool · 80 blocks" in screen_text(app), "did not come back")
-        await second.stop()
+        async with serving(make_busy(80, 2, epoch="two"), port=first.port):
+            await pilot.press("r")
+            await until(lambda: "pool · 80 blocks" in screen_text(app), "did not come back")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 36), (160, 50), (40, 10)])
-async def test_every_size_draws_without_overflow(server: FakeServer, size: tuple[int, int]) -> None:
-    async with running(server.url, size=size) as (app, pilot):
+async def test_every_size_draws_without_overflow(served: Served, size: tuple[int, int]) -> None:
+    async with running(served.url, size=size) as (app, pilot):
         for keys in (("z",), ("Z",), ("v",), ("v",), ("v",), ("v",), ("v",), ("t",), ("escape",)):
             await pilot.press(*keys)
             await pilot.pause(0.12)
@@ -293,8 +308,8 @@ async def test_every_size_draws_without_overflow(server: FakeServer, size: tuple
             assert all(len(line) == size[0] for line in lines)
 
 
-async def test_80x24_shows_pool_and_requests_and_drops_the_rest(server: FakeServer) -> None:
-    async with running(server.url, size=(80, 24)) as (app, _):
+async def test_80x24_shows_pool_and_requests_and_drops_the_rest(served: Served) -> None:
+    async with running(served.url, size=(80, 24)) as (app, _):
         await until(lambda: "pool ·" in screen_text(app), "no pool")
         text = screen_text(app)
         assert "requests ·" in text
@@ -302,18 +317,18 @@ async def test_80x24_shows_pool_and_requests_and_drops_the_rest(server: FakeServ
         assert text.splitlines()[-1].strip().endswith("q quit")
 
 
-async def test_ascii_console_draws_ascii_only(server: FakeServer) -> None:
-    async with running(server.url, ascii_only=True) as (app, pilot):
+async def test_ascii_console_draws_ascii_only(served: Served) -> None:
+    async with running(served.url, ascii_only=True) as (app, pilot):
         for keys in (("z",), ("t", "left"), ("escape",), ("question_mark",)):
             await pilot.press(*keys)
             await pilot.pause(0.4)
             assert screen_text(app).isascii()
 
 
-async def test_help_lists_every_key(server: FakeServer) -> None:
+async def test_help_lists_every_key(served: Served) -> None:
     from vtoken_console.frame.keys import KEYS
 
-    async with running(server.url, size=(120, 60)) as (app, pilot):
+    async with running(served.url, size=(120, 60)) as (app, pilot):
         await pilot.press("question_mark")
         await until(lambda: isinstance(app.screen, HelpScreen), "no help")
         await pilot.pause(0.2)
@@ -323,41 +338,38 @@ async def test_help_lists_every_key(server: FakeServer) -> None:
         assert app.screen is app.dashboard
 
 
-async def test_palette_runs_a_command_by_name(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_palette_runs_a_command_by_name(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("colon")
         await pilot.press(*"dry run")
         await pilot.pause(0.6)
         await pilot.press("enter")
-        await until(lambda: server.compactions == [{"dry_run": True}], "not run")
+        await until(lambda: served.asked("compact") == [commands.Compact(dry_run=True)], "not run")
         assert not isinstance(app.screen, ControlScreen)
 
 
-async def test_relocation_is_drawn_on_its_blocks_then_fades(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url, size=(120, 36)) as (app, pilot):
+async def test_relocation_is_drawn_on_its_blocks_then_fades(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(120, 36)) as (app, pilot):
         await pilot.pause(0.3)
-        request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
-        server.step += 1
-        moved, _ = server.relocate(request, "manual")
-        sources = server.events[-1].data["source_blocks"]
-        into = server.events[-1].data["destination_blocks"]
+        done = compact(core, next(iter(core.store.tables)))
+        moved, sources, into = done.moved_tokens, done.source_blocks, done.destination_blocks
         assert sources
         await until(lambda: "○" in map_text(app), "sources not drawn")
-        line = f"{moved:,} tok {request.id.partition('-')[2]} {len(sources)} blk → {len(into)} blk"
+        line = f"{moved:,} tok {done.request_id} {len(sources)} blk → {len(into)} blk"
         await until(lambda: line in screen_text(app), "not said")
         await until(lambda: not MOVING & set(map_text(app)), "moves never fade")
         await until(lambda: line not in screen_text(app), "the line stays")
 
 
-async def test_no_motion_says_what_moved_and_draws_nothing(server: FakeServer) -> None:
-    server.frozen = True
+async def test_no_motion_says_what_moved_and_draws_nothing(
+    core: LiveEngine, served: Served
+) -> None:
     look = choose(depth="truecolor", motion=False)
-    async with running(server.url, size=(120, 36), look=look) as (app, pilot):
+    async with running(served.url, size=(120, 36), look=look) as (app, pilot):
         await pilot.pause(0.3)
-        request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
-        server.step += 1
-        server.relocate(request, "manual")
+        compact(core, next(iter(core.store.tables)))
         await until(lambda: " blk → " in screen_text(app), "not said")
         assert not MOVING & set(map_text(app))
 
@@ -373,18 +385,13 @@ def map_text(app: ConsoleApp) -> str:
 
 
 async def test_ten_frames_of_seventy_thousand_blocks_leave_the_loop_responsive() -> None:
-    import numpy as np
-
-    fake = FakeServer(num_blocks=70_000, num_requests=2)
-    await fake.start()
-    fake.frozen = True
-    async with running(fake.url, size=(160, 50)) as (app, _):
-        rng = np.random.default_rng(0)
+    engine = ScriptedEngine(num_blocks=70_000, num_requests=2)
+    async with serving(engine) as served, running(served.url, size=(160, 50)) as (app, _):
         for _ in range(10):
-            live = rng.integers(0, 17, 70_000).astype(np.uint16)
-            fake.pool.live, fake.pool.flags = live, np.ones(70_000, np.uint8)
+            engine.step(changes=200_000)
+            engine.publish_frame()
+            live = engine.live
             await until(lambda want=live: (app.source.feed.model.live == want).all(), "not arrived")
             app.tick()
             await asyncio.sleep(0)
         assert "70,000 blocks" in screen_text(app)
-    await fake.stop()

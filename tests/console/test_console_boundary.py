@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import make_busy
+from tests.support.served_core import serving
 from vtoken_console.output import screenshot
 
 FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")
@@ -38,12 +39,10 @@ def test_first_frame_waits_for_neither_numpy_nor_the_network_libraries() -> None
 
 
 async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
-    fake = FakeServer(num_blocks=100, num_requests=3)
-    await fake.start()
-    written = await screenshot.take(
-        fake.url, tmp_path, size=(100, 30), views=["pool", "request"], settle_s=0.2
-    )
-    await fake.stop()
+    async with serving(make_busy(100, 3)) as served:
+        written = await screenshot.take(
+            served.url, tmp_path, size=(100, 30), views=["pool", "request"], settle_s=0.2
+        )
     names = {p.name for p in written if p.suffix == ".svg"}
     assert names == {"console-pool.svg", "console-request.svg"}
     assert "100" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from tests.support.console_harness import screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import make_busy, screen_text, until
+from tests.support.core.live import LiveEngine
+from tests.support.served_core import serving
+from tests.support.serving import Served, serve
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import (
     TRANSITIONS,
@@ -54,73 +57,80 @@ async def reading(url: str, token: str | None = None) -> AsyncIterator[LiveSourc
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_client_follows_the_server(server: FakeServer) -> None:
-    async with reading(server.url) as client:
+async def test_client_follows_the_server(core: LiveEngine, served: Served) -> None:
+    async with reading(served.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
-        server.frozen = True
-        want = server.pool.live
+        async with core.stepping():
+            await until(lambda: core.runtime.step > 20, "no steps")
+        core.publish()
+        want = core.reporter.live()
         await until(lambda: (client.feed.model.live == want).all(), "blocks differ")
-        assert set(client.feed.model.requests) == set(server.pool.requests)
+        assert set(client.feed.model.requests) == set(core.store.tables)
         await until(lambda: client.feed.model.events[0].seq == 1, "no history of events")
         seqs = [e.seq for e in client.feed.model.events]
         assert seqs == list(range(1, seqs[-1] + 1))
 
 
-async def test_gap_in_seq_leads_to_a_fresh_snapshot(server: FakeServer) -> None:
-    async with reading(server.url) as client:
+async def test_gap_in_seq_leads_to_a_fresh_snapshot(core: LiveEngine, served: Served) -> None:
+    async with reading(served.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
         before = client.feed.connection.since
-        server.skip_seq = 5
-        await until(
-            lambda: client.feed.connection.since > before and client.feed.connection.is_live, "?"
-        )
-        server.frozen = True
-        await until(lambda: (client.feed.model.live == server.pool.live).all(), "blocks differ")
+        (session,) = (s for s in served.service.hub._subscribers if s.is_client)
+        session._seq += 5
+        core.steps(2)
+        link = lambda: client.feed.connection  # noqa: E731
+        await until(lambda: link().since > before and link().is_live, "?")
+        await until(lambda: (client.feed.model.live == core.reporter.live()).all(), "blocks differ")
 
 
 async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None:
-    first = FakeServer(num_blocks=100, num_requests=2, epoch="one")
-    await first.start()
-    async with reading(first.url) as client:
+    server = contextlib.AsyncExitStack()
+    first = await server.enter_async_context(serving(make_busy(100, 2, epoch="one")))
+    async with server, reading(first.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
-        await first.stop()
+        await server.aclose()
         await until(lambda: client.feed.connection.state is State.LOST, "loss not seen")
         assert client.feed.connection.next_try is not None
         assert client.feed.model.num_blocks == 100  # the last picture is kept
-        second = FakeServer(num_blocks=120, num_requests=3, epoch="two", port=first.port)
-        await second.start()
-        client.retry_now()
-        await until(lambda: client.feed.connection.is_live, "did not come back")
-        assert client.feed.model.epoch == "two"
-        assert client.feed.model.num_blocks == 120
-        await second.stop()
+        async with serving(make_busy(120, 3, epoch="two"), port=first.port):
+            client.retry_now()
+            await until(lambda: client.feed.connection.is_live, "did not come back")
+            assert client.feed.model.epoch == "two"
+            assert client.feed.model.num_blocks == 120
 
 
-async def test_refused_token_is_said_and_tried_again() -> None:
-    fake = FakeServer(num_blocks=50, num_requests=1, token="secret")
-    await fake.start()
-    async with reading(fake.url, "wrong") as client:
-        await until(lambda: client.feed.connection.state is State.REFUSED, "not refused")
-        assert "VTOKEN_TOKEN" in client.feed.connection.error
-    async with reading(fake.url, "secret") as client:
-        await until(lambda: client.feed.connection.is_live, "right token refused")
-    await fake.stop()
+async def test_refused_token_is_said_and_tried_again(core: LiveEngine, tmp_path: Path) -> None:
+    secret = "control-token-0123456789"
+    file = tmp_path / "token"
+    file.write_text(secret)
+    file.chmod(0o600)
+    async with serve(core.handle, control_token_file=str(file)) as served:
+        async with reading(served.url, "wrong-token-0123456789") as client:
+            await until(lambda: client.feed.connection.state is State.REFUSED, "not refused")
+            assert "VTOKEN_TOKEN" in client.feed.connection.error
+        async with reading(served.url, secret) as client:
+            await until(lambda: client.feed.connection.is_live, "right token refused")
 
 
-async def test_flood_of_messages_leaves_the_event_loop_running(server: FakeServer) -> None:
-    async with reading(server.url) as client:
+async def test_flood_of_messages_leaves_the_event_loop_running(
+    core: LiveEngine, served: Served
+) -> None:
+    async with reading(served.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
-        server.event_storm = 2000
-        before = client.feed.model.seq
         turns = 0
-        while client.feed.model.seq < before + 6000:
-            await asyncio.sleep(0)
-            turns += 1
+        for _ in range(4):
+            before = client.feed.model.seq
+            for n in range(1500):
+                core.runtime.events.add(core.runtime.step, "server", f"event {n}", {})
+            core.publish()
+            while client.feed.model.seq < before + 1500:
+                await asyncio.sleep(0)
+                turns += 1
         assert turns > 6000 / 64
 
 
-async def test_cancelled_client_is_closed(server: FakeServer) -> None:
-    async with reading(server.url) as client:
+async def test_cancelled_client_is_closed(served: Served) -> None:
+    async with reading(served.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
     assert client.feed.connection.state is State.CLOSED
 

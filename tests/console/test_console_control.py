@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
+import time
 
 import pytest
 
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import applied, running, screen_text, until
+from tests.support.core.live import LiveEngine
+from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
 from vtoken_console.changes.trials import countdown, read_terms
@@ -22,8 +26,9 @@ def notices(app) -> str:
     return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
 
 
-def applied(server: FakeServer) -> list:
-    return [patch for patch, dry, _ in server.patches if not dry]
+def trial(core: LiveEngine) -> wire.Trial | None:
+    document: wire.ConfigDocument = core.call("config")
+    return document.trial
 
 
 async def open_trial(app, pilot, *keys: str) -> None:
@@ -33,22 +38,21 @@ async def open_trial(app, pilot, *keys: str) -> None:
     await pilot.press(*keys)
 
 
-async def test_what_if_says_evicted_moved_freed_and_gates(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
+async def test_what_if_says_evicted_moved_freed_and_gates(core: LiveEngine, served: Served) -> None:
+    core.configure(theta_f=0.5)
+    async with running(served.url) as (app, pilot):
         await pilot.press("t")
         await pilot.press(*"0.01")
-        await until(lambda: "0.25 → 0.01" in app.screen._outcome.text, "no what-if")
+        await until(lambda: "0.5 → 0.01" in app.screen._outcome.text, "no what-if")
         text = app.screen._outcome.text
         for part in ("evicts now", "moves now", "frees now", "out of", "opens: theta_f"):
             assert part in text
         assert "stays closed: watermark (free" in text
-        assert applied(server) == []
+        assert applied(served) == []
 
 
-async def test_questions_never_queue_and_the_newest_draft_is_answered(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
+async def test_questions_never_queue_and_the_newest_draft_is_answered(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("t")
         rest, held, under_way = app.source.rest, asyncio.Event(), []
         ask = type(rest).patch_config
@@ -56,7 +60,9 @@ async def test_questions_never_queue_and_the_newest_draft_is_answered(server: Fa
         class Slow:
             async def patch_config(self, patch, **options):
                 under_way.append(patch)
-                assert len(under_way) - len(server.patches) <= 1, "two questions at once"
+                assert len(under_way) - len(served.asked("patch_config")) <= 1, (
+                    "two questions at once"
+                )
                 await held.wait()
                 return await ask(rest, patch, **options)
 
@@ -72,11 +78,14 @@ async def test_questions_never_queue_and_the_newest_draft_is_answered(server: Fa
         app.source.rest = rest
 
 
-async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
-        await until(lambda: server.config.theta_f == 0.24, "not applied")
-        assert server.control.trial.expires_ts - server.control.trial.started_ts == 300
+        await until(lambda: core.runtime.config.theta_f == 0.24, "not applied")
+        terms = trial(core)
+        assert terms.expires_ts - terms.started_ts == 300
         await until(lambda: "On trial" in app.screen._outcome.text, "not said on the page")
         await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
         await pilot.press("escape")
@@ -86,39 +95,42 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(server: Fak
         for part in (
             "taken back in",
             "unless kept",
-            "rev 2 by local",
+            f"rev 2 by {terms.actor}",
             "theta_f 0.25 → 0.24",
         ):
             assert part in line
         await pilot.press("y")
-        await until(lambda: server.control.trial is None, "not confirmed")
+        await until(lambda: trial(core) is None, "not confirmed")
         await until(lambda: "Kept: revision 2 stays" in notices(app), "not said")
         await until(lambda: not bar.display, "the bar stays")
-        assert server.config.theta_f == 0.24
+        assert core.runtime.config.theta_f == 0.24
 
 
-async def test_u_takes_a_trial_back_at_once(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_u_takes_a_trial_back_at_once(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
-        await until(lambda: server.control.trial is not None, "no trial")
+        await until(lambda: trial(core) is not None, "no trial")
         await pilot.press("escape", "u")
-        await until(lambda: server.config.theta_f == 0.25, "not undone")
-        assert server.control.trial is None
+        await until(lambda: core.runtime.config.theta_f == 0.25, "not undone")
+        assert trial(core) is None
 
 
-async def test_guard_passed_reverts_and_is_said_until_it_was_seen(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_guard_passed_reverts_and_is_said_until_it_was_seen(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(160, 36)) as (app, pilot):
         await open_trial(app, pilot, "tab", *"500", "tab", "0", "enter")
-        await until(lambda: server.control.trial is not None, "no trial")
-        guard = server.control.trial.guard
+        await until(lambda: trial(core) is not None, "no trial")
+        guard = trial(core).guard
         assert (guard.inter_token_p95_ms, guard.preemptions) == (500, 0)
         await pilot.press("escape")
         await until(lambda: "p95 ≤ 500 ms" in screen_text(app), "guard not shown")
-        server.control.inter_token_ms = 900.0
-        server.tick()
+        slow = itertools.count()
+        core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
+        core.steps(6)
         await until(lambda: "Taken back: revision 2" in notices(app), "revert not said")
-        assert "passed its guard 500 ms" in notices(app)
-        assert server.config.theta_f == 0.25
+        assert re.search(r"p95 inter-token \d+ ms > 500 ms", notices(app))
+        assert core.runtime.config.theta_f == 0.25
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "later message lost")
         assert "Taken back: revision 2" in notices(app), "a later message hid the revert"
@@ -126,51 +138,58 @@ async def test_guard_passed_reverts_and_is_said_until_it_was_seen(server: FakeSe
         assert notices(app) == ""
 
 
-async def test_trial_nobody_confirms_is_reverted_with_another_mark(server: FakeServer) -> None:
-    async with running(server.url, size=(120, 40)) as (app, pilot):
+async def test_trial_nobody_confirms_is_reverted_with_another_mark(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(120, 40)) as (app, pilot):
         await open_trial(app, pilot, "backspace", *"0.02", "enter")
-        await until(lambda: server.revision == 3, "not tried and reverted")
-        assert server.config.theta_f == 0.25
+        await until(lambda: core.runtime.state.revision == 3, "not tried and reverted")
+        assert core.runtime.config.theta_f == 0.25
         await pilot.press("escape")
         await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
-        assert "nobody confirmed it in time" in notices(app)
+        assert "not confirmed within 1 s" in notices(app)
 
 
 async def test_terms_that_make_no_sense_are_refused_before_anything_is_sent(
-    server: FakeServer,
+    served: Served,
 ) -> None:
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "backspace", "x", "enter")
         await until(lambda: "minutes = 'x' is not a number" in screen_text(app), "not refused")
         await pilot.press("backspace", "enter")
         await until(lambda: "needs a time limit or a guard" in screen_text(app), "no limit is one")
         await pilot.press("escape")
         assert isinstance(app.screen, ControlScreen)
-    assert applied(server) == []
+    assert applied(served) == []
 
 
-async def test_second_change_while_one_is_on_trial_is_refused_in_words(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_second_change_while_one_is_on_trial_is_refused_in_words(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
         await until(lambda: app.screen._form.current.desired == 0.24, "not seen in the form")
         await pilot.press("left", "enter")
         await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
-        assert "revision 2 by local is on trial" in app.screen._outcome.text
+        assert f"revision 2 by {trial(core).actor} is on trial" in app.screen._outcome.text
 
 
 async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
-    server: FakeServer,
+    core: LiveEngine,
+    served: Served,
 ) -> None:
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
+    core.configure(policy={"name": "random"})
+    async with running(served.url) as (app, pilot):
         await pilot.press("m", *"64", "enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
         await pilot.pause(0.2)
         text = screen_text(app)
-        evicted = sum(max(0, r.live_count() - 64) for r in server.pool.requests.values())
+        change = core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
+        evicted = change.what_if.evicted_tokens
+        assert evicted > 1000
         for part in (
-            server.url.removeprefix("http://"),
+            served.url.removeprefix("http://"),
             "demo/test-llama",
             "budget_tokens 256 → 64",
             f"It evicts {evicted:,} tokens now",
@@ -181,58 +200,63 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ControlScreen), "dialog stays")
         await until(lambda: "Cancelled" in app.screen._outcome.text, "not said")
-        assert applied(server) == []
+        assert applied(served) == []
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked again")
         await pilot.press("right", "enter")
-        await until(lambda: server.config.budget_tokens == 64, "not applied")
+        await until(lambda: core.runtime.config.budget_tokens == 64, "not applied")
 
 
-async def test_higher_budget_asks_nothing(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_higher_budget_asks_nothing(core: LiveEngine, served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("m", *"90000", "enter")
-        await until(lambda: server.config.budget_tokens == 90000, "not applied")
+        await until(lambda: core.runtime.config.budget_tokens == 90000, "not applied")
         assert isinstance(app.screen, ControlScreen)
 
 
-async def test_change_overtaken_by_another_says_so_until_seen(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+@pytest.mark.usefixtures("stepping")
+async def test_change_overtaken_by_another_says_so_until_seen(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "not paused")
-        new = type(server.config)(**{**_fields(server), "reclamation": "auto"})
-        server.commit(new, {"reclamation": ["paused", "auto"]}, actor="ana")
+        core.call("patch_config", actor="ana", patch={"reclamation": "auto"})
         await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
 
 
 async def test_part_of_the_server_that_fails_is_in_the_header_and_said_until_seen(
-    server: FakeServer,
+    served: Served,
 ) -> None:
-    async with running(server.url, size=(80, 24)) as (app, pilot):
+    async with running(served.url, size=(80, 24)) as (app, pilot):
         assert "FAILS" not in screen_text(app)
-        dead = "stopped: No space left on device"
-        server.health = [wire.Health(name="recorder", ok=False, detail=dead)]
+        flight = served.service.flight
+        flight._retry_s = 0.05
+        await until(lambda: flight.recording, "not recording")
+        folder = flight.segments.directory
+        folder.rename(folder.with_name("away"))
+        folder.write_text("a file where the directory was")
+        flight._ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: "recorder FAILS" in screen_text(app).splitlines()[0], "no badge")
+        dead = "stopped: [Errno 20] Not a directory"
         await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not said")
         await pilot.press("escape")
         assert notices(app) == ""
-        server.health = [wire.Health(name="recorder", ok=True, detail="records")]
+        folder.unlink()
         await until(lambda: "recorder works again" in notices(app), "not said")
         await until(lambda: "FAILS" not in screen_text(app).splitlines()[0], "the badge stays")
 
 
-def _fields(server: FakeServer) -> dict:
-    return {name: getattr(server.config, name) for name in server.config.__struct_fields__}
-
-
+@pytest.mark.usefixtures("stepping")
 async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
-    server: FakeServer,
+    core: LiveEngine,
+    served: Served,
 ) -> None:
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "not paused")
-        new = type(server.config)(**{**_fields(server), "batch_size": 8})
-        server.commit(new, {"batch_size": [32, 8]}, actor="ana")
+        core.call("patch_config", actor="ana", patch={"batch_size": 8})
         await until(
             lambda: any(e.data.get("actor") == "ana" for e in app.source.feed.model.events),
             "not seen",

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tests.support.console_harness import running, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.core.live import LiveEngine
 from tests.support.recorded import START_TS, record
+from tests.support.serving import Served
 from vtoken import wire
 from vtoken.cli import main
 from vtoken_console.export import files as export
@@ -35,10 +36,10 @@ async def exported(app: Any, pilot: Any, key: str) -> str:
 
 
 async def test_pictures_show_the_page_and_not_the_question(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         said = await exported(app, pilot, "s")
         (svg,) = tmp_path.glob("vtoken-*.svg")
         assert said == f"Exported {svg}."
@@ -52,11 +53,10 @@ async def test_pictures_show_the_page_and_not_the_question(
 
 
 async def test_tables_hold_every_block_and_request(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server.frozen = True
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         await pilot.pause(0.3)
         await exported(app, pilot, "c")
         model = app.source.feed.model
@@ -74,28 +74,28 @@ async def test_tables_hold_every_block_and_request(
 
 
 async def test_document_is_the_state_in_the_words_of_the_wire(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    core: LiveEngine, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         await exported(app, pilot, "j")
         (path,) = tmp_path.glob("*.json")
         document = msgspec.json.decode(path.read_bytes(), type=export.Exported)
-        assert document.source == server.url
+        assert document.source == served.url
         assert document.status is not None
         assert document.status.model == "demo/test-llama"
-        assert len(document.blocks.live) == server.pool.num_blocks
+        assert len(document.blocks.live) == core.store.num_blocks
         assert isinstance(document.requests[0], wire.RequestRow)
 
 
 async def test_disk_that_refuses_is_said(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    async with running(server.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         assert "Not exported: " in await exported(app, pilot, "s")
 
 

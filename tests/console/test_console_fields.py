@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_console.fake_server import POLICIES, FakeServer
+from tests.support.console_harness import make_busy
 from vtoken import wire
+from vtoken.policies import describe_policies
 from vtoken_console.changes.controls import applied_text, operation_text
 from vtoken_console.changes.fields import (
     POLICY,
@@ -20,26 +21,39 @@ from vtoken_console.look.values import change_text
 from vtoken_console.screens.control import what_if_paragraphs
 from vtoken_console.widgets.notice import problem_text
 
+POLICIES = describe_policies()
+
 
 @pytest.fixture
-def fields() -> list[Field]:
-    return make_fields(FakeServer(num_blocks=100).config_document(), POLICIES, "h2o")
+def document() -> wire.ConfigDocument:
+    core = make_busy(100, 0)
+    core.close()
+    found: wire.ConfigDocument = core.controller.revisions.document()
+    return found
+
+
+@pytest.fixture
+def fields(document: wire.ConfigDocument) -> list[Field]:
+    return make_fields(document, POLICIES, "h2o")
 
 
 def named(fields: list[Field], name: str) -> Field:
     return next(f for f in fields if f.path[-1] == name)
 
 
-def test_every_bound_and_every_parameter_has_a_row(fields: list[Field]) -> None:
-    document = FakeServer(num_blocks=100).config_document()
+def test_every_bound_and_every_parameter_has_a_row(
+    fields: list[Field], document: wire.ConfigDocument
+) -> None:
     tops = {f.path[0] for f in fields}
     assert tops == set(document.bounds)
     params = {f.path[2] for f in fields if f.path[:2] == ("policy", "params")}
     assert params == {"recent_ratio", "sinks", "normalize"}
 
 
-def test_parameters_of_another_policy_start_from_its_defaults() -> None:
-    fields = make_fields(FakeServer().config_document(), POLICIES, "streaming_llm")
+def test_parameters_of_another_policy_start_from_its_defaults(
+    document: wire.ConfigDocument,
+) -> None:
+    fields = make_fields(document, POLICIES, "streaming_llm")
     assert named(fields, "sinks").desired == 4
 
 
@@ -118,8 +132,10 @@ def test_failed_operation_says_why() -> None:
     assert operation_text(operation) == "Compaction op-1 over request r1 is failed: no headroom"
 
 
-def test_what_a_change_means_for_the_scores_is_told_before_and_after_it() -> None:
-    values = FakeServer(num_blocks=100).config
+def test_what_a_change_means_for_the_scores_is_told_before_and_after_it(
+    document: wire.ConfigDocument,
+) -> None:
+    values = document.effective
     result = wire.PatchResult(
         revision=2,
         applied_at_step=7,

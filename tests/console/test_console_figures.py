@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import make_busy, running, screen_text, until
+from tests.support.core.live import LiveEngine
+from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.feed.samples import marker_of
 from vtoken_console.look import units
@@ -18,16 +19,25 @@ from vtoken_console.widgets.figures.sections import (
 )
 
 
+def status_of_an_engine() -> wire.Status:
+    core = make_busy(60, 1)
+    core.close()
+    return core.reporter.status()
+
+
+def config_events(core: LiveEngine) -> list[wire.Event]:
+    return core.runtime.events.page(0, 100, "config").events
+
+
 def text_of(lines: list) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-async def test_latency_stands_beside_memory(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url, size=(200, 50)) as (app, pilot):
+async def test_latency_stands_beside_memory(core: LiveEngine, served: Served) -> None:
+    async with running(served.url, size=(200, 50)) as (app, pilot):
         await pilot.pause(0.3)
         gauge = screen_text(app).splitlines()[2]
-        latency = server.status().latency
+        latency = core.call("status").latency
         assert latency is not None
         for one in (latency.inter_token, latency.ttft):
             shown = " ".join(units.latency(v) for v in (one.p50_ms, one.p95_ms, one.p99_ms))
@@ -36,25 +46,25 @@ async def test_latency_stands_beside_memory(server: FakeServer) -> None:
         assert "TTFT p95" in screen_text(app)
 
 
-async def test_closed_gates_are_named_beside_the_sentence(server: FakeServer) -> None:
-    server.config.reclamation = "paused"
-    server.config.theta_f = 0.0
-    async with running(server.url, size=(200, 50)) as (app, _):
+async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, served: Served) -> None:
+    core.configure(reclamation="paused", theta_f=0.9, low_watermark_blocks=300)
+    async with running(served.url, size=(200, 50)) as (app, _):
         await until(lambda: "Fragmented" in screen_text(app), "not fragmented")
         line = screen_text(app).splitlines()[1]
-        assert "a round waits for reclamation, watermark" in line
+        assert "a round waits for reclamation, theta_f" in line
         assert "[c] compact" in line
 
 
-async def test_figures_fit_80x24_and_say_what_the_status_says(server: FakeServer) -> None:
-    for _ in range(200):
-        server.tick()
-    server.frozen = True
-    async with running(server.url, size=(80, 24)) as (app, pilot):
+async def test_figures_fit_80x24_and_say_what_the_status_says(
+    core: LiveEngine, served: Served
+) -> None:
+    core.call("compact")
+    core.steps(10)
+    async with running(served.url, size=(80, 24)) as (app, pilot):
         app.dashboard.set_view("figures")
         await pilot.pause(0.3)
         text = screen_text(app)
-        done = server.status().reclamation
+        done = core.call("status").reclamation
         assert done.moved_bytes > 0
         for part in (
             f"{done.relocation_freed_blocks:,} blocks",
@@ -68,8 +78,7 @@ async def test_figures_fit_80x24_and_say_what_the_status_says(server: FakeServer
 
 
 def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
-    fake = FakeServer(num_blocks=60, num_requests=1)
-    status = fake.status()
+    status = status_of_an_engine()
     status.latency = status.shadow = None
     status.fragmentation.gates = []
     status.reclamation = wire.Reclamation(
@@ -93,7 +102,7 @@ def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
 
 
 def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:
-    status = FakeServer(num_blocks=60, num_requests=1).status()
+    status = status_of_an_engine()
     status.shadow = wire.Shadow(
         policy=wire.PolicyChoice(name="tova"),
         compared=12,
@@ -107,12 +116,16 @@ def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:
         assert part in text
 
 
-async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(server: FakeServer) -> None:
-    async with running(server.url, size=(200, 50)) as (app, pilot):
+async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(200, 50)) as (app, pilot):
         await pilot.press("p")
-        await until(lambda: "▲2 local reclamation auto → paused" in screen_text(app), "no mark")
+        await until(lambda: config_events(core), "not changed")
+        who = config_events(core)[0].data["actor"]
+        await until(lambda: f"▲2 {who} reclamation auto → paused" in screen_text(app), "no mark")
         await pilot.press("p")
-        await until(lambda: "▲3 local" in screen_text(app), "no second mark")
+        await until(lambda: f"▲3 {who}" in screen_text(app), "no second mark")
         charts = app.dashboard.query_one(Charts)
         charts.focus()
         await pilot.press("left", "left")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.frame.guide import STEPS, seen_path
+
+from tests.support.console_harness import compact, running, screen_text, until
+from tests.support.core.live import LiveEngine
+from tests.support.serving import Served
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
@@ -19,10 +20,11 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
-    server: FakeServer,
+    core: LiveEngine,
+    served: Served,
 ) -> None:
-    server.config.theta_f = 0.9  # holes may grow, no round runs
-    async with running(server.url, size=(120, 40), guided=True) as (app, pilot):
+    core.configure(theta_f=0.9)  # holes may grow, no round runs
+    async with running(served.url, size=(120, 40), guided=True) as (app, pilot):
 
         async def at(number: int) -> None:
             shown = lambda: app.guidance.guide.shown.number == number  # noqa: E731
@@ -33,7 +35,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
         await at(1)  # no time passes it by
         await pilot.press("right")
         await at(2)
-        server.config.theta_f = 0.05
+        core.call("patch_config", actor="ana", patch={"theta_f": 0.05})
         await at(3)
         await pilot.press("t")
         await at(4)
@@ -44,8 +46,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
         await pilot.press("enter")
         await at(6)
         await pilot.press("escape")
-        request = max(server.pool.requests.values(), key=lambda r: server.pool.plan(r)[1])
-        server.relocate(request, "manual")
+        compact(core, "cmpl-a91f")
         await at(7)
         await pilot.press("u")
         await at(8)
@@ -59,8 +60,8 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
     assert seen_path().exists()
 
 
-async def test_one_key_skips_it_and_it_covers_nothing_at_80x24(server: FakeServer) -> None:
-    async with running(server.url, size=(80, 24), guided=True) as (app, pilot):
+async def test_one_key_skips_it_and_it_covers_nothing_at_80x24(served: Served) -> None:
+    async with running(served.url, size=(80, 24), guided=True) as (app, pilot):
         panel, pool = app.dashboard.query_one("#guide"), app.dashboard.query_one(Heatmap)
         await until(lambda: panel.display and panel.region.height == 4, "no guide")
         assert not panel.region.overlaps(pool.region)
@@ -78,8 +79,8 @@ def test_every_step_fits_two_lines_of_the_smallest_terminal() -> None:
     assert [s.text for s in STEPS if len(textwrap.wrap(s.text, 74)) > 2] == []
 
 
-async def test_console_without_a_guide_says_how_to_get_one(server: FakeServer) -> None:
-    async with running(server.url) as (app, pilot):
+async def test_console_without_a_guide_says_how_to_get_one(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         assert "first minute" not in screen_text(app)
         await pilot.press("ctrl+g")
         await until(lambda: "--guide" in screen_text(app), "not said")

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from textual import events
 
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import compact, make_busy, running, screen_text, until
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.scripted import ScriptedEngine
+from tests.support.served_core import serving
+from tests.support.serving import Served
 from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 
 @pytest.fixture
-async def large() -> AsyncIterator[FakeServer]:
+def core() -> Iterator[LiveEngine]:
     """A pool of several blocks a cell, standing still."""
-    fake = FakeServer(num_blocks=5000, num_requests=6)
-    fake._fill()
-    for _ in range(120):
-        fake.tick()
-    fake.frozen = True
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-def request_of(server: FakeServer) -> Any:
-    return next(iter(server.pool.requests.values()))
+    core = make_busy(5000)
+    yield core
+    core.close()
 
 
 async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
-    large: FakeServer,
+    core: LiveEngine,
+    served: Served,
 ) -> None:
-    async with running(large.url) as (app, pilot):
+    async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
-        block = heatmap.cursor = request_of(large).table[0]
+        block = heatmap.cursor = core.store.tables["cmpl-a91f"][0]
         for zoom, word in ((Zoom.REGION, "region ·"), (Zoom.BLOCKS, "blocks ·")):
             await pilot.press("z")
             assert heatmap.zoom is zoom
@@ -45,7 +39,7 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
             await until(lambda word=word: word in screen_text(app), "no title")
             first, last = heatmap.top, heatmap.top + heatmap.content_size.height
             assert first <= heatmap.grid.row_of_block(block) < last
-            assert f"of {large.pool.num_blocks:,}" in screen_text(app)  # the overview
+            assert f"of {core.store.num_blocks:,}" in screen_text(app)  # the overview
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, BlockScreen), "no slots")
         await pilot.press("escape", "Z", "Z")
@@ -53,8 +47,8 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
         assert heatmap.cursor == block
 
 
-async def test_cursor_stays_on_its_line_when_the_zoom_changes(large: FakeServer) -> None:
-    async with running(large.url) as (app, pilot):
+async def test_cursor_stays_on_its_line_when_the_zoom_changes(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
         heatmap.cursor = 2500
         heatmap.redraw()
@@ -63,8 +57,8 @@ async def test_cursor_stays_on_its_line_when_the_zoom_changes(large: FakeServer)
         assert heatmap.grid.row_of_block(2500) - heatmap.top == before
 
 
-async def test_wheel_and_double_click_zoom_where_they_point(large: FakeServer) -> None:
-    async with running(large.url) as (app, pilot):
+async def test_wheel_and_double_click_zoom_where_they_point(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
         await until(lambda: heatmap.grid is not None, "not drawn")
         place = (20, 6)  # of the widget, border included
@@ -80,36 +74,41 @@ async def test_wheel_and_double_click_zoom_where_they_point(large: FakeServer) -
         await until(lambda: isinstance(app.screen, BlockScreen), "two clicks open no block")
 
 
-async def test_filter_hides_what_does_not_match_and_counts_what_does(large: FakeServer) -> None:
-    request = request_of(large)
-    async with running(large.url) as (app, pilot):
-        await pilot.press("slash", *f"req:{request.id[-5:]}", "enter")
-        await until(lambda: app.dashboard.heatmap.matching == len(request.table), "wrong count")
-        held = len(request.table)
+async def test_filter_hides_what_does_not_match_and_counts_what_does(
+    core: LiveEngine, served: Served
+) -> None:
+    held = len(core.store.tables["cmpl-a91f"])
+    async with running(served.url) as (app, pilot):
+        await pilot.press("slash", *"req:-a91f", "enter")
+        await until(lambda: app.dashboard.heatmap.matching == held, "wrong count")
         await until(lambda: f"{held} match" in screen_text(app), "count not in the title")
         await until(lambda: "1 of 6 match" in screen_text(app), "requests not filtered")
         await pilot.press("escape")
         await until(lambda: app.dashboard.heatmap.matching is None, "filter not cleared")
 
 
-async def test_state_filter_keeps_the_requests_that_hold_such_blocks(large: FakeServer) -> None:
-    request = request_of(large)
-    large.pool.shared = {request.table[0]}
-    large.pool.refresh()
-    async with running(large.url) as (app, pilot):
+async def test_state_filter_keeps_the_requests_that_hold_such_blocks(
+    core: LiveEngine, served: Served
+) -> None:
+    core = make_quiet(5000, prefix_caching=True)
+    for n in range(6):
+        prefix = {"prefix": "system", "prefix_tokens": 16} if n < 2 else {}
+        core.admit(f"cmpl-{n}", 100, **prefix)
+    core.steps(2)
+    async with serving(core) as served, running(served.url) as (app, pilot):
         await pilot.press("slash", *"state:shared", "enter")
         await until(lambda: app.dashboard.heatmap.matching == 1, "shared block not found")
         await until(lambda: "1 of 6 match" in screen_text(app), "its request not found")
 
 
-async def test_unknown_state_is_named_and_hides_nothing(large: FakeServer) -> None:
-    async with running(large.url, size=(200, 50)) as (app, pilot):
+async def test_unknown_state_is_named_and_hides_nothing(served: Served) -> None:
+    async with running(served.url, size=(200, 50)) as (app, pilot):
         await pilot.press("slash", *"state:purple")
         await until(lambda: "state:purple is unknown" in screen_text(app), "not said")
         assert app.dashboard.heatmap.matching is None
 
 
-async def test_each_colour_mode_says_what_its_colours_mean(large: FakeServer) -> None:
+async def test_each_colour_mode_says_what_its_colours_mean(served: Served) -> None:
     words = {
         Mode.UTILISATION: "dead",
         Mode.AGE: "10 min ago",
@@ -117,7 +116,7 @@ async def test_each_colour_mode_says_what_its_colours_mean(large: FakeServer) ->
         Mode.CHURN: "changes/s",
         Mode.STATE: "in flight",
     }
-    async with running(large.url, size=(160, 40)) as (app, pilot):
+    async with running(served.url, size=(160, 40)) as (app, pilot):
         seen = []
         for _ in MODES:
             mode = app.dashboard.heatmap.mode
@@ -129,17 +128,16 @@ async def test_each_colour_mode_says_what_its_colours_mean(large: FakeServer) ->
 
 
 async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
-    fake = FakeServer(num_blocks=60, num_requests=1, tells_owners=False)
-    await fake.start()
-    async with running(fake.url) as (app, pilot):
+    engine = ScriptedEngine(num_blocks=60, num_requests=1)
+    engine.owner = engine.owner[:0]
+    async with serving(engine) as served, running(served.url) as (app, pilot):
         await pilot.press("k", "k")
         await until(lambda: "does not tell the owners" in screen_text(app), "not said")
         assert app.dashboard.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
-    await fake.stop()
 
 
-async def test_theme_changes_at_once_and_back(large: FakeServer) -> None:
-    async with running(large.url) as (app, pilot):
+async def test_theme_changes_at_once_and_back(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
         for name in ("light", "dark"):
             await pilot.press("T")
             await until(
@@ -149,14 +147,12 @@ async def test_theme_changes_at_once_and_back(large: FakeServer) -> None:
             assert background == {"light": "#ffffff", "dark": "#0d1117"}[name]
 
 
-async def test_block_page_tells_what_this_console_has_seen_of_it(large: FakeServer) -> None:
-    request = max(large.pool.requests.values(), key=lambda r: large.pool.plan(r)[1])
-    async with running(large.url) as (app, pilot):
+async def test_block_page_tells_what_this_console_has_seen_of_it(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
         await pilot.pause(0.3)
-        large.step += 1
-        large.relocate(request, "manual")
-        large.pool.refresh()
-        block = large.events[-1].data["source_blocks"][0]
+        block = compact(core, "cmpl-a91f").source_blocks[0]
         await app.pages.open_block(block)
         await until(lambda: "tokens moved out" in screen_text(app), "move not told")
         await until(lambda: "given back by" in screen_text(app), "transition not told")

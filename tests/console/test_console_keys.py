@@ -8,7 +8,8 @@ import pytest
 from textual.binding import Binding
 
 from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.core.live import LiveEngine
+from tests.support.serving import Served
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 from vtoken_console.frame.keys import KEYS
@@ -32,20 +33,22 @@ def test_file_lies_where_the_desktop_says() -> None:
 
 
 async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
-    server: FakeServer, tmp_path: Path
+    core: LiveEngine, served: Served, tmp_path: Path
 ) -> None:
     path = written(
         tmp_path, '[keys]\npause = ["f5", "!"]\ncompact = "p"\nhelp = "ctrl+k"\ntrial = "f9"\n'
     )
-    async with running(server.url, size=(160, 40), keys=load(path)) as (app, pilot):
+    async with running(served.url, size=(160, 40), keys=load(path)) as (app, pilot):
         await pilot.press("c")
         await pilot.press("f5")
-        await until(lambda: server.config.reclamation == "paused", "f5 does not pause")
-        assert server.compactions == []
+        await until(lambda: core.runtime.config.reclamation == "paused", "f5 does not pause")
+        assert served.asked("compact") == []
         await pilot.press("!")
-        await until(lambda: server.config.reclamation == "auto", "the second key does nothing")
+        await until(
+            lambda: core.runtime.config.reclamation == "auto", "the second key does nothing"
+        )
         await pilot.press("p")
-        await until(lambda: server.compactions, "p does not compact")
+        await until(lambda: served.asked("compact"), "p does not compact")
         bar = screen_text(app).splitlines()[-1]
         assert "f5 pause" in bar
         assert "p compact" in bar

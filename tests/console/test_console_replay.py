@@ -155,7 +155,7 @@ async def test_log_tells_who_tried_out_what_up_to_the_moment(
                 while entries and entries[0].ts <= entry.line.ts:
                     writer.write_audit(entries.pop(0))
                 writer.write(msgspec.json.encode(entry.line))
-    async with shown(path, moment="30") as (app, _):
+    async with shown(path, size=(120, 60), moment="30") as (app, _):
         app.dashboard.set_view("events")
         told = "config (dry run) by {}: theta_f 0.25 → {}"
         await until(lambda: told.format("ana", "0.11") in screen_text(app), "not told")

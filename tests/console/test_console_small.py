@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
-import msgspec
 import pytest
 from rich.style import Style
 
-from tests.support.console_harness import running, screen_text, until
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.console_harness import make_busy, running, screen_text, until
+from tests.support.core.live import LiveEngine
+from tests.support.served_core import serving
+from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.frame import view
@@ -28,25 +30,23 @@ def words(app) -> str:
 
 
 async def test_engine_without_a_step_is_not_shown_as_live(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "SILENT_S", 0.5)
-    async with running(server.url, SMALL) as (app, _):
-        server.hung = True
+    async with running(served.url, SMALL) as (app, _):
+        served.client.hangs = True
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
         told = "while 6 requests wait for it: one very long step, or the engine hangs."
         assert told in words(app)
         assert " silent" in screen_text(app).splitlines()[0]
         assert re.search(r"wait   0\s+\S tok/s", screen_text(app)), "a rate of long ago"
-        server.hung = False
+        served.client.hangs = False
         await until(lambda: "● live" in screen_text(app).splitlines()[0], "still silent")
         assert "No step for" not in screen_text(app)
 
 
-async def test_sentence_is_whole_on_eighty_columns(server: FakeServer) -> None:
-    server.frozen = True
-    server.config = msgspec.structs.replace(server.config, theta_f=0.0)
-    async with running(server.url, SMALL) as (app, _):
+async def test_sentence_is_whole_on_eighty_columns(served: Served) -> None:
+    async with running(served.url, SMALL) as (app, _):
         sentence = app.source.feed.model.status.fragmentation.sentence
         assert len(sentence) > SMALL[0]
         assert sentence in words(app)
@@ -60,14 +60,8 @@ async def test_waiting_page_says_the_whole_reason_on_eighty_columns() -> None:
 
 
 async def test_empty_pool_shows_the_whole_command_on_eighty_columns() -> None:
-    fake = FakeServer(num_blocks=400, num_requests=0)
-    fake.frozen = True
-    await fake.start()
-    try:
-        async with running(fake.url, SMALL) as (app, _):
-            await until(lambda: '"max_tokens": 512}\'' in words(app), "the command is cut")
-    finally:
-        await fake.stop()
+    async with serving(make_busy(400, 0)) as served, running(served.url, SMALL) as (app, _):
+        await until(lambda: '"max_tokens": 512}\'' in words(app), "the command is cut")
 
 
 def test_wrapped_line_keeps_every_word_and_marks_what_is_left_out() -> None:
@@ -81,8 +75,8 @@ def test_wrapped_line_keeps_every_word_and_marks_what_is_left_out() -> None:
     assert "".join(part for part, _ in cut[-1]).endswith("…")
 
 
-async def test_help_has_every_word_on_eighty_columns_and_pages_through(server: FakeServer) -> None:
-    async with running(server.url, SMALL) as (app, pilot):
+async def test_help_has_every_word_on_eighty_columns_and_pages_through(served: Served) -> None:
+    async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("question_mark")
         seen: list[str] = []
         help_lines = app.screen.query_one(HelpLines)
@@ -96,27 +90,30 @@ async def test_help_has_every_word_on_eighty_columns_and_pages_through(server: F
         assert "skip guide end the guided first minute" in text
 
 
-async def test_request_page_tells_policy_and_holes_on_eighty_columns(server: FakeServer) -> None:
-    async with running(server.url, SMALL) as (app, pilot):
+async def test_request_page_tells_policy_and_holes_on_eighty_columns(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("tab", "enter")
         await until(lambda: "budget 256" in words(app), "the budget is cut")
         lines = screen_text(app).splitlines()
         assert "preempted" in lines[3]
         assert "quit" in lines[-1]
         await pilot.press("c")
-        await until(lambda: server.compactions, "not sent")
+        await until(lambda: served.asked("compact"), "not sent")
+        core.steps(2)
         summary = app.screen.query_one(Summary)
         await until(lambda: summary.said[0], "what came of it is not said")
         told, loaded = summary.said[0], summary.step
-        server.tick()
+        core.steps(1)
         await until(lambda: summary.step > loaded, "not loaded again")
         assert " ".join(told.split())[:40] in words(app)
 
 
 async def test_settings_tell_bounds_and_how_many_there_are_on_eighty_columns(
-    server: FakeServer,
+    served: Served,
 ) -> None:
-    async with running(server.url, SMALL) as (app, pilot):
+    async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("t")
         await until(lambda: "reclaim when F exceeds this (0..1)" in words(app), "no bound")
         total = len(app.screen._form.fields)
@@ -131,7 +128,7 @@ def test_text_that_does_not_fit_says_that_it_goes_on() -> None:
     assert len(lines[2][0][0]) <= 40
 
 
-async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None:
+async def test_log_tells_what_was_freed_on_any_width(served: Served) -> None:
     row = wire.Event(
         seq=1,
         ts=0.0,
@@ -140,8 +137,7 @@ async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None
         summary="moved 1,117 tokens of chatcmpl-9a068abb-0d4f, freed 121 blocks (plug, auto)",
         data={"request_id": "chatcmpl-9a068abb-0d4f", "moved_tokens": 1117, "freed_blocks": 121},
     )
-    server.frozen = True
-    async with running(server.url) as (app, _):
+    async with running(served.url) as (app, _):
         log = app.dashboard.query_one(Events)
         log._rows = [row]
         told = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 50, selected=False))
@@ -151,26 +147,23 @@ async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None
 
 
 async def test_lost_link_offers_to_try_again_not_to_act() -> None:
-    fake = FakeServer(num_blocks=400, num_requests=6)
-    await fake.start()
-    try:
-        async with running(fake.url, SMALL) as (app, _):
-            await until(lambda: "pause" in screen_text(app).splitlines()[-1], "no keys")
-            await fake.stop()
-            await until(lambda: "r retry" in screen_text(app).splitlines()[-1], "not offered")
-            assert "pause" not in screen_text(app).splitlines()[-1]
-            assert "q quit" in screen_text(app).splitlines()[-1]
-            await fake.start()
+    server = contextlib.AsyncExitStack()
+    first = await server.enter_async_context(serving(make_busy()))
+    async with server, running(first.url, SMALL) as (app, _):
+        await until(lambda: "pause" in screen_text(app).splitlines()[-1], "no keys")
+        await server.aclose()
+        await until(lambda: "r retry" in screen_text(app).splitlines()[-1], "not offered")
+        assert "pause" not in screen_text(app).splitlines()[-1]
+        assert "q quit" in screen_text(app).splitlines()[-1]
+        async with serving(make_busy(), port=first.port):
             await until(lambda: "pause" in screen_text(app).splitlines()[-1], "not back")
-    finally:
-        await fake.stop()
 
 
-async def test_key_that_acts_stands_behind_the_sentences_end(server: FakeServer) -> None:
-    server.frozen = True
-    async with running(server.url, SMALL) as (app, _):
+async def test_key_that_acts_stands_behind_the_sentences_end(served: Served) -> None:
+    async with running(served.url, SMALL) as (app, _):
         status = app.source.feed.model.status
         sentence = status.fragmentation.sentence
         assert status.fragmentation.reclaimable_blocks > 0
-        line = next(x for x in screen_text(app).splitlines() if sentence[:20] in x)
+        end = " ".join(sentence.split()[-2:])
+        line = next(x for x in screen_text(app).splitlines() if end in x)
         assert line.rstrip().endswith("compact")

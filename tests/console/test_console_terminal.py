@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.core.live import LiveEngine
+from tests.support.serving import Served
 
 SIZE = (120, 36)
 
@@ -54,12 +55,11 @@ def tmux() -> Iterator[Tmux]:
 
 
 async def test_console_is_started_driven_and_left_in_a_real_terminal(
-    tmux: Tmux, server: FakeServer
+    tmux: Tmux, core: LiveEngine, served: Served
 ) -> None:
-    server.frozen = True
     width, height = SIZE
     path = os.pathsep.join(sys.path)
-    command = f"{sys.executable} -m vtoken.cli console --url {server.url} --colors 256; cat"
+    command = f"{sys.executable} -m vtoken.cli console --url {served.url} --colors 256; cat"
     size = ("-x", str(width), "-y", str(height))
     tmux("new-session", "-d", "-s", "console", *size, "-e", f"PYTHONPATH={path}", command)
     text = await tmux.shows(lambda t: "pool · 400 blocks" in t, "no first picture")
@@ -70,12 +70,12 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     tmux("send-keys", "-t", "console", "/")
     await tmux.shows(lambda t: "part of an id" in t, "no field for the filter")
     tmux("send-keys", "-t", "console", "-l", "state:free")
-    free = int((server.pool.flags == 0).sum())
+    free = int((core.reporter.flags() == 0).sum())
     await tmux.shows(lambda t: f"{free} match" in t, "the filter does not count")
     tmux("send-keys", "-t", "console", "Escape")
     await tmux.shows(lambda t: f"{free} match" not in t, "the filter is not cleared")
     tmux("send-keys", "-t", "console", "p")
-    await tmux.shows(lambda _: server.config.reclamation == "paused", "pause was not sent")
+    await tmux.shows(lambda _: core.runtime.config.reclamation == "paused", "pause was not sent")
     small = ("-x", "80", "-y", "24")
     tmux("resize-window", "-t", "console", *small)
     text = await tmux.shows(lambda t: "moves and changes" not in t, "not laid out anew")

@@ -15,7 +15,7 @@ import pytest
 import websockets
 
 from tests.support.browser import browsing, find_browser
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 
 pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
@@ -62,8 +62,8 @@ async def web_console(*arguments: str, **env: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def page_url(server: FakeServer) -> AsyncIterator[str]:
-    async with web_console("--url", server.url) as url:
+async def page_url(served: Served) -> AsyncIterator[str]:
+    async with web_console("--url", served.url) as url:
         yield url
 
 
@@ -71,10 +71,10 @@ SECRET = "a-token-nobody-should-see"
 
 
 @contextlib.asynccontextmanager
-async def acting_console(server: FakeServer, folder: Path) -> AsyncIterator[str]:
+async def acting_console(served: Served, folder: Path) -> AsyncIterator[str]:
     """A web console that has a token; its page keys are told in `folder`."""
     env = {"VTOKEN_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
-    async with web_console("--url", server.url, **env) as url:
+    async with web_console("--url", served.url, **env) as url:
         yield url
 
 
@@ -87,12 +87,12 @@ def page_key(folder: Path) -> str:
 
 
 async def test_page_asks_for_its_key_then_shows_the_console_and_keys_reach_it(
-    server: FakeServer, tmp_path: Path
+    served: Served, tmp_path: Path
 ) -> None:
     executable = find_browser()
     if executable is None:
         pytest.skip("no Chromium on this machine (Debian: apt install chromium-headless-shell)")
-    async with acting_console(server, tmp_path) as page_url, browsing(executable) as page:
+    async with acting_console(served, tmp_path) as page_url, browsing(executable) as page:
         await page.open(page_url)
         form = "document.activeElement && document.activeElement.name"
         async with asyncio.timeout(60):
@@ -120,23 +120,23 @@ async def test_page_asks_for_its_key_then_shows_the_console_and_keys_reach_it(
         hosts = {address.split("/")[2] for address in page.requested if "//" in address}
         assert hosts == {page_url.removeprefix("http://")}
         assert page.problems == []
-    assert server.patches[0][0] == {"reclamation": "paused"}
+    assert served.asked("patch_config")[0].patch == {"reclamation": "paused"}
 
 
 async def test_without_a_token_the_page_looks_and_needs_no_key(
-    server: FakeServer, page_url: str
+    served: Served, page_url: str
 ) -> None:
     async with tab(page_url) as socket:
         await said(socket, b"read-only")
         await socket.send('["stdin", "p"]')
         await said(socket, b"started with --read-only")
-    assert server.patches == []
+    assert served.asked("patch_config") == []
 
 
 async def test_nobody_without_the_key_reaches_a_console_that_can_act(
-    server: FakeServer, tmp_path: Path
+    served: Served, tmp_path: Path
 ) -> None:
-    async with acting_console(server, tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
+    async with acting_console(served, tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
         key = page_key(tmp_path)
         login = await http.get("/")
         assert 'name="key"' in login.text
@@ -171,7 +171,7 @@ async def test_nobody_without_the_key_reaches_a_console_that_can_act(
             shown_to_all = command_lines()
             for secret in (SECRET, key, page_key(tmp_path), shown["Cookie"].partition("=")[2]):
                 assert secret.encode() not in shown_to_all
-    assert server.patches[0][0] == {"reclamation": "paused"}
+    assert served.asked("patch_config")[0].patch == {"reclamation": "paused"}
     assert list(tmp_path.glob("vtoken/*")) == [], "the key outlives the console"
 
 

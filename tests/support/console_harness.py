@@ -1,4 +1,4 @@
-"""What the console's tests share: waiting, a running app, the text on its screen."""
+"""What the console's tests share: an engine to look at, a running app, the text on its screen."""
 
 from __future__ import annotations
 
@@ -6,10 +6,63 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 from textual.css.query import QueryError
 
 from tests.support import waiting
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.serving import Served
+from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
+
+# Commands that change something, or try a change out.
+CHANGES = ("patch_config", "compact", "undo", "confirm")
+
+
+def make_busy(
+    num_blocks: int = 400, num_requests: int = 6, *, prefix_tokens: int = 0, epoch: str = "e1"
+) -> LiveEngine:
+    """Requests of some hundred tokens that have lost some here and there, at rest: there is
+    something to compact, and enough blocks are free that nothing compacts by itself.
+
+    With `prefix_tokens`, prompts are cached, and so many tokens are those of every request.
+    """
+    shared = {"prefix": "system", "prefix_tokens": prefix_tokens} if prefix_tokens else {}
+    core = make_quiet(num_blocks, model="demo/test-llama", epoch=epoch, prefix_caching=bool(shared))
+    core.configure(
+        policy={"name": "h2o", "params": {"recent_ratio": 0.5, "sinks": 4}},
+        budget_tokens=256,
+        interval_tokens=64,
+        theta_f=0.25,
+        batch_size=32,
+        headroom_blocks=8,
+        low_watermark_blocks=num_blocks // 8,
+        recycle=False,
+    )
+    for n in range(num_requests):
+        core.admit(f"cmpl-{(0xA91F + 0x1357 * n) % 0x10000:04x}", 340 + 40 * n, **shared)
+    core.steps(4)
+    return core
+
+
+def compact(core: LiveEngine, request_id: str) -> wire.Relocation:
+    """Compacts one request within the next steps; what was moved."""
+    core.call("compact", request_id=request_id)
+    core.steps(2)
+    (event,) = core.runtime.events.page(0, 10_000, "relocation").events[-1:]
+    return msgspec.convert(event.data, wire.Relocation)
+
+
+def tokens_of(core: LiveEngine, request_id: str) -> list[wire.TokenRow]:
+    """Every token of a request."""
+    rows: list[wire.TokenRow] = core.reporter.tokens(request_id, 0, 1 << 20).rows
+    return rows
+
+
+def applied(served: Served) -> list[dict[str, Any]]:
+    """The patches that were to change something, not only to be tried out."""
+    asked = served.asked("patch_config")
+    return [sent.patch for sent in asked if not sent.validate_only]
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

@@ -1,75 +1,85 @@
-"""A recording of the test server's pool, made without a network and in no time."""
+"""A recording of the real core at work, made without a network and in no time."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from tests.support.fake_console.fake_server import FakeServer
+from tests.support.core.live import make_engine
 from vtoken import wire
 from vtoken.recording import Recorder, RecordingWriter
+from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
 
 START_TS = 1_800_000_000.0
 
 
 def record(
     path: Path, seconds: float = 60.0, *, fps: float = 5.0, num_blocks: int = 200, epoch: str = "e1"
-) -> FakeServer:
-    """`seconds` of a busy pool from START_TS on; theta_F changes in the middle."""
-    fake = FakeServer(num_blocks=num_blocks, num_requests=5, epoch=epoch)
-    fake._fill()
-    pool = fake.pool
-    seq, sent_event = 0, fake.events[-1].seq
-    with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
-        recorder = Recorder(writer)
+) -> None:
+    """`seconds` of a busy pool from START_TS on, a step a frame; theta_F changes in the middle."""
+    core = make_engine(
+        num_blocks=num_blocks,
+        config={
+            "policy": {"name": "random"},
+            "budget_tokens": 96,
+            "interval_tokens": 16,
+            "theta_f": 0.25,
+            "low_watermark_blocks": num_blocks - 1,
+            "recycle": False,
+        },
+        concurrency=5,
+        prompt_tokens=180,
+        max_tokens=150,
+        epoch=epoch,
+        model="demo/test-llama",
+    )
+    cursor, seq = StateCursor(frozenset(TOPICS), packed=False), 0
 
-        def say(kind: type, ts: float, **fields: object) -> None:
-            nonlocal seq
-            seq += 1
-            message = kind(epoch=epoch, seq=seq, step=fake.step, ts=ts, **fields)
-            text = msgspec.json.encode(message)
-            recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
+    def view(ts: float) -> FrameView:
+        frame: wire.Frame = core.controller.frame()
+        assert frame.status is not None
+        frame.status.ts = ts
+        return FrameView.of(frame)
 
-        def status(ts: float) -> wire.Status:
-            return msgspec.structs.replace(fake.status(), ts=ts)
+    try:
+        core.steps(20)
+        with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
+            recorder = Recorder(writer)
 
-        say(wire.Hello, START_TS, **fake.hello_fields(fps, can_control=True))
-        live, flags = pool.live.copy(), pool.flags.copy()
-        rows = {r.id: fake.row(r) for r in pool.requests.values()}
-        say(
-            wire.Snapshot,
-            START_TS,
-            status=status(START_TS),
-            config=fake.config_document(),
-            live=live.tolist(),
-            flags=flags.tolist(),
-            requests=list(rows.values()),
-        )
-        frames = int(seconds * fps)
-        for frame in range(1, frames + 1):
-            ts = START_TS + frame / fps
-            for _ in range(4):
-                fake.tick()
-            revision = fake.revision
-            if frame == frames // 2:
-                fake.patch({"theta_f": 0.4}, False, None)
-            for event in [e for e in fake.events if e.seq > sent_event]:
-                sent_event = event.seq
-                say(wire.EventMessage, ts, event=msgspec.structs.replace(event, ts=ts))
-            changed = np.flatnonzero((pool.live != live) | (pool.flags != flags))
-            now = {r.id: fake.row(r) for r in pool.requests.values()}
+            def say(kind: Any, ts: float, **fields: Any) -> None:
+                nonlocal seq
+                seq += 1
+                message = kind(epoch=epoch, seq=seq, step=core.runtime.step, ts=ts, **fields)
+                text = msgspec.json.encode(message)
+                recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
+
+            about: wire.Describe = core.call("describe")
             say(
-                wire.Delta,
-                ts,
-                block_ids=changed.tolist(),
-                block_live=pool.live[changed].tolist(),
-                block_flags=pool.flags[changed].tolist(),
-                requests_changed=[r for k, r in now.items() if rows.get(k) != r],
-                requests_removed=[k for k in rows if k not in now],
-                status=status(ts),
-                config=fake.config_document() if revision != fake.revision else None,
+                wire.Hello,
+                START_TS,
+                schema=wire.SCHEMA_VERSION,
+                vtoken_version=about.vtoken_version,
+                vllm_version=about.vllm_version,
+                model=about.model,
+                device=about.device,
+                geometry=about.geometry,
+                policies=about.policies,
+                topics=sorted(TOPICS),
+                fps=fps,
+                can_control=True,
             )
-            live, flags, rows = pool.live.copy(), pool.flags.copy(), now
-    return fake
+            say(wire.Snapshot, START_TS, **cursor.snapshot(view(START_TS)))
+            core.runtime.events.drain()  # of before
+            frames = int(seconds * fps)
+            for frame in range(1, frames + 1):
+                ts = START_TS + frame / fps
+                core.steps()
+                if frame == frames // 2:
+                    core.call("patch_config", patch={"theta_f": 0.4})
+                for event in core.runtime.events.drain():
+                    say(wire.EventMessage, ts, event=msgspec.structs.replace(event, ts=ts))
+                say(wire.Delta, ts, **cursor.delta(view(ts)))
+    finally:
+        core.close()

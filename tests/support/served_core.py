@@ -5,12 +5,25 @@ A folder's conftest imports what its tests use.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
+
+
+@contextlib.asynccontextmanager
+async def serving(core: LiveEngine | ScriptedEngine, **options: Any) -> AsyncIterator[Served]:
+    """`core` behind a server, `options` are those of `serve`; both end with the block."""
+    try:
+        async with serve(core.handle, **options) as served:
+            yield served
+    finally:
+        core.close()
 
 
 @pytest.fixture
@@ -40,6 +53,5 @@ async def served(core: LiveEngine) -> AsyncIterator[Served]:
 @pytest.fixture
 async def stepping(core: LiveEngine) -> AsyncIterator[None]:
     """The engine takes steps, as it does while requests run."""
-
     async with core.stepping():
         yield

@@ -41,8 +41,8 @@ class EngineClient:
         assert method == "vtoken_command"
         (payload,) = args
         assert type(payload) is bytes
-        if self.hangs:
-            await asyncio.Event().wait()
+        while self.hangs:
+            await asyncio.sleep(0.01)
         try:
             command = commands.read_command(payload)
         except RefusedError as error:
@@ -62,8 +62,16 @@ class Served:
     server: uvicorn.Server
 
     @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
     def stream_url(self) -> str:
         return self.url.replace("http://", "ws://") + "/vtoken/v1/stream"
+
+    def asked(self, *ops: str) -> list[Any]:
+        """The calls `ops` into the engine that came, in order."""
+        return [command.call for command in self.client.calls if command.op in ops]
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +79,7 @@ async def serve(
     handle: Callable[[commands.Command], wire.Reply],
     *,
     host: str | None = "127.0.0.1",
+    port: int = 0,
     api_key: list[str] | None = None,
     **settings: str,
 ) -> AsyncIterator[Served]:
@@ -79,7 +88,8 @@ async def serve(
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
     with tempfile.TemporaryDirectory() as state_dir:
-        async with _serve(handle, host, api_key, {"state_dir": state_dir, **settings}) as served:
+        settings = {"state_dir": state_dir, **settings}
+        async with _serve(handle, host, port, api_key, settings) as served:
             yield served
 
 
@@ -87,6 +97,7 @@ async def serve(
 async def _serve(
     handle: Callable[[commands.Command], wire.Reply],
     host: str | None,
+    port: int,
     api_key: list[str] | None,
     settings: dict[str, str],
 ) -> AsyncIterator[Served]:
@@ -110,7 +121,12 @@ async def _serve(
     )
     await plugin.init_state(client, app.state, args)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=2
+        app,
+        host="127.0.0.1",
+        port=port,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,7 @@ class CoreEngine:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
+        self.clock: Callable[[], float] = time.monotonic  # of arrivals and tokens
         self.newest_plan = StepPlan(0)
         self._gone: list[str] = []
         self._queue: deque[StepMessage] = deque()
@@ -123,7 +124,7 @@ class CoreEngine:
             raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
         if not 0 <= prefix_tokens <= prompt_tokens:
             raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
-        self.runtime.latency.arrived(request_id, time.monotonic())
+        self.runtime.latency.arrived(request_id, self.clock())
         self.waiting.append(
             Request(
                 request_id,
@@ -286,7 +287,7 @@ class CoreEngine:
                     limit is not None and request.num_known - request.num_prompt_tokens > limit
                 ):
                     self.remove(request.id)
-        self.runtime.sampled(served, len(served), time.monotonic())
+        self.runtime.sampled(served, len(served), self.clock())
 
     # ------------------------------------------------------------ checking
 

@@ -218,7 +218,12 @@ def make_engine(
 
 
 def make_quiet(
-    num_blocks: int = 64, *, block_size: int = 16, epoch: str = "e1", **options: Any
+    num_blocks: int = 64,
+    *,
+    block_size: int = 16,
+    epoch: str = "e1",
+    model: str = "core",
+    **options: Any,
 ) -> LiveEngine:
     """An engine at rest that has no request yet: tests admit theirs; every step is checked.
 
@@ -232,7 +237,7 @@ def make_quiet(
         concurrency=0,
         max_hz=1000.0,
         epoch=epoch,
-        model="core",
+        model=model,
         **{"num_layers": 2, "prefix_caching": False, "check_every_step": True, **options},
     )
     live.runtime.policy_runner.vocabulary = Words()

@@ -9,6 +9,7 @@ block table.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,7 +168,7 @@ class SimulatedWorker:
                 slot // self.block_size
                 for slot in self.live_slots(self.mirrors[request_id]).values()
             ]
-            full = sum(places.count(block) == self.block_size for block in set(places))
+            full = sum(held == self.block_size for held in Counter(places).values())
             loose = len(places) - full * self.block_size
             assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
             packed = {
