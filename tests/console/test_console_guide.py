@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vtoken_console.frame.guide import STEPS, seen_path
 
 from tests.support.console_harness import compact, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
+from vtoken_console.frame.guide import STEPS, seen_path
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 

@@ -255,6 +255,21 @@ def test_key_frames_are_the_state_of_the_stream_there(
         assert snapshot.status.step == view.status.step
 
 
+def test_no_key_frame_follows_a_message_whose_state_cannot_be_known(tmp_path: Path) -> None:
+    file, said = tmp_path / "run.jsonl", [message for message, _ in stream(60)]
+    wrong = next(m for m in said[30:] if isinstance(m, wire.Delta))
+    wrong.block_ids, wrong.block_live, wrong.block_flags = [1 << 20], [1], [1]
+    with RecordingWriter(file, source="test") as writer:
+        recorder = Recorder(writer, keyframe_s=1.0)
+        for message in said:
+            recorder.take(msgspec.json.encode(message), message)
+    lines = read(file)
+    snapshots = [line.seq for line in lines if isinstance(line, wire.Snapshot)]
+    assert len(snapshots) > 3
+    assert max(snapshots) < wrong.seq
+    assert [line.seq for line in lines if isinstance(line, wire.Message)][-1] == said[-1].seq
+
+
 def test_changes_of_configuration_are_marked(tmp_path: Path) -> None:
     record(tmp_path / "run.jsonl")
     marks = indexed(tmp_path / "run.jsonl").marks

@@ -1,6 +1,6 @@
 """The keys that change the server, or say what would: pause, compact, undo, keep, settings.
 
-Knows the wire through `changes.controls` only, which is imported when first needed.
+Knows the wire through `changes.controls` only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from textual.app import App
 
 from vtoken_console.app.frames import Frames
 from vtoken_console.app.session import Session
+from vtoken_console.changes import controls
 from vtoken_console.changes.watch import HealthWatch, Watch
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
@@ -46,36 +47,24 @@ class Controls:
     # ------------------------------------------------------------ keys
 
     def pause(self) -> None:
-        from vtoken_console.changes import controls
-
         model = self._session.model
         status = model.status if model is not None else None
         state = status.reclamation.state if status else "auto"
         self._change("pause", lambda rest: controls.toggle_pause(rest, state, self._changes))
 
     def compact(self) -> None:
-        from vtoken_console.changes import controls
-
         self._change("compact", controls.compact)
 
     def compact_dry(self) -> None:
-        from vtoken_console.changes import controls
-
         self._try_out(lambda rest: controls.compact(rest, dry_run=True))
 
     def undo(self) -> None:
-        from vtoken_console.changes import controls
-
         self._change("undo", lambda rest: controls.undo(rest, self._changes))
 
     def undo_dry(self) -> None:
-        from vtoken_console.changes import controls
-
         self._try_out(controls.undo_dry)
 
     def confirm(self) -> None:
-        from vtoken_console.changes import controls
-
         self._change("confirm", controls.confirm)
 
     async def open_settings(self, field: str) -> None:

@@ -1,17 +1,9 @@
-"""The keys of a replay: pause, speed, step, and where to go. They do nothing on a live server.
-
-Knows the replay's controls, imported when there is one.
-"""
+"""The keys of a replay: pause, speed, step, and where to go. They do nothing on a live server."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vtoken_console.app.session import Session
 from vtoken_console.screens.dashboard import Dashboard
-
-if TYPE_CHECKING:
-    from vtoken_console.feed.replay import Replay
 
 SEEK_S = 5.0
 
@@ -30,17 +22,9 @@ class ReplayControls:
         self._session = session
         self._dashboard = dashboard
 
-    def _replay(self) -> Replay | None:
-        source = self._session.source
-        if source is None or source.replay is None:
-            return None
-        from vtoken_console.feed.replay import Replay
-
-        return source if isinstance(source, Replay) else None
-
     def do(self, what: str) -> None:
         """One of the controls of a replay, by name."""
-        replay = self._replay()
+        replay = self._session.replay
         if replay is None:
             return
         match what:
@@ -57,7 +41,7 @@ class ReplayControls:
 
     def seek_text(self, text: str) -> None:
         """To the moment that was typed."""
-        replay = self._replay()
+        replay = self._session.replay
         if replay is not None:
             try:
                 replay.seek_text(text)
@@ -66,6 +50,6 @@ class ReplayControls:
 
     def seek_share(self, share: float) -> None:
         """To a point of the bar: 0 is the start of the recording, 1 its end."""
-        replay = self._replay()
+        replay = self._session.replay
         if replay is not None:
             replay.seek(replay.index.first_ts + share * replay.index.duration_s)

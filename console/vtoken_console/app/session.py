@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
+    from vtoken_console.feed.replay import Replay
     from vtoken_console.feed.source import Source
 
-HEAVY = (
-    "httpx",
-    "websockets.asyncio.client",
-    "vtoken_console.feed.live",
-    "vtoken_console.changes.controls",
-)
+HEAVY = ("httpx", "websockets.asyncio.client", "vtoken_console.feed.live")
 
 
 class Session:
@@ -41,6 +37,7 @@ class Session:
         self.url = url
         self.read_only = read_only
         self.source: Source | None = None
+        self.replay: Replay | None = None  # the source, where it is a recording
         self._token = token
         self._fps = fps
         self._recording = recording
@@ -58,7 +55,7 @@ class Session:
         if self._recording is not None:
             from vtoken_console.feed.replay import Replay
 
-            self.source = Replay(self._recording, moment=self._moment)
+            self.source = self.replay = Replay(self._recording, moment=self._moment)
         else:
             from vtoken_console.feed.live import LiveSource
 

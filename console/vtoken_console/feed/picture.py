@@ -31,6 +31,8 @@ class Picture:
         """Applies a message as a whole, or raises ResyncNeeded."""
         old = self.model
         self.model = apply(old, message)
+        if self.model.epoch != old.epoch:
+            self.audit = ()  # of another run of the server
         if isinstance(message, wire.EventMessage):
             self._mark(message.event)
         status = self.model.status

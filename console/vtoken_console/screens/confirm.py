@@ -11,8 +11,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.asciify import asciify
 from vtoken_console.look.palette import Paragraph
+from vtoken_console.widgets.lines import as_shown
 from vtoken_console.widgets.outcome import Outcome
 
 
@@ -36,7 +36,7 @@ class ConfirmScreen(ModalScreen[bool]):
         with Vertical(id="confirm", classes="page") as page:
             page.border_title = "this cannot be undone"
             subtitle = "←→ choose   enter do it   esc cancel"
-            page.border_subtitle = asciify(subtitle) if self.app.has_class("-ascii") else subtitle
+            page.border_subtitle = as_shown(self, subtitle)
             yield self._text
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)

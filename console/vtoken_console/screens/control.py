@@ -29,12 +29,12 @@ from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_
 from vtoken_console.changes.trials import Terms
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette
-from vtoken_console.look.asciify import asciify
 from vtoken_console.look.palette import Paragraph
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
+from vtoken_console.widgets.lines import as_shown
 from vtoken_console.widgets.notice import problem_text
 from vtoken_console.widgets.outcome import Outcome
 from vtoken_console.widgets.trial_bar import TrialBar
@@ -92,9 +92,6 @@ class ControlScreen(ModalScreen[None]):
         self._idle()
         self.add_class("-composed")
 
-    def _text(self, text: str) -> str:
-        return asciify(text) if self.app.has_class("-ascii") else text
-
     def show(self, view: View) -> None:
         """New desired and effective values, while the draft stays."""
         self._read_only_reason = view.read_only_reason
@@ -104,7 +101,7 @@ class ControlScreen(ModalScreen[None]):
         steps = "←→ step   shift+←→ leap   type a value   del reset   "
         keys = f"{self._form.place}   {keys}" if self._form.place else keys
         wide = self._page.size.width > len(steps + keys) + 4
-        self._page.border_subtitle = self._text(steps + keys if wide else keys)
+        self._page.border_subtitle = as_shown(self, steps + keys if wide else keys)
         self._refill()
         if self._idling:
             self._idle()
@@ -128,7 +125,7 @@ class ControlScreen(ModalScreen[None]):
         if waiting:
             title += f" · effective revision {config.effective_revision}, waiting: "
             title += ", ".join(waiting[:3])
-        self._page.border_title = self._text(title)
+        self._page.border_title = as_shown(self, title)
 
     @property
     def patch(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
 from vtoken_console.widgets.figures.gauge import Gauge
 from vtoken_console.widgets.figures.sentence import Sentence
+from vtoken_console.widgets.figures.waiting import Waiting
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
@@ -29,7 +30,6 @@ from vtoken_console.widgets.notice import SHOWN_S, Note, Notice
 from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.trial_bar import TrialBar
-from vtoken_console.widgets.waiting import Waiting
 
 VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 

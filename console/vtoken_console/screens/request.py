@@ -16,6 +16,7 @@ from vtoken.client import ProblemError
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
+from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows
 from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
@@ -212,10 +213,7 @@ class RequestScreen(Screen[None]):
         blocks.redraw()
         self.query_one(Summary).redraw()
 
-    def on_token_strip_moved(self, event: TokenStrip.Moved) -> None:
-        self._place(event.token)
-
-    def on_token_rows_moved(self, event: TokenRows.Moved) -> None:
+    def on_token_moved(self, event: TokenMoved) -> None:
         self._place(event.token)
 
     def on_block_table_moved(self, event: BlockTable.Moved) -> None:

@@ -13,7 +13,7 @@ from textual.widgets import Input, Label
 from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, read_terms
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
-from vtoken_console.look.asciify import asciify
+from vtoken_console.widgets.lines import as_shown
 from vtoken_console.widgets.outcome import Outcome
 
 
@@ -40,7 +40,7 @@ class TrialScreen(ModalScreen[Terms | None]):
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             subtitle = "tab next   enter start   esc cancel"
-            page.border_subtitle = asciify(subtitle) if self.app.has_class("-ascii") else subtitle
+            page.border_subtitle = as_shown(self, subtitle)
             for name, label, value, unit in (
                 ("minutes", "taken back unless kept within", str(DEFAULT_MINUTES), "minutes"),
                 ("p95", "taken back when inter-token p95 passes", "", f"ms, now {now}"),
@@ -49,12 +49,8 @@ class TrialScreen(ModalScreen[Terms | None]):
                 with Horizontal(classes="term"):
                     yield Label(f" {label}", classes="term-label")
                     yield Input(value, id=name, compact=True, classes="term-value")
-                    yield Label(f" {asciify(unit) if self._plain else unit}")
+                    yield Label(f" {as_shown(self, unit)}")
             yield self._said
-
-    @property
-    def _plain(self) -> bool:
-        return self.app.has_class("-ascii")
 
     def on_mount(self) -> None:
         muted = palette.MUTED_STYLE

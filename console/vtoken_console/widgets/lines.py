@@ -25,6 +25,11 @@ Line = tuple[Span, ...]
 EMPTY: Line = ()
 
 
+def as_shown(widget: Widget, text: str) -> str:
+    """`text` in letters that this terminal has."""
+    return asciify(text) if widget.app.has_class("-ascii") else text
+
+
 def merge(spans: Iterable[Span]) -> Line:
     """Neighbouring spans of one style as one; empty ones dropped."""
     out: list[Span] = []

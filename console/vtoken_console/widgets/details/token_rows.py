@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.message import Message
-
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette
+from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import Line, merge
 from vtoken_console.widgets.scroller import Scroller
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 class TokenRows(Scroller):
     HEAD = 1
 
-    class Moved(Message):
-        """The cursor stands on another token."""
-
-        def __init__(self, token: int) -> None:
-            super().__init__()
-            self.token = token
-
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.table: TokenTable | None = None
@@ -33,7 +25,7 @@ class TokenRows(Scroller):
         return 0 if self.table is None else len(self.table)
 
     def moved(self) -> None:
-        self.post_message(self.Moved(self.cursor))
+        self.post_message(TokenMoved(self.cursor))
 
     def go(self, token: int) -> None:
         """Moves the cursor without telling anybody."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.look.grid import Grid, fit_pool
 from vtoken_console.look.ramp import ink_on
+from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ class TokenStrip(LinesWidget, can_focus=True):
         Binding("home", "jump(0)", show=False),
         Binding("end", "jump(-1)", show=False),
     ]
-
-    class Moved(Message):
-        """The cursor stands on another token."""
-
-        def __init__(self, token: int) -> None:
-            super().__init__()
-            self.token = token
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -120,7 +113,7 @@ class TokenStrip(LinesWidget, can_focus=True):
 
     def _tell(self, token: int) -> None:
         if self.table is not None and len(self.table):
-            self.post_message(self.Moved(max(0, min(token, len(self.table) - 1))))
+            self.post_message(TokenMoved(max(0, min(token, len(self.table) - 1))))
 
     def action_move(self, dx: int, dy: int) -> None:
         grid = self._grid

@@ -1,0 +1,13 @@
+"""What the widgets that show tokens say when their cursor moves."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+
+class TokenMoved(Message):
+    """The cursor stands on another token."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
