@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.console_harness import make_busy
 from tests.support.core.live import LiveEngine
-from tests.support.served_core import served, stepping  # noqa: F401
+from tests.support.served_core import served  # noqa: F401
 
 
 @pytest.fixture
@@ -17,3 +17,10 @@ async def core() -> AsyncIterator[LiveEngine]:
     core = make_busy()
     yield core
     core.close()
+
+
+@pytest.fixture
+async def stepping(core: LiveEngine) -> AsyncIterator[None]:
+    """Ten steps a second: as often as the screen is drawn."""
+    async with core.stepping(pause_s=0.1):
+        yield

@@ -36,7 +36,7 @@ async def core() -> AsyncIterator[LiveEngine]:
     core.admit("b", 280)
     core.steps(3)
 
-    async with core.stepping(pause_s=0.05):
+    async with core.stepping(pause_s=0.1):
         yield core
     core.close()
 
@@ -51,6 +51,7 @@ def notices(app) -> str:
     return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
 
 
+@pytest.mark.slow
 async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, served: Served) -> None:
     runtime = core.runtime
     async with running(served.url, size=(140, 40)) as (app, pilot):

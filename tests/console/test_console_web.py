@@ -19,6 +19,7 @@ from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 
 pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
+pytestmark = pytest.mark.slow  # processes of their own, and a browser
 
 
 def free_port() -> int:
