@@ -50,19 +50,13 @@ def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bound]:
 
 def bound_of(annotation: Any) -> Bound:
     """What a field takes beside the null that an optional one takes."""
-    kind, minimum, maximum, summary = annotation, None, None, ""
-    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
-        inner, *notes = get_args(kind)
-        if origin is Annotated:
-            for note in notes:
-                if isinstance(note, Meta):
-                    minimum = note.ge if note.ge is not None else minimum
-                    maximum = note.le if note.le is not None else maximum
-                    summary = summary or note.description or ""
-            kind = inner
-        else:
-            kind = next(part for part in (inner, *notes) if part is not NoneType)
-    bound = Bound(type="object", summary=summary, minimum=minimum, maximum=maximum)
+    kind, notes = _bare(annotation)
+    bound = Bound(type="object", summary="")
+    for note in notes:
+        bound.minimum = note.ge if note.ge is not None else bound.minimum
+        bound.maximum = note.le if note.le is not None else bound.maximum
+        bound.summary = bound.summary or note.description or ""
+    origin = get_origin(kind)
     if origin is Literal:
         bound.type, bound.choices = "enum", [*get_args(kind)]
     elif origin in (list, tuple):
@@ -70,6 +64,19 @@ def bound_of(annotation: Any) -> Bound:
     elif kind in (bool, int, float, str):
         bound.type = kind.__name__
     return bound
+
+
+def _bare(annotation: Any) -> tuple[Any, list[Meta]]:
+    """The type in an annotation, without null, and what is noted of it, outermost first."""
+    kind, notes = annotation, []
+    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
+        inner = get_args(kind)
+        if origin is Annotated:
+            notes += [note for note in inner if isinstance(note, Meta)]
+            kind = inner[0]
+        else:
+            kind = next(part for part in inner if part is not NoneType)
+    return kind, notes
 
 
 def takes(bound: Bound) -> str:
@@ -124,7 +131,7 @@ def fault(
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
         annotation = _fields(annotation).get(name, Any)
-    missing = re.search(r"(missing required|unknown) field `(.*)`", message)
+    missing = re.search(r"(missing required|unknown) field `(.*?)`(?: - at|$)", message)
     if missing is None:
         return refuse(".".join(names) or "body", value, bound_of(annotation))
     field = ".".join([*names, missing[2]])
@@ -138,7 +145,7 @@ def fault(
 
 def _fields(annotation: Any) -> dict[str, Any]:
     """Field -> annotation of the struct in `annotation`; empty where there is none."""
-    for part in (annotation, *get_args(annotation)):
-        if isinstance(part, type) and issubclass(part, msgspec.Struct):
-            return {field.encode_name: field.type for field in structs.fields(part)}
+    kind, _ = _bare(annotation)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return {field.encode_name: field.type for field in structs.fields(kind)}
     return {}

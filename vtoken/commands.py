@@ -27,6 +27,8 @@ MAX_PAGE = 10_000
 Natural = Annotated[int, Meta(ge=0, le=2**53)]
 PageLimit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 TrialSeconds = Annotated[int, Meta(ge=1, le=MAX_TRIAL_SECONDS)]
+GuardP95 = Annotated[float, Meta(ge=0.001, le=MAX_GUARD_P95_MS)]
+GuardPreemptions = Annotated[int, Meta(ge=0, le=MAX_GUARD_PREEMPTIONS)]
 
 
 class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
@@ -94,8 +96,8 @@ class PatchConfig(Call, tag="patch_config"):
     if_match: Natural | None = None
     validate_only: bool = False
     confirm_within_s: TrialSeconds | None = None
-    guard_inter_token_p95_ms: Annotated[float, Meta(ge=0.001, le=MAX_GUARD_P95_MS)] | None = None
-    guard_preemptions: Annotated[int, Meta(ge=0, le=MAX_GUARD_PREEMPTIONS)] | None = None
+    guard_inter_token_p95_ms: GuardP95 | None = None
+    guard_preemptions: GuardPreemptions | None = None
     guard_for_s: TrialSeconds | None = None
 
 

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 from vtoken.credentials import read_token_file, readable_by_others
+from vtoken.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.guard import Guard
@@ -137,6 +138,7 @@ def build_app() -> FastAPI:
     app.include_router(downloads.router)
     app.add_api_websocket_route("/stream", stream, name="vtoken_stream")
     app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(RefusedError, _on_refused)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_fault)
     return app
@@ -145,6 +147,15 @@ def build_app() -> FastAPI:
 async def _on_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)
     return problem_response(error)
+
+
+async def _on_refused(_: Request, error: Exception) -> Response:
+    """What a query or a body has that its model does not take."""
+    assert isinstance(error, RefusedError)
+    refused = refuse(
+        error.status, error.detail, field=error.field, value=error.value, bound=error.bound
+    )
+    return problem_response(refused)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

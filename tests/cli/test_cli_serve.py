@@ -73,6 +73,16 @@ def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
     assert set(flags) <= set(server_command(["m", *flags]))
 
 
+def test_every_setting_has_a_flag_of_its_type() -> None:
+    values = {"int": 3, "float": 0.5, "bool": False}
+    for name, bound in serve.plain_settings().items():
+        value = bound.choices[-1] if bound.choices else values[bound.type]
+        flag = serve.flag_of(name)
+        words = [flag.replace("--", "--no-", 1)] if value is False else [flag, f"{value}"]
+        parsed = serve.build_parser().parse_args(words)
+        assert serve.initial_patch(parsed) == {name: value}
+
+
 def model_of(command: list[str]) -> tuple[str, list[str]]:
     """MODEL of vLLM's command line, and what else was passed through."""
     place = command.index("--model")

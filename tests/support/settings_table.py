@@ -12,7 +12,7 @@ from pathlib import Path
 from vtoken.bounds import bounds_of, span
 from vtoken.config.request_rules import Arguments
 from vtoken.config.values import bounds, default_config
-from vtoken.vllm.startup.serve import flag_of, plain_settings, told
+from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
 from vtoken.wire import Bound, pool_limits
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -26,7 +26,7 @@ def settings_table() -> str:
     rows = ["| setting | values | default | flag | meaning |", "|---|---|---|---|---|"]
     for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS).items():
         flag = f"`{flags[name]}`" if name in flags else ""
-        default = "" if bound.type == "object" else told(getattr(defaults, name))
+        default = "" if bound.type == "object" else displayed(getattr(defaults, name))
         of_pool = "*" if name in pool_limits(NUM_BLOCKS) else ""
         cells = [f"`{name}`", _values(bound) + of_pool, default + of_pool, flag, bound.summary]
         rows.append(f"| {' | '.join(cells)} |")

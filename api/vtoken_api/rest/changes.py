@@ -7,9 +7,9 @@ route asks `permit` before it does anything else.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,19 +19,18 @@ from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.guard import GRANT, permit
 from vtoken_api.rest.inputs import (
     JSON_TYPES,
-    TRIAL_PARAMETERS,
+    ChangeQuery,
     CompactionRequest,
-    check_query,
+    PatchQuery,
     if_match,
-    query_flag,
+    query,
     read_compaction,
     read_nothing,
     read_patch,
-    trial_terms,
 )
-from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, query, ref
-from vtoken_api.rest.routes import Served, document, etag
-from vtoken_api.service import Caller, Service
+from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
+from vtoken_api.rest.routes import NO_QUERY, Served, document, etag
+from vtoken_api.service import Caller
 
 router = APIRouter(tags=["vToken"])
 
@@ -59,45 +58,10 @@ def _changed(told: str) -> dict[int | str, dict[str, Any]]:
     )
 
 
-VALIDATE_ONLY = query(
-    "validate_only",
-    {"type": "boolean", "default": False},
-    "answer what would happen, change nothing; open to whoever may read",
-)
-
-
-def _permitted(request: Request, service: Service) -> bool:
-    """Whether the call is only a dry run by its query; raises 403 for a change that may not be."""
-    dry = query_flag(request, "validate_only")
-    permit(request.scope, service, dry_run=dry)
-    return dry
-
-
 def _caller(request: Request) -> Caller:
     """Who is calling, and whether it is somebody who may change things."""
     grant: Grant = request.scope[GRANT]
     return Caller(actor_of(request.headers, request.client), grant.can_control)
-
-
-SECONDS = {"type": "integer", "minimum": 1, "maximum": wire.MAX_TRIAL_SECONDS}
-TRIAL = [
-    query("confirm_within_s", SECONDS, "the engine takes the change back unless confirmed by then"),
-    query(
-        "guard_inter_token_p95_ms",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": wire.MAX_GUARD_P95_MS},
-        "take the change back when p95 of the times between tokens since then is above this",
-    ),
-    query(
-        "guard_preemptions",
-        {"type": "integer", "minimum": 0, "maximum": wire.MAX_GUARD_PREEMPTIONS},
-        "take the change back when more requests than this were preempted since then",
-    ),
-    query(
-        "guard_for_s",
-        SECONDS,
-        f"how long the guard holds; else until confirm_within_s, or {wire.GUARD_SECONDS} s",
-    ),
-]
 
 
 @router.patch(
@@ -105,24 +69,17 @@ TRIAL = [
     summary="Change the configuration, all or nothing, between two steps",
     operation_id="vtoken_patch_config",
     openapi_extra={
-        "parameters": [
-            IF_MATCH,
-            VALIDATE_ONLY,
-            *TRIAL,
-        ],
+        **parameters(PatchQuery, IF_MATCH),
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
     },
     responses=_changed("What the engine has applied, or would"),
 )
-async def patch_config(request: Request, service: Served) -> Response:
-    check_query(request, ("validate_only", *TRIAL_PARAMETERS))
-    dry = _permitted(request, service)
-    call = commands.PatchConfig(
-        patch=await read_patch(request),
-        if_match=if_match(request),
-        validate_only=dry,
-        **trial_terms(request),
-    )
+async def patch_config(
+    request: Request, service: Served, asked: Annotated[PatchQuery, Depends(query(PatchQuery))]
+) -> Response:
+    permit(request.scope, service, dry_run=asked.validate_only)
+    patch = await read_patch(request)
+    call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(asked))
     result = await service.patch_config(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
@@ -131,14 +88,15 @@ async def patch_config(request: Request, service: Served) -> Response:
     "/confirm",
     summary="Keep the change that is on trial",
     operation_id="vtoken_confirm",
-    openapi_extra={"parameters": [IF_MATCH, VALIDATE_ONLY]},
+    openapi_extra=parameters(ChangeQuery, IF_MATCH),
     responses=_changed("It stays; the revision is the same"),
 )
-async def post_confirm(request: Request, service: Served) -> Response:
-    check_query(request, ("validate_only",))
-    dry = _permitted(request, service)
+async def post_confirm(
+    request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
+) -> Response:
+    permit(request.scope, service, dry_run=asked.validate_only)
     await read_nothing(request, "confirm")
-    call = commands.Confirm(if_match=if_match(request), validate_only=dry)
+    call = commands.Confirm(if_match=if_match(request), validate_only=asked.validate_only)
     result = await service.settle(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
@@ -161,9 +119,9 @@ async def post_confirm(request: Request, service: Served) -> Response:
         status=202,
         headers={"Location": "the operation"},
     ),
+    dependencies=NO_QUERY,
 )
 async def post_compaction(request: Request, service: Served) -> Response:
-    check_query(request)
     wanted = await read_compaction(request)
     permit(request.scope, service, dry_run=wanted.dry_run)
     call = commands.Compact(**structs.asdict(wanted))
@@ -177,13 +135,14 @@ async def post_compaction(request: Request, service: Served) -> Response:
     "/undo",
     summary="Restore the revision before, as a new revision",
     operation_id="vtoken_undo",
-    openapi_extra={"parameters": [IF_MATCH, VALIDATE_ONLY]},
+    openapi_extra=parameters(ChangeQuery, IF_MATCH),
     responses=_changed("What the engine has applied, or would"),
 )
-async def post_undo(request: Request, service: Served) -> Response:
-    check_query(request, ("validate_only",))
-    dry = _permitted(request, service)
+async def post_undo(
+    request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
+) -> Response:
+    permit(request.scope, service, dry_run=asked.validate_only)
     await read_nothing(request, "undo")
-    call = commands.Undo(if_match=if_match(request), validate_only=dry)
+    call = commands.Undo(if_match=if_match(request), validate_only=asked.validate_only)
     result = await service.settle(call, _caller(request))
     return document(result, headers=etag(result.revision))

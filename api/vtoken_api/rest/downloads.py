@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from vtoken_api.problems import ProblemError, refuse
-from vtoken_api.rest.inputs import check_query, query_int
-from vtoken_api.rest.openapi import answers, query
+from vtoken_api.rest.inputs import RecordingQuery, query
+from vtoken_api.rest.openapi import answers, parameters
 from vtoken_api.rest.routes import Served
 from vtoken_api.state.flight_recorder import STATE_S, FlightRecorder
-from vtoken_api.state.segments import MAX_AGE_S, Segment, chunks
+from vtoken_api.state.segments import Segment, chunks
 
 GZIP = "application/gzip"
-DEFAULT_S = 300
 STALE_S = 30.0  # the recording process writes every second
 
 router = APIRouter(tags=["vToken"])
@@ -42,30 +40,17 @@ def _answers() -> dict[int | str, dict[str, Any]]:
     description="A recording: one JSON document a line, a header, then stream messages "
     f"({1 / STATE_S:g} state a second, every event) and audit entries. It begins at the key frame "
     "before the time asked for. 503 while nothing is recorded, with the reason.",
-    openapi_extra={
-        "parameters": [
-            query(
-                "seconds",
-                {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": int(MAX_AGE_S),
-                    "default": DEFAULT_S,
-                },
-                "how far back",
-            )
-        ]
-    },
+    openapi_extra=parameters(RecordingQuery),
     responses=_answers(),
 )
-async def get_recording(request: Request, service: Served) -> Response:
-    check_query(request, ("seconds",))
-    seconds = query_int(request, "seconds", DEFAULT_S, 1, int(MAX_AGE_S))
+async def get_recording(
+    service: Served, asked: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
+) -> Response:
     flight = service.flight
     await flight.flush()
     _check_recorder(flight)
     try:
-        segments = await asyncio.to_thread(flight.segments.since, time.time() - seconds)
+        segments = await asyncio.to_thread(flight.segments.since, time.time() - asked.seconds)
     except OSError as error:
         raise _not_recording(f"what was recorded cannot be read: {error}") from error
     if not segments or (not flight.recording and _age_s(segments[-1]) > STALE_S):

@@ -1,44 +1,145 @@
-"""What clients send, checked for shape: bodies, query values, preconditions.
+"""What clients send: the models of queries and bodies, and how they are read.
 
-Knows HTTP, not the meaning of a value: whether a field or a bound holds is the engine's to say.
-Everything here raises ProblemError and changes nothing.
+Knows HTTP, not the meaning of a value: what depends on the engine's state is the engine's to say.
+A model has every name, type and bound, and takes no other name. Everything here raises
+`RefusedError` or `ProblemError`, which are answered with a problem document, and changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 
-from vtoken.bounds import read_json
-from vtoken_api.problems import ProblemError, refuse
+from vtoken import wire
+from vtoken.bounds import fault, read_json
+from vtoken.commands import GuardP95, GuardPreemptions, TrialSeconds
+from vtoken_api.problems import refuse
+from vtoken_api.state.segments import MAX_AGE_S
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 10.0
 JSON_TYPES = ("application/json", "application/merge-patch+json")
+MAX_ID = 2**31 - 1
+MAX_SEQ = 2**53 - 1
+EVENTS_LIMIT = 1000
+TOKENS_LIMIT = 4096
 _ETAG = re.compile(r'\s*"([0-9]{1,18})"\s*')
 _INTEGER = re.compile(r"[0-9]{1,18}")
-_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_NUMBER = re.compile(r"[0-9]{1,9}\.[0-9]{1,6}")
 
 
-TRIAL_PARAMETERS = (
-    "confirm_within_s",
-    "guard_inter_token_p95_ms",
-    "guard_preemptions",
-    "guard_for_s",
-)
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a call takes."""
 
 
-class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NoQuery(Model, frozen=True):
+    pass
+
+
+class BlockPath(Model, frozen=True):
+    block_id: Annotated[int, Meta(ge=0, le=MAX_ID)]
+
+
+class TokensQuery(Model, frozen=True):
+    start: Annotated[int, Meta(ge=0, le=MAX_ID, description="first token id")] = 0
+    limit: Annotated[int, Meta(ge=1, le=TOKENS_LIMIT, description="most rows")] = 256
+
+
+class EventsQuery(Model, frozen=True):
+    after: Annotated[int, Meta(ge=0, le=MAX_SEQ, description="last seq seen")] = 0
+    limit: Annotated[int, Meta(ge=1, le=EVENTS_LIMIT, description="most events")] = 100
+
+
+class AuditQuery(Model, frozen=True):
+    limit: Annotated[int, Meta(ge=1, le=EVENTS_LIMIT, description="most entries")] = 100
+
+
+class RecordingQuery(Model, frozen=True):
+    seconds: Annotated[int, Meta(ge=1, le=int(MAX_AGE_S), description="how far back")] = 300
+
+
+class ChangeQuery(Model, frozen=True):
+    validate_only: Annotated[
+        bool,
+        Meta(description="answer what would happen, change nothing; open to whoever may read"),
+    ] = False
+
+
+class PatchQuery(ChangeQuery, frozen=True):
+    """What puts a change on trial has the names that `vtoken.commands.PatchConfig` has."""
+
+    confirm_within_s: Annotated[
+        TrialSeconds | None,
+        Meta(description="the engine takes the change back unless confirmed by then"),
+    ] = None
+    guard_inter_token_p95_ms: Annotated[
+        GuardP95 | None,
+        Meta(
+            description="take the change back when p95 of the times between tokens since then is "
+            "above this"
+        ),
+    ] = None
+    guard_preemptions: Annotated[
+        GuardPreemptions | None,
+        Meta(
+            description="take the change back when more requests than this were preempted since "
+            "then"
+        ),
+    ] = None
+    guard_for_s: Annotated[
+        TrialSeconds | None,
+        Meta(
+            description="how long the guard holds; else until confirm_within_s, or "
+            f"{wire.GUARD_SECONDS} s"
+        ),
+    ] = None
+
+
+class CompactionRequest(Model, frozen=True):
     """Body of `POST /compactions`; every field may be left out."""
 
     request_id: str | None = None  # None: every request
     batch_size: int | None = None  # None: the configured B
     dry_run: bool = False
+
+
+M = TypeVar("M", bound=Model)
+
+
+def read_model(values: dict[str, Any], kind: type[M]) -> M:
+    """`values` as a `kind`; raises RefusedError with the field, the value and the bound."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise fault(error, values, kind) from None
+
+
+def query(kind: type[M]) -> Callable[[Request], Awaitable[M]]:
+    """The dependency that reads the query as a `kind`; no parameter may be given twice."""
+
+    async def read(request: Request) -> M:
+        values = request.query_params
+        for name in values:
+            if len(values.getlist(name)) > 1:
+                raise refuse(422, "query parameter given twice", field=name, bound="once")
+        return read_model({name: plain(text) for name, text in values.items()}, kind)
+
+    return read
+
+
+def plain(text: str) -> Any:
+    """A truth value or a number without a sign out of a URL; else its first characters."""
+    if text in ("true", "false"):
+        return text == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text[:64]
 
 
 async def read_body(request: Request, *, required: bool) -> bytes:
@@ -74,22 +175,13 @@ async def read_body(request: Request, *, required: bool) -> bytes:
 
 async def read_patch(request: Request) -> dict[str, Any]:
     """The merge patch in the body; raises 400 for what is not JSON, 422 for what is no object."""
-    patch = _decode(await read_body(request, required=True))
-    if not isinstance(patch, dict):
-        raise refuse(422, "a merge patch is an object", value=type(patch).__name__, bound="object")
-    return patch
+    return _object(await read_body(request, required=True), "a merge patch")
 
 
 async def read_compaction(request: Request) -> CompactionRequest:
     """The body of `POST /compactions`; an empty one asks for everything."""
     body = await read_body(request, required=False)
-    if not body:
-        return CompactionRequest()
-    document = _decode(body)
-    try:
-        return msgspec.convert(document, CompactionRequest)
-    except msgspec.ValidationError as error:
-        raise _invalid(error, document, CompactionRequest) from error
+    return read_model(_object(body, "the body") if body else {}, CompactionRequest)
 
 
 def if_match(request: Request) -> int | None:
@@ -109,84 +201,17 @@ def if_match(request: Request) -> int | None:
     return int(match[1])
 
 
-def check_query(request: Request, known: Iterable[str] = ()) -> None:
-    """Raises 422 for a parameter that the call does not have, or that is given twice."""
-    known = tuple(known)
-    for name in request.query_params:
-        if name not in known:
-            bound = ", ".join(known) or "none"
-            raise refuse(422, "unknown query parameter", field=name, bound=bound)
-        if len(request.query_params.getlist(name)) > 1:
-            raise refuse(422, "query parameter given twice", field=name, bound="once")
-
-
-def query_int(request: Request, name: str, default: int, minimum: int, maximum: int) -> int:
-    """A whole number out of the query; raises 422."""
-    text = request.query_params.get(name)
-    return default if text is None else parse_int(text, name, minimum, maximum)
-
-
-def query_flag(request: Request, name: str) -> bool:
-    """`true` or `false` out of the query, false when left out; raises 422."""
-    text = request.query_params.get(name, "false")
-    if text not in ("true", "false"):
-        raise refuse(422, "not a truth value", field=name, value=text[:64], bound="true, false")
-    return text == "true"
-
-
-def trial_terms(request: Request) -> dict[str, Any]:
-    """The `TRIAL_PARAMETERS` that the query has, as numbers; raises 422 for what is none.
-
-    Whether they are within their bounds is the engine's to say.
-    """
-    terms: dict[str, float] = {}
-    for name in TRIAL_PARAMETERS:
-        text = request.query_params.get(name)
-        if text is None:
-            continue
-        if name.endswith("_ms"):
-            if _NUMBER.fullmatch(text) is None:
-                raise refuse(422, "not a number", field=name, value=text[:64], bound="as in 40.5")
-            terms[name] = float(text)
-        else:
-            if _INTEGER.fullmatch(text) is None:
-                bound = "digits only"
-                raise refuse(422, "not a whole number", field=name, value=text[:64], bound=bound)
-            terms[name] = int(text)
-    return terms
-
-
 async def read_nothing(request: Request, call: str) -> None:
     """Raises 422 when `call`, which takes no body, has one."""
     if await read_body(request, required=False) not in (b"", b"{}"):
         raise refuse(422, f"{call} takes no body", bound="an empty body")
 
 
-def parse_int(text: str, name: str, minimum: int, maximum: int) -> int:
-    """A whole number within its bounds; raises 422."""
-    if _INTEGER.fullmatch(text) is None or not minimum <= int(text) <= maximum:
-        raise refuse(
-            422,
-            "not a whole number within its bounds",
-            field=name,
-            value=text[:64],
-            bound=f"{minimum}..{maximum}",
-        )
-    return int(text)
-
-
-def _decode(body: bytes) -> Any:
+def _object(body: bytes, what: str) -> dict[str, Any]:
     try:
-        return read_json(body)
+        document = read_json(body)
     except ValueError as error:
         raise refuse(400, str(error), title="Malformed JSON") from error
-
-
-def _invalid(error: msgspec.ValidationError, document: Any, kind: type) -> ProblemError:
-    """422, with the field and its value out of msgspec's `... - at `$.field``."""
-    match = re.search(r"`\$\.(\w+)`|unknown field `(\w+)`", str(error))
-    field = (match[1] or match[2]) if match else None
-    value = document.get(field) if isinstance(document, dict) and field else None
-    known = ", ".join(item.name for item in msgspec.structs.fields(kind))
-    detail = str(error).partition(" - at")[0]
-    return refuse(422, detail, field=field, value=value, bound=f"fields: {known}")
+    if not isinstance(document, dict):
+        raise refuse(422, f"{what} is an object", value=type(document).__name__, bound="object")
+    return document

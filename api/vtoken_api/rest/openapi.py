@@ -97,15 +97,25 @@ def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[st
     return {"requestBody": {"required": required, "content": content}}
 
 
-def query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """One query parameter."""
-    return {
-        "name": name,
-        "in": "query",
-        "required": False,
-        "description": description,
-        "schema": schema,
-    }
+def parameters(kind: type[msgspec.Struct], *others: dict[str, Any]) -> dict[str, Any]:
+    """The `parameters` of a route: `others`, and those of its query's model."""
+    _, schemas = msgspec.json.schema_components([kind])
+    found = [*others]
+    for name, schema in schemas[kind.__name__]["properties"].items():
+        description = schema.pop("description", "")
+        if schema.get("default", msgspec.UNSET) is None:  # it may be left out: there is no null
+            del schema["default"]
+            (schema,) = [part for part in schema["anyOf"] if part != {"type": "null"}]
+        found.append(
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "description": description,
+                "schema": schema,
+            }
+        )
+    return {"parameters": found}
 
 
 def components() -> dict[str, Any]:

@@ -17,14 +17,19 @@ from starlette.responses import Response
 
 from vtoken import commands, wire
 from vtoken_api.problems import ProblemError
-from vtoken_api.rest.inputs import check_query, parse_int, query_int
-from vtoken_api.rest.openapi import answers, array_of, query, ref
+from vtoken_api.rest.inputs import (
+    AuditQuery,
+    BlockPath,
+    EventsQuery,
+    NoQuery,
+    TokensQuery,
+    plain,
+    query,
+    read_model,
+)
+from vtoken_api.rest.openapi import answers, array_of, parameters, ref
 from vtoken_api.service import Service
 
-MAX_ID = 2**31 - 1
-MAX_SEQ = 2**53 - 1
-EVENTS_LIMIT = 1000
-TOKENS_LIMIT = 4096
 OCTETS = "application/octet-stream"
 
 router = APIRouter(tags=["vToken"])
@@ -37,6 +42,7 @@ def service_of(request: Request) -> Service:
 
 
 Served = Annotated[Service, Depends(service_of)]
+NO_QUERY = [Depends(query(NoQuery))]
 
 
 def document(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -59,9 +65,9 @@ def etag(revision: int) -> dict[str, str]:
     summary="Everything that matters now, in one document",
     operation_id="vtoken_status",
     responses=answers(ref(wire.Status), "The engine between two steps"),
+    dependencies=NO_QUERY,
 )
-async def get_status(request: Request, service: Served) -> Response:
-    check_query(request)
+async def get_status(service: Served) -> Response:
     try:
         status = await service.bus.ask(commands.Status(), wire.Status)
     except ProblemError as error:
@@ -82,9 +88,9 @@ async def get_status(request: Request, service: Served) -> Response:
         "The configuration",
         headers={"ETag": "the revision, for If-Match"},
     ),
+    dependencies=NO_QUERY,
 )
-async def get_config(request: Request, service: Served) -> Response:
-    check_query(request)
+async def get_config(service: Served) -> Response:
     config = await service.bus.ask(commands.Config(), wire.ConfigDocument)
     return document(config, headers=etag(config.revision))
 
@@ -94,9 +100,9 @@ async def get_config(request: Request, service: Served) -> Response:
     summary="Eviction policies, with the JSON schema of their parameters",
     operation_id="vtoken_policies",
     responses=answers(array_of(wire.PolicyInfo), "All policies"),
+    dependencies=NO_QUERY,
 )
-async def get_policies(request: Request, service: Served) -> Response:
-    check_query(request)
+async def get_policies(service: Served) -> Response:
     return document(await service.bus.ask(commands.Policies(), list[wire.PolicyInfo]))
 
 
@@ -105,9 +111,9 @@ async def get_policies(request: Request, service: Served) -> Response:
     summary="How a compaction is going",
     operation_id="vtoken_operation",
     responses=answers(ref(wire.Operation), "The operation", 404),
+    dependencies=NO_QUERY,
 )
-async def get_operation(request: Request, operation_id: str, service: Served) -> Response:
-    check_query(request)
+async def get_operation(operation_id: str, service: Served) -> Response:
     return document(await service.bus.ask(commands.Operation(id=operation_id), wire.Operation))
 
 
@@ -121,9 +127,9 @@ async def get_operation(request: Request, operation_id: str, service: Served) ->
         "The pool; the index in a list is the block's id",
         more_content={OCTETS: {"schema": {"type": "string", "format": "binary"}}},
     ),
+    dependencies=NO_QUERY,
 )
 async def get_blocks(request: Request, service: Served) -> Response:
-    check_query(request)
     blocks = await service.bus.ask(commands.Blocks(), wire.BlocksDocument)
     live = wire.unpack_array(blocks.live, "<u2")
     if _prefers_octets(request.headers.get("accept", "")):
@@ -142,11 +148,11 @@ async def get_blocks(request: Request, service: Served) -> Response:
     summary="One block, slot by slot",
     operation_id="vtoken_block",
     responses=answers(ref(wire.BlockDetail), "The block", 404),
+    dependencies=NO_QUERY,
 )
-async def get_block(request: Request, block_id: str, service: Served) -> Response:
-    check_query(request)
-    number = parse_int(block_id, "block_id", 0, MAX_ID)
-    return document(await service.bus.ask(commands.Block(id=number), wire.BlockDetail))
+async def get_block(block_id: str, service: Served) -> Response:
+    path = read_model({"block_id": plain(block_id)}, BlockPath)
+    return document(await service.bus.ask(commands.Block(id=path.block_id), wire.BlockDetail))
 
 
 @router.get(
@@ -154,9 +160,9 @@ async def get_block(request: Request, block_id: str, service: Served) -> Respons
     summary="Every request that holds or waits for blocks",
     operation_id="vtoken_requests",
     responses=answers(array_of(wire.RequestRow), "All requests"),
+    dependencies=NO_QUERY,
 )
-async def get_requests(request: Request, service: Served) -> Response:
-    check_query(request)
+async def get_requests(service: Served) -> Response:
     return document(await service.bus.ask(commands.Requests(), list[wire.RequestRow]))
 
 
@@ -165,9 +171,9 @@ async def get_requests(request: Request, service: Served) -> Response:
     summary="One request and its block table",
     operation_id="vtoken_request",
     responses=answers(ref(wire.RequestDetail), "The request", 404),
+    dependencies=NO_QUERY,
 )
-async def get_request(request: Request, request_id: str, service: Served) -> Response:
-    check_query(request)
+async def get_request(request_id: str, service: Served) -> Response:
     return document(await service.bus.ask(commands.Request(id=request_id), wire.RequestDetail))
 
 
@@ -175,25 +181,13 @@ async def get_request(request: Request, request_id: str, service: Served) -> Res
     "/requests/{request_id}/tokens",
     summary="The token table of a request, by page",
     operation_id="vtoken_tokens",
-    openapi_extra={
-        "parameters": [
-            query("start", {"type": "integer", "minimum": 0, "default": 0}, "first token id"),
-            query(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": TOKENS_LIMIT, "default": 256},
-                "most rows",
-            ),
-        ]
-    },
+    openapi_extra=parameters(TokensQuery),
     responses=answers(ref(wire.TokenPage), "Rows in logical order", 404),
 )
-async def get_tokens(request: Request, request_id: str, service: Served) -> Response:
-    check_query(request, ("start", "limit"))
-    call = commands.Tokens(
-        request_id=request_id,
-        start=query_int(request, "start", 0, 0, MAX_ID),
-        limit=query_int(request, "limit", 256, 1, TOKENS_LIMIT),
-    )
+async def get_tokens(
+    request_id: str, service: Served, page: Annotated[TokensQuery, Depends(query(TokensQuery))]
+) -> Response:
+    call = commands.Tokens(request_id=request_id, start=page.start, limit=page.limit)
     return document(await service.bus.ask(call, wire.TokenPage))
 
 
@@ -201,24 +195,13 @@ async def get_tokens(request: Request, request_id: str, service: Served) -> Resp
     "/events",
     summary="What happened, oldest first",
     operation_id="vtoken_events",
-    openapi_extra={
-        "parameters": [
-            query("after", {"type": "integer", "minimum": 0, "default": 0}, "last seq seen"),
-            query(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": EVENTS_LIMIT, "default": 100},
-                "most events",
-            ),
-        ]
-    },
+    openapi_extra=parameters(EventsQuery),
     responses=answers(ref(wire.EventPage), "Events after `after` that the engine still holds"),
 )
-async def get_events(request: Request, service: Served) -> Response:
-    check_query(request, ("after", "limit"))
-    call = commands.Events(
-        after=query_int(request, "after", 0, 0, MAX_SEQ),
-        limit=query_int(request, "limit", 100, 1, EVENTS_LIMIT),
-    )
+async def get_events(
+    service: Served, page: Annotated[EventsQuery, Depends(query(EventsQuery))]
+) -> Response:
+    call = commands.Events(after=page.after, limit=page.limit)
     return document(await service.bus.ask(call, wire.EventPage))
 
 
@@ -226,20 +209,13 @@ async def get_events(request: Request, service: Served) -> Response:
     "/audit",
     summary="Who changed or tried out what, newest last",
     operation_id="vtoken_audit",
-    openapi_extra={
-        "parameters": [
-            query(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": EVENTS_LIMIT, "default": 100},
-                "most entries",
-            )
-        ]
-    },
+    openapi_extra=parameters(AuditQuery),
     responses=answers(ref(wire.AuditPage), "Accepted calls, and what the engine took back"),
 )
-async def get_audit(request: Request, service: Served) -> Response:
-    check_query(request, ("limit",))
-    return document(await service.audit.page(query_int(request, "limit", 100, 1, EVENTS_LIMIT)))
+async def get_audit(
+    service: Served, page: Annotated[AuditQuery, Depends(query(AuditQuery))]
+) -> Response:
+    return document(await service.audit.page(page.limit))
 
 
 def _prefers_octets(accept: str) -> bool:

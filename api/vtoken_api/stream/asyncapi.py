@@ -9,14 +9,12 @@ from typing import Any, get_args
 
 import msgspec
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import __version__, wire
 from vtoken_api.rest.examples import examples
-from vtoken_api.rest.inputs import check_query
 from vtoken_api.rest.openapi import answers
-from vtoken_api.rest.routes import document
+from vtoken_api.rest.routes import NO_QUERY, document
 from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
 from vtoken_api.stream.frame import TOPICS
 from vtoken_api.stream.session import HEARTBEAT_S, MAX_QUEUED
@@ -108,7 +106,7 @@ def description() -> dict[str, Any]:
     summary="The stream `/vtoken/v1/stream`, described in AsyncAPI 3.0",
     operation_id="vtoken_asyncapi",
     responses=answers({"type": "object"}, "The AsyncAPI document"),
+    dependencies=NO_QUERY,
 )
-async def get_asyncapi(request: Request) -> Response:
-    check_query(request)
+async def get_asyncapi() -> Response:
     return document(description())

@@ -109,7 +109,7 @@ def plain_settings() -> dict[str, Bound]:
     return {name: b for name, b in bounds_of(ConfigValues).items() if b.type != "object"}
 
 
-def told(value: Any) -> str:
+def displayed(value: Any) -> str:
     return "on" if value is True else f"{value}"
 
 
@@ -122,7 +122,7 @@ def _add_settings(add: Callable[..., Any]) -> None:
     by_pool = pool_limits(1)
     defaults = structs.asdict(VTokenConfig())
     for name, bound in plain_settings().items():
-        default = "depends on the pool" if name in by_pool else told(defaults[name])
+        default = "depends on the pool" if name in by_pool else displayed(defaults[name])
         limits = f", {span(bound)}" if bound.type == "float" else ""
         about = f"{bound.summary}{limits} (default: {default})".replace("%", "%%")
         if bound.type == "bool":
