@@ -56,6 +56,11 @@ EventKind = Literal[
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
     "server",  # data: {"detail": str}: started, paused scheduling, ...
 ]
+# As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
+# these, so that they never push out what an operator looks for later.
+FREQUENT_KINDS: frozenset[EventKind] = frozenset(
+    {"relocation", "eviction", "reclaimed", "deferred", "preemption"}
+)
 
 
 class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):

@@ -244,7 +244,8 @@ class Replay(Client):
         frame, begin = self.index.before(goal), self.index.before(goal - HISTORY_S)
         assert frame is not None
         assert begin is not None
-        feed, events, epoch = Feed(), deque[wire.Event](maxlen=MAX_EVENTS), ""
+        feed, epoch = Feed(), ""
+        others, frequent = (deque[wire.Event](maxlen=MAX_EVENTS) for _ in range(2))
         audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
         self._reader.seek(begin.place)
         self._next, self._skipping, self._clock_ts = None, False, frame.ts
@@ -252,9 +253,11 @@ class Replay(Client):
             past = self._past.decode(found[1])
             if past.type == "hello" and past.epoch != epoch:
                 epoch = past.epoch
-                events.clear()
+                others.clear()
+                frequent.clear()
             if past.event is not None:
-                events.append(past.event)
+                kept = frequent if past.event.kind in wire.FREQUENT_KINDS else others
+                kept.append(past.event)
             if past.entry is not None:
                 audit.append(past.entry)
             if past.status is not None:
@@ -269,7 +272,7 @@ class Replay(Client):
                 self._clock_ts = max(self._clock_ts, message.ts)
                 self._take_or_skip(feed, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
-                    feed.remember(events)
+                    feed.remember([*others, *frequent])
                     feed.told(audit)
             entry = self._reader.next()
         return feed
