@@ -52,9 +52,9 @@ EventKind = Literal[
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
-    "operation",  # data: Operation
+    "operation",  # data: Operation, whenever its state has changed; of dry runs none is sent
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
-    "server",  # data: {"detail": str}: started, paused scheduling, ...
+    "server",  # data: {"detail": "started"}
 ]
 # As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
 # these, so that they never push out what an operator looks for later.

@@ -81,6 +81,14 @@ class Controller:
         }
         self._with_actor = {"patch_config", "undo", "confirm", "compact"}
 
+    def note_started(self) -> None:
+        """The engine is ready for its first request."""
+        facts, runtime = self.reporter.facts, self.runtime
+        size, usable = runtime.geometry.block_size, runtime.geometry.num_blocks - 1
+        told = f"{facts.model} on {facts.device}, {usable:,} blocks of {size} slots"
+        summary = f"engine started: {told}, policy {runtime.config.policy.name}"
+        runtime.events.add(runtime.step, "server", summary, {"detail": "started"})
+
     def before_step(self) -> None:
         """The engine is about to plan a step: what is due without anybody asking."""
         self.revisions.check_trial()

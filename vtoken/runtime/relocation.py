@@ -23,10 +23,11 @@ from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
 from vtoken.runtime.deferrals import Deferrals
 from vtoken.runtime.in_flight import InFlight
-from vtoken.runtime.operations import Operations
+from vtoken.runtime.operations import Operations, describe_operation
 from vtoken.runtime.snapshots import Snapshots
 from vtoken.runtime.state import Ledger
 from vtoken.runtime.wasted_moves import LastMoves
+from vtoken.wire import Operation
 
 
 class Relocator(Snapshots):
@@ -35,7 +36,7 @@ class Relocator(Snapshots):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self.deferrals = Deferrals(ledger)
-        self.operations = Operations()
+        self.operations = Operations(self._tell_operation)
         self.in_flight_blocks: frozenset[int] = frozenset()
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
@@ -284,6 +285,13 @@ class Relocator(Snapshots):
                 if plan.request_id not in self.planned:
                     why = f"the plan for {plan.request_id} could not be applied, see the events"
                     self.operations.part_lost(operation.id, why)
+
+    def _tell_operation(self, operation: Operation) -> None:
+        step = self._ledger.step + (
+            operation.state == "pending"
+        )  # what is pending runs in the next
+        data = msgspec.to_builtins(operation)
+        self._ledger.events.add(step, "operation", describe_operation(operation), data)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether a relocation of this request, of any one for None, was not reported yet."""

@@ -92,6 +92,7 @@ class VTokenSchedulerMixin:
         self.vtoken_controller = Controller(
             Reporter(self.vtoken, self._facts, manager.hashed), self._publisher.endpoint
         )
+        self.vtoken_controller.note_started()
         self._last_step_end = 0.0
 
     # ------------------------------------------------------------ the step
