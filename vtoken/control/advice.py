@@ -24,6 +24,7 @@ class Situation:
     `missing_blocks`: fresh blocks that it lacks for more, of `available_blocks`.
     `held_shared_blocks`, `copy_freed_blocks`: shared blocks with holes that stay where they are,
     and what `better_sharing` would free of them.
+    `planned_s`: age of the plan that all of these are from, if another one may say otherwise.
     """
 
     cause: Cause
@@ -45,6 +46,7 @@ class Situation:
     held_shared_blocks: int
     copy_freed_blocks: int
     better_sharing: str
+    planned_s: float | None
 
     @property
     def closed(self) -> Gate | None:
@@ -89,7 +91,7 @@ def _holes(now: Situation) -> str:
 
 def _gain(now: Situation) -> str:
     if not now.freed_blocks:
-        return "compacting now would free blocks"
+        return "compacting is likely to free blocks"
     moved = "" if now.lacking_blocks else f" ({now.moved_bytes / 1e6:,.1f} MB moved)"
     return f"compacting now would free {_blocks(now.freed_blocks)}{moved}"
 
@@ -124,6 +126,10 @@ def _below(f: float) -> str:
 def _full(now: Situation) -> str:
     """Why compaction frees nothing, and what does."""
     config = now.config
+    if now.planned_s is not None:
+        holes = "" if now.lacking_blocks else f"{_holes(now)}; "
+        planned = f"compacting was last planned {now.planned_s:.1f} s ago"
+        return f"{holes}{planned}: a dry run says what it frees now"
     needed = now.available_blocks + now.missing_blocks
     if now.missing_blocks and now.pressure.free_blocks >= needed:
         return (

@@ -27,15 +27,19 @@ class Snapshots:
         The most empty slots first; requests with a relocation in flight are left out (I4).
         """
         size = self._ledger.geometry.block_size
-        known = self._ledger.tables
-        asked = known if request_ids is None else map(known.__getitem__, request_ids)
-        tables = [
-            table
-            for table in asked
-            if has_excess(table) and not self._ledger.states[table.request_id].in_flight_step
-        ]
+        tables = self.movable(request_ids)
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
         return map(self.layout_of, tables)
+
+    def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
+        """Tables that a round looks at; without any it frees nothing."""
+        known, states = self._ledger.tables, self._ledger.states
+        asked = known if request_ids is None else map(known.__getitem__, request_ids)
+        return [
+            table
+            for table in asked
+            if has_excess(table) and not states[table.request_id].in_flight_step
+        ]
 
     def layout_of(self, table: TokenTable, dead: Ids | None = None) -> Layout:
         """The planner's snapshot of one table; `dead`: ids to be counted as dead already."""
