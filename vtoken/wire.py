@@ -78,6 +78,7 @@ class BlockCounts(Doc):
     low_utilization: int  # used, live <= block_size / 2
     shared: int  # held by two requests or more
     headroom: int  # fresh blocks that one planning round may take
+    withheld: int = 0  # of `free`: vLLM's --watermark keeps them from requests that wait
 
 
 class TokenCounts(Doc):

@@ -395,6 +395,29 @@ def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
         assert "lacks" not in told(engine).sentence
 
 
+def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -> None:
+    """A request waits although more blocks are free than its prompt takes."""
+    config = {"theta_f": 0.0, "low_watermark_blocks": 2, "reclamation": "auto"}
+    with running(config=config | {"headroom_blocks": 8}) as engine:
+        core = engine.core
+        free = core.store.num_free_blocks()
+        core.watermark_blocks = free
+        engine.concurrency = 0
+        core.add("kept out", 8)
+        engine.steps(1)
+        assert [request.id for request in core.waiting] == ["kept out"]
+        found = told(engine)
+        lacking = core.runtime.admission.lacking_blocks
+        assert lacking == 2 + core.watermark_blocks - core.store.num_free_blocks() > 0
+        assert found.cause != "ok"
+        assert (
+            f": 1 waits, the first lacks {lacking} blocks ({free} withheld by --watermark); "
+            in found.sentence
+        )
+        assert core.runtime.wanted_blocks == lacking + core.watermark_blocks
+        assert "watermark" not in closed(found)
+
+
 def test_full_for_lack_of_headroom() -> None:
     with running(config={"reclamation": "off", "planner": "pack", "headroom_blocks": 0}) as engine:
         wait_for_blocks(engine, 4)

@@ -30,7 +30,8 @@ def status_lines(status: wire.Status) -> list[str]:
         (
             "blocks",
             f"{blocks.free:,} free of {blocks.total:,} ({status.block_size} slots each), "
-            f"{blocks.low_utilization:,} of low utilization, {blocks.shared:,} shared",
+            f"{blocks.low_utilization:,} of low utilization, {blocks.shared:,} shared"
+            + (f", {blocks.withheld:,} withheld by --watermark" if blocks.withheld else ""),
         ),
         ("tokens", f"{tokens.live:,} live, {tokens.dead:,} dead, {tokens.evicted:,} evicted"),
         (

@@ -13,13 +13,14 @@ from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure
 from vtoken.wire import Cause, Gate
 
-MAX_LENGTH = 150
+MAX_LENGTH = 180
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What the sentence is made of; see `vtoken.control.diagnosis` for the cause and the offer.
 
+    `lacking_blocks`: what the request that waits first lacks; vLLM keeps `withheld_blocks` from it.
     `gains`: one round would free something; `freed_blocks`, `moved_bytes`: so much at least.
     `missing_blocks`: fresh blocks that it lacks for more, of `available_blocks`.
     `held_shared_blocks`, `copy_freed_blocks`: shared blocks with holes that stay where they are,
@@ -35,6 +36,7 @@ class Situation:
     may_evict: bool
     num_waiting: int
     lacking_blocks: int
+    withheld_blocks: int
     used_blocks: int
     used_slots: int
     live_tokens: int
@@ -77,7 +79,8 @@ def _queue(now: Situation) -> str:
     if not now.lacking_blocks:
         return ""
     waiting = "1 waits" if now.num_waiting == 1 else f"{now.num_waiting:,} wait"
-    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}; "
+    withheld = f" ({now.withheld_blocks:,} withheld by --watermark)" if now.withheld_blocks else ""
+    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}{withheld}; "
 
 
 def _blocks(n: int) -> str:

@@ -52,6 +52,7 @@ class EngineFacts:
     device: str
     running: int = 0
     waiting: int = 0
+    withheld_blocks: int = 0
     step_ms: float = 0.0
 
 
@@ -241,6 +242,7 @@ class Reporter:
                 low_utilization=num_low,
                 shared=pool.num_shared(),
                 headroom=config.headroom_blocks,
+                withheld=min(free, facts.withheld_blocks),
             ),
             tokens=TokenCounts(
                 live=pool.num_live,

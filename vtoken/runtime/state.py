@@ -95,7 +95,8 @@ class Ledger:
         self.events = EventLog()
         self.latency = LatencyMeter()
         self.step = 0
-        self.wanted_blocks = 0  # what the request that waits first lacked in the last step
+        # What the request that waits first lacked in the last step, and what was kept from it.
+        self.wanted_blocks = 0
 
     @property
     def tables(self) -> TokenTables:

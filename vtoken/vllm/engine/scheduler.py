@@ -79,6 +79,7 @@ class VTokenSchedulerMixin:
             lends_blocks=config.device_config.device_type == "cpu",
         )
         manager.runtime = self.vtoken
+        manager.num_withheld = self._num_withheld
         self.vtoken.vocabulary = VLLMVocabulary(config.model_config, self.requests)  # type: ignore[attr-defined]
         _require(self.vtoken)
         self._facts = EngineFacts(
@@ -209,6 +210,13 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        self._facts.withheld_blocks = self._num_withheld()
+
+    def _num_withheld(self) -> int:
+        """Blocks that must be free beside those that a waiting request takes (`--watermark`)."""
+        if not self.running:  # type: ignore[attr-defined]
+            return 0
+        return int(self.kv_cache_manager.watermark_blocks)  # type: ignore[attr-defined]
 
 
 def max_chunk_tokens(scheduling: Any) -> int:
