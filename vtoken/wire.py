@@ -415,6 +415,11 @@ class BlockDetail(Doc):
 
 
 class RequestRow(Doc):
+    """A request; `waiting` and `preempted` ones hold no block, and are zeros but for their lengths.
+
+    Of a long queue only those that are admitted first have a row; `RequestCounts` counts all.
+    """
+
     id: str
     state: RequestState
     live: int

@@ -87,6 +87,29 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         assert tokens[f"r{number}"] == first + rest
 
 
+def test_waiting_and_preempted_requests_are_told_as_such(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, max_num_seqs=2, **args()) as llm:
+        submit(llm, PROMPTS, 40)
+        step(llm, tokens, 20)
+        reporter = scheduler_of(llm).vtoken_controller.reporter
+
+        def states() -> dict[str, str]:
+            return {row.id.split("-")[0]: row.state for row in reporter.rows()}
+
+        assert states() == {"r0": "running", "r1": "running", "r2": "waiting"}
+        assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
+        assert states() == {"r0": "preempted", "r1": "preempted", "r2": "waiting"}
+        rows = {row.id.split("-")[0]: row for row in reporter.rows()}
+        sampled = len(tokens["r0"])
+        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (200, sampled)
+        assert (rows["r2"].prompt_tokens, rows["r2"].output_tokens) == (150, 0)
+        for row in rows.values():
+            assert reporter.request(row.id).state == row.state
+        step(llm, tokens)
+        assert reporter.rows() == []
+
+
 def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_a_switch(
     engine: Any,
 ) -> None:

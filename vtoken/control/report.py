@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
@@ -57,9 +58,19 @@ class EngineFacts:
 
 
 class Reporter:
-    """Builds wire documents from one runtime; `hashed` [N] says which used blocks are cached."""
+    """Builds wire documents from one runtime.
 
-    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: npt.NDArray[np.bool_]) -> None:
+    `hashed` [N] says which used blocks are cached, `queue` who waits.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        facts: EngineFacts,
+        hashed: npt.NDArray[np.bool_],
+        queue: WaitingQueue | None = None,
+    ) -> None:
+        self._queue = NobodyWaits() if queue is None else queue
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
@@ -168,20 +179,41 @@ class Reporter:
         return row
 
     def rows(self) -> list[RequestRow]:
-        return [self.row(table) for table in self.runtime.tables]
+        """Every request that holds blocks; then those that wait, of a long queue the first."""
+        rows = [self.row(table) for table in self.runtime.tables]
+        for queued in self._queue.first(MAX_WAITING_ROWS):
+            if queued.request_id not in self.runtime.states:
+                rows.append(waiting_row(self.runtime, queued))
+                continue
+            held = next(row for row in rows if row.id == queued.request_id)
+            held.state = "waiting"  # between two turns of a session
+        return rows
 
     def request(self, request_id: str) -> RequestDetail:
         import msgspec
 
+        queued = self._queue.find(request_id)
+        if queued is not None and request_id not in self.runtime.states:
+            return RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
         table = self.runtime.tables[request_id]
+        row = self.row(table)
+        if queued is not None:
+            row.state = "waiting"
         return RequestDetail(
-            **msgspec.structs.asdict(self.row(table)),
+            **msgspec.structs.asdict(row),
             block_table=list(table.blocks),
             block_live=table.block_live().tolist(),
         )
 
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
-        """Rows of the tokens `start` .. `start + limit`, dead ones included."""
+        """Rows of the tokens `start` .. `start + limit`, dead ones included.
+
+        A request that waits has none: whatever its prompt, no token has a place.
+        """
+        if request_id not in self.runtime.states and self._queue.find(request_id) is not None:
+            return TokenPage(
+                request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
+            )
         table = self.runtime.tables[request_id]
         reads = self.runtime.rules(request_id).policy.reads
         scores = self.runtime.states[request_id].scores_of(reads)

@@ -153,7 +153,9 @@ async def get_block(request: Request, block_id: str, service: Served) -> Respons
     "/requests",
     summary="Every request that holds or waits for blocks",
     operation_id="vtoken_requests",
-    responses=answers(array_of(wire.RequestRow), "All requests"),
+    responses=answers(
+        array_of(wire.RequestRow), "All that hold blocks; of those that wait, the first 64"
+    ),
 )
 async def get_requests(request: Request, service: Served) -> Response:
     check_query(request)

@@ -26,6 +26,7 @@ from vtoken.policies import make_policy
 from vtoken.runtime.runtime import GrownRequest, Runtime
 from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
+from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMVocabulary
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.settings import initial_config, read_settings
@@ -91,7 +92,8 @@ class VTokenSchedulerMixin:
         )
         self._publisher = Publisher(self.vtoken.events, max_hz=settings.telemetry_hz)
         self.vtoken_controller = Controller(
-            Reporter(self.vtoken, self._facts, manager.hashed), self._publisher.endpoint
+            Reporter(self.vtoken, self._facts, manager.hashed, SchedulerQueue(self)),
+            self._publisher.endpoint,
         )
         self.vtoken_controller.note_started()
         self._last_step_end = 0.0
