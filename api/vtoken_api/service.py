@@ -48,7 +48,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.upkeep = Upkeep(self.hub, self.audit, self.state)
-        self.hub.health = self.health
+        self.hub.complete = self.complete
 
     def start(self) -> None:
         """Begin to follow the engine, to record, and to keep the audit log."""
@@ -59,6 +59,14 @@ class Service:
     def health(self) -> list[wire.Health]:
         """How this process is, part by part."""
         return health(self.hub, self.audit, self.flight)
+
+    def complete(self, status: wire.Status) -> None:
+        """Add to the engine's status what only this process knows: its health.
+
+        Everything else of a status is the engine's (`vtoken.control.report`). REST answers and
+        frames alike pass through here.
+        """
+        status.health = self.health()
 
     async def close(self) -> None:
         """Stop what runs in the background and let another process lead; clients stay connected."""

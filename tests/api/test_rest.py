@@ -272,7 +272,7 @@ async def test_bad_terms_of_a_trial_are_refused_and_change_nothing(
     refused = problem(answer, 422)
     assert refused.field == field
     assert refused.bound
-    assert core.runtime.revision == 1
+    assert core.runtime.state.revision == 1
 
 
 async def test_trying_out_a_trial_starts_none(http: httpx.AsyncClient) -> None:
@@ -352,7 +352,7 @@ async def test_refused_patch_names_the_field_and_changes_nothing(
         assert document.field == field
         assert status == 400 or document.bound
     assert core.runtime.config is before
-    assert core.controller.runtime.revision == 1
+    assert core.controller.runtime.state.revision == 1
     assert read(await http.get("/audit"), wire.AuditPage).entries == []
 
 

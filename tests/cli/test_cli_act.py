@@ -76,7 +76,7 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
             assert told in ran.out
             meant = await run(*command, *reads)
             assert (meant.code, "403 Read-only" in meant.err) == (1, True)
-    assert (core.runtime.revision, core.runtime.config.theta_f) == (2, 0.5)
+    assert (core.runtime.state.revision, core.runtime.config.theta_f) == (2, 0.5)
 
 
 async def test_change_says_whether_it_is_in_force_and_what_is_until_then(

@@ -17,7 +17,7 @@ CHUNK = 64
 @pytest.fixture
 def engine() -> Iterator[CoreEngine]:
     made = CoreEngine(num_blocks=65, block_size=16)
-    made.runtime.admission = Admission(made.runtime, CHUNK)
+    made.runtime.admission = Admission(made.runtime.state, CHUNK)
     made.configure(
         policy={"name": "streaming_llm"},
         budget_tokens=96,
@@ -69,7 +69,7 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     monkeypatch.setattr(type(policy), "select_victims", lambda *_: None)
     running(engine, "b", 160, 160)  # longer than budget + interval
     engine.step()
-    assert engine.runtime.judge.is_suspended(policy)
+    assert engine.runtime.policy_runner.is_suspended(policy)
     assert asks(engine, 500, 2000) == 32 + 2
 
 
@@ -79,7 +79,7 @@ def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
     engine.configure(evict_during="both")
     admission, runtime = engine.runtime.admission, engine.runtime
     assert admission.peak_tokens("new", 1000) == 96 + 32 + CHUNK
-    runtime.config = replace(runtime.config, policy=make_policy("fastgen", {}))
+    runtime.state.config = replace(runtime.config, policy=make_policy("fastgen", {}))
     assert admission.peak_tokens("new", 1000) == 1000
 
 
@@ -98,7 +98,7 @@ def test_a_chunk_that_comes_before_the_scores_of_the_last_one_is_counted_too(
     engine.configure(evict_during="both", policy={"name": "h2o"})
     admission, runtime = engine.runtime.admission, engine.runtime
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
-    runtime.report_lag_steps = 1
+    runtime.state.report_lag_steps = 1
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + 2 * CHUNK
     engine.configure(policy={"name": "streaming_llm"})
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
@@ -147,8 +147,8 @@ def test_what_the_engine_withholds_is_lacking_too(engine: CoreEngine) -> None:
     running(engine, "a", 400, 400)
     admission, free = engine.runtime.admission, engine.pool.num_free_blocks()
     admission.asked(4, withheld_blocks=free - 4)
-    assert (admission.lacking_blocks, engine.runtime.wanted_blocks) == (0, 0)
+    assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
     admission.asked(4, withheld_blocks=free + 3, compressed=False)
     assert (admission.lacking_blocks, admission.withheld_blocks) == (7, free + 3)
     # None of the withheld blocks is free for it, whatever the rule of admission.
-    assert engine.runtime.wanted_blocks == 7 + free + 3
+    assert engine.runtime.state.wanted_blocks == 7 + free + 3

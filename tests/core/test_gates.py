@@ -172,7 +172,7 @@ def test_pausing_lets_the_relocation_in_flight_finish() -> None:
     engine.worker_lag_steps = 1
     while engine.runtime.relocator.num_in_flight_tokens == 0:
         engine.step()
-    engine.runtime.config = replace(engine.runtime.config, reclamation="paused")
+    engine.runtime.state.config = replace(engine.runtime.config, reclamation="paused")
     relocations = engine.runtime.counters.relocations
     engine.step()
     assert engine.runtime.counters.relocations > relocations
@@ -281,11 +281,11 @@ def test_recycled_tokens_keep_their_positions() -> None:
 def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     engine = holed(num_requests=1, recycle=True, reclamation="paused")
     run(engine, 6)
-    assert engine.runtime.states["r0"].hole is not None
+    assert engine.runtime.state.requests["r0"].hole is not None
     recycled = engine.runtime.counters.recycled_slots
-    engine.runtime.config = replace(engine.runtime.config, recycle=False)
+    engine.runtime.state.config = replace(engine.runtime.config, recycle=False)
     run(engine, 3)
-    assert engine.runtime.states["r0"].hole is None
+    assert engine.runtime.state.requests["r0"].hole is None
     assert engine.runtime.counters.recycled_slots == recycled
 
 
@@ -299,7 +299,7 @@ def deferrals(engine: CoreEngine) -> dict[str, int]:
 
 def count_spare_steps(engine: CoreEngine, num_steps: int) -> int:
     """Steps before whose growth a request with holes held more blocks than it needed."""
-    pick = engine.runtime.grower.pick_holes
+    pick = engine.runtime.appender.pick_holes
     spare: list[bool] = []
 
     def look_and_pick() -> bool:
@@ -312,7 +312,7 @@ def count_spare_steps(engine: CoreEngine, num_steps: int) -> int:
         )
         return pick()
 
-    engine.runtime.grower.pick_holes = look_and_pick  # type: ignore[method-assign]
+    engine.runtime.appender.pick_holes = look_and_pick  # type: ignore[method-assign]
     run(engine, num_steps)
     return sum(spare)
 
@@ -365,7 +365,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     engine = run(holed(num_requests=1, reclamation="off"), 12)
     engine.worker_lag_steps = 2
     runtime = engine.runtime
-    runtime.config = replace(
+    runtime.state.config = replace(
         runtime.config, reclamation="auto", batch_size=1, policy=make_policy("none", {})
     )
     moved = []
@@ -392,7 +392,7 @@ def test_gates_told_between_two_steps_are_those_of_the_next_one(patch: dict[str,
     """From a state with holes, without eviction, which would change it before the gates look."""
     engine = run(holed(reclamation="off", num_requests=4), 12)
     runtime = engine.runtime
-    runtime.config = merge_patch(
+    runtime.state.config = merge_patch(
         runtime.config,
         {"reclamation": "auto", "policy": {"name": "none"}} | patch,
         num_blocks=64,

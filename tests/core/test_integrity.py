@@ -95,7 +95,7 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
     assert counters.relocations > 5
     assert counters.verified_relocations == 0
     before = counters.relocations
-    runtime.config = merge_patch(
+    runtime.state.config = merge_patch(
         runtime.config, {"verify_ratio": ratio}, num_blocks=40, num_layers=4
     )
     while counters.relocations < before + 60:

@@ -48,7 +48,7 @@ def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
     def pick_and_note(table: Any, config: Any) -> Any:
         victims = pick(table, config)
         if victims is not None:
-            scores = engine.runtime.states[table.request_id].scores_of(SUM)
+            scores = engine.runtime.state.requests[table.request_id].scores_of(SUM)
             assert scores is not None
             ages.add(table.num_tokens - len(scores))
         return victims
@@ -89,7 +89,7 @@ def test_a_lowered_budget_waits_for_scores_of_now() -> None:
     engine = run(late(lag=0, interval_tokens=30), 25)
     before = engine.runtime.counters.evicted_tokens
     assert before > 0
-    engine.runtime.config = replace(engine.runtime.config, interval_tokens=0)
+    engine.runtime.state.config = replace(engine.runtime.config, interval_tokens=0)
     assert ages_of_scores(engine, 1) == set()
     assert engine.runtime.counters.evicted_tokens == before
     assert ages_of_scores(engine, 1) == {0}
@@ -104,15 +104,15 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         live.core.worker_lag_steps = 1
         live.steps(4)
         runtime = live.core.runtime
-        (name,) = runtime.states
+        (name,) = runtime.state.requests
         in_flight = WorkerReport(runtime.step, scores={(name, SUM): np.ones(3, dtype=np.float32)})
         live.call("patch_config", patch={"policy": {"name": "random"}})
         live.steps()
         live.call("patch_config", patch={"policy": {"name": "h2o"}})
         runtime.finish_step(in_flight, in_flight.step)
-        assert runtime.states[name].scores_of(SUM) is None
+        assert runtime.state.requests[name].scores_of(SUM) is None
         live.steps(3)
-        assert runtime.states[name].scores_of(SUM) is not None
+        assert runtime.state.requests[name].scores_of(SUM) is not None
     finally:
         live.close()
 
@@ -121,12 +121,12 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
     engine = late("random", lag=1, batch_size=2)
     while not engine.runtime.relocator.num_in_flight_tokens:
         engine.step()
-    state = next(s for s in engine.runtime.states.values() if s.in_flight_step)
+    state = next(s for s in engine.runtime.state.requests.values() if s.in_flight_step)
     earlier, name = state.in_flight_step, state.request_id
     state.in_flight_step = earlier + 1  # preempted, back, and relocated again
     moved = engine.runtime.relocator.num_planned_copies(earlier)
     engine.runtime.finish_step(WorkerReport(earlier, moved_tokens=moved), earlier)
-    assert engine.runtime.states[name].in_flight_step == earlier + 1
+    assert engine.runtime.state.requests[name].in_flight_step == earlier + 1
 
 
 # ---------------------------------------------------------------- manual compactions

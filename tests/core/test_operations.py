@@ -214,7 +214,7 @@ def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
 @pytest.fixture
 def lenient(engine: LiveEngine) -> LiveEngine:
     """Violations are told and the engine goes on."""
-    engine.core.runtime.strict = False
+    engine.core.runtime.state.strict = False
     return engine
 
 
@@ -234,7 +234,7 @@ def test_a_compaction_whose_report_is_lost_fails_and_says_so(
     assert failed.state == "failed"
     assert failed.error == f"step {step} copies {copies(failed)} tokens, none was reported"
     assert runtime.counters.violations == 1
-    assert not any(state.in_flight_step for state in runtime.states.values())
+    assert not any(state.in_flight_step for state in runtime.state.requests.values())
     again = compact(lenient)
     lenient.steps()
     assert lenient.call("operation", id=again.id).state == "done"

@@ -234,12 +234,12 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
 def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     engine: LiveEngine, op: str, args: dict[str, Any], status: int
 ) -> None:
-    before = (engine.core.runtime.events.last_seq, engine.core.runtime.revision)
+    before = (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision)
     reply = engine.handle(Command(op=op, args=args))
     assert reply.problem is not None
     assert reply.problem.status == status
     assert reply.problem.detail
-    assert (engine.core.runtime.events.last_seq, engine.core.runtime.revision) == before
+    assert (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision) == before
 
 
 def test_garbage_on_the_bus_is_answered_not_raised(engine: LiveEngine) -> None:

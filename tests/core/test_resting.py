@@ -26,7 +26,7 @@ def make(*, passes: bool, **options: Any) -> CoreEngine:
 
 
 def configure(engine: CoreEngine, **patch: Any) -> None:
-    engine.runtime.config = merge_patch(
+    engine.runtime.state.config = merge_patch(
         engine.runtime.config, patch, num_blocks=engine.store.num_blocks, num_layers=4
     )
 
@@ -47,7 +47,7 @@ def seen(engine: CoreEngine) -> dict[str, Any]:
         "owners": tables.owners().tolist(),
         "states": [
             (s.request_id, s.prefill_end, s.seed, s.admitted_step, sorted(s.readonly))
-            for s in runtime.states.values()
+            for s in runtime.state.requests.values()
         ],
         "counters": {
             name: getattr(runtime.counters, name)
@@ -129,12 +129,12 @@ def test_an_engine_rests_again_once_nobody_holds_holes() -> None:
     assert engine.runtime.counters.evicted_tokens > 0
     configure(engine, policy=IDLE)
     engine.step()
-    assert not engine.runtime.resting  # r has holes, or has moved
+    assert not engine.runtime.rest.active  # r has holes, or has moved
     engine.remove("r")
     engine.add("s", 20, max_tokens=40)
     engine.step()
     engine.step()
-    assert engine.runtime.resting
+    assert engine.runtime.rest.active
     assert engine.num_passed_steps == 1
     engine.check()
 
@@ -157,12 +157,12 @@ def test_a_requests_own_policy_ends_the_rest_of_all() -> None:
     engine.add("r", 6)
     engine.step()
     engine.step()
-    assert engine.runtime.resting
+    assert engine.runtime.rest.active
     engine.runtime.announce("s", request_rules({"vtoken_policy": "sliding_window"}))
     engine.add("s", 20)
     for _ in range(4):
         engine.step()
-        assert not engine.runtime.resting
+        assert not engine.runtime.rest.active
     assert engine.runtime.counters.evicted_tokens > 0
     engine.check()
 

@@ -84,7 +84,7 @@ def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
     engine.add("a", 9)
     engine.step()
     table = engine.runtime.tables["a"]
-    engine.runtime.states["a"].readonly = frozenset(table.blocks[:2])
+    engine.runtime.state.requests["a"].readonly = frozenset(table.blocks[:2])
     table.evict(np.array([6, 7, 8]))
     assert table.extent == 6
     assert table.append_start(frozenset(table.blocks[:2])) == 8
@@ -122,7 +122,7 @@ def test_rule_2_control_a_store_that_denies_sharing_is_caught_by_the_pool() -> N
 
 def test_rule_2_control_a_store_that_denies_sharing_makes_them_sources() -> None:
     engine = crowd(store=UnsharedStore(32))
-    engine.runtime.strict = False
+    engine.runtime.state.strict = False
     moved: set[int] = set()
     for _ in range(40):
         held_by_many = {b for b in range(32) if engine.store.ref_cnt[b] > 1}
@@ -342,7 +342,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
     """The report of a step comes one step late; meanwhile the request is left alone."""
     engine = scattered()
     engine.worker_lag_steps = 1
-    engine.runtime.config = replace(
+    engine.runtime.state.config = replace(
         engine.runtime.config,
         reclamation="auto",
         theta_f=0.0,
@@ -368,9 +368,9 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     stale = WorkerReport(engine.runtime.step, scores={("r0", SUM): np.ones(3, dtype=np.float32)})
     engine.preempt_newest()
     run(engine, 1)
-    known = engine.runtime.states["r0"].scores_of(SUM)
+    known = engine.runtime.state.requests["r0"].scores_of(SUM)
     engine.runtime.finish_step(stale, stale.step)
-    assert engine.runtime.states["r0"].scores_of(SUM) is known
+    assert engine.runtime.state.requests["r0"].scores_of(SUM) is known
 
 
 # ---------------------------------------------------------------- lent blocks

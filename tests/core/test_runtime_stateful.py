@@ -108,7 +108,7 @@ class Engine(RuleBasedStateMachine):
     @rule(patch=PATCHES)
     def configure(self, patch: dict[str, Any]) -> None:
         runtime = self.engine.runtime
-        runtime.config = merge_patch(
+        runtime.state.config = merge_patch(
             runtime.config, patch, num_blocks=runtime.geometry.num_blocks, num_layers=4
         )
 
@@ -134,8 +134,8 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         assert runtime.counters.violations == 0
-        assert not runtime.parts
-        assert all(s.in_flight_step >= 0 for s in runtime.states.values())
+        assert not runtime.state._parts
+        assert all(s.in_flight_step >= 0 for s in runtime.state.requests.values())
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.evicted_tokens
 

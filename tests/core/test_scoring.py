@@ -121,7 +121,7 @@ def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_sign
     engine.add("a", 20)
     engine.step()
     patch(engine, policy={"name": "tova"})
-    state = engine.runtime.states["a"]
+    state = engine.runtime.state.requests["a"]
     engine.step()  # brings the report of the first step, in which h2o's signal was kept
     assert tuple(state.signals) == (LAST,)
     assert state.scores_of(LAST) is None
@@ -160,7 +160,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     engine = engine_with("h2o")
     engine.add("a", 20)
     engine.step()
-    state = engine.runtime.states["a"]
+    state = engine.runtime.state.requests["a"]
     held = state.scores_of(SUM)
     result = patch(engine, policy={"name": "h2o", "params": {"normalize": True}})
     assert result.notes == ["scores carry over: h2o and h2o read attention_sum"]

@@ -52,7 +52,7 @@ def patch(engine: CoreEngine, **changes: Any) -> PatchResult:
 
 
 def shadow_of(engine: CoreEngine) -> Shadow:
-    shadow = controller_of(engine).status().shadow
+    shadow = controller_of(engine).reporter.status().shadow
     assert shadow is not None
     return shadow
 
@@ -94,7 +94,7 @@ def test_a_run_is_the_same_with_and_without_a_shadow(policy: str, shadow: str, l
     engines = [crowd(policy, lag=lag), crowd(policy, shadow, lag=lag)]
     for engine in engines:
         if shadow == "fastgen":
-            engine.runtime.vocabulary = Words()
+            engine.runtime.policy_runner.vocabulary = Words()
     alone, beside = (history(engine, 80) for engine in engines)
     assert alone == beside
     assert alone[-1][3]["evicted_tokens"] > 100
@@ -238,7 +238,7 @@ def test_numbers_begin_when_a_shadow_is_chosen_and_null_removes_it() -> None:
     assert shadow_of(engine).compared < 10
     assert patch(engine, shadow=None).changes["shadow"][1] is None
     history(engine, 1)
-    assert controller_of(engine).status().shadow is None
+    assert controller_of(engine).reporter.status().shadow is None
 
 
 def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:

@@ -39,7 +39,9 @@ def soak(seed: int, num_steps: int = 250) -> CoreEngine:
         if rng.random() < 0.05:
             patch = random_patch(rng, num_blocks)
             runtime = engine.runtime
-            runtime.config = merge_patch(runtime.config, patch, num_blocks=num_blocks, num_layers=4)
+            runtime.state.config = merge_patch(
+                runtime.config, patch, num_blocks=num_blocks, num_layers=4
+            )
         if rng.random() < 0.05:
             ids = [None, *[t.request_id for t in engine.runtime.tables]]
             request_id = ids[rng.integers(0, len(ids))]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.tables.pool import Slots
+from vtoken.arrays import Ints
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.worker import VTokenCPUWorker
 
 
 class ForgetfulCopyEngine(CPUCopyEngine):
-    def copy(self, source: Slots, destination: Slots) -> int:
+    def copy(self, source: Ints, destination: Ints) -> int:
         views, self._views = self._views, self._views[:-1]
         try:
             return super().copy(source, destination)

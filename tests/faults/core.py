@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
 from vtoken.planning import round as planning_round
-from vtoken.runtime import relocation
+from vtoken.runtime import round_planner
 
 MOST_STEPS = 400
 NUM_BLOCKS = 32
@@ -93,7 +93,7 @@ def each_relocation(engine: CoreEngine, change: Callable[[Any], Any], hit: Hit) 
         return replace(found, plans=tuple(plans))
 
     engine.stack.enter_context(  # type: ignore[attr-defined]
-        patch.object(relocation, "plan_round", plan_round)
+        patch.object(round_planner, "plan_round", plan_round)
     )
 
 

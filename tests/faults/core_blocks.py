@@ -18,17 +18,17 @@ BLOCKS = Catalogue()
 @BLOCKS.fault("I4 snapshot", "I")
 def plan_from_an_old_snapshot(engine: CoreEngine, hit: Hit) -> None:
     """The planner is shown a request as it was when it was first looked at."""
-    relocator, old = engine.runtime.relocator, {}
-    honest = relocator.layout_of
+    planner, old = engine.runtime.round_planner, {}
+    honest = planner._layout_of
 
-    def layout_of(table: Any, dead: Any = None) -> Any:
-        now = honest(table, dead)
+    def layout_of(table: Any, *dead: Any) -> Any:
+        now = honest(table, *dead)
         layout = old.setdefault(table.request_id, now)
         if layout is not now and layout.grid.tolist() != now.grid.tolist():
             hit()
         return layout
 
-    relocator.layout_of = layout_of  # type: ignore[method-assign]
+    planner._layout_of = layout_of  # type: ignore[method-assign]
 
 
 @BLOCKS.fault("I4 profitable", "I4, `Relocator._apply`")
@@ -50,33 +50,33 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
 @BLOCKS.fault("I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2)
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
-    relocator, states = engine.runtime.relocator, engine.runtime.states
-    honest = relocator.layouts
+    planner, requests = engine.runtime.round_planner, engine.runtime.state.requests
+    honest = planner._layouts
 
     def layouts(request_ids: Any = None) -> Any:
-        flying = {name: s.in_flight_step for name, s in states.items() if s.in_flight_step}
+        flying = {name: s.in_flight_step for name, s in requests.items() if s.in_flight_step}
         for name in flying:
-            states[name].in_flight_step = 0
+            requests[name].in_flight_step = 0
         found = list(honest(request_ids))
         for name, step in flying.items():
-            states[name].in_flight_step = step
+            requests[name].in_flight_step = step
             hit()
         return found
 
-    relocator.layouts = layouts  # type: ignore[method-assign]
+    planner._layouts = layouts  # type: ignore[method-assign]
 
 
 def _lie_to_the_planner(engine: CoreEngine, hit: Hit) -> None:
-    relocator = engine.runtime.relocator
-    honest = relocator.layout_of
+    planner = engine.runtime.round_planner
+    honest = planner._layout_of
 
-    def layout_of(table: Any, dead: Any = None) -> Any:
-        layout = honest(table, dead)
+    def layout_of(table: Any, *dead: Any) -> Any:
+        layout = honest(table, *dead)
         if not layout.writable.all():
             hit()
         return replace(layout, writable=np.ones_like(layout.writable))
 
-    relocator.layout_of = layout_of  # type: ignore[method-assign]
+    planner._layout_of = layout_of  # type: ignore[method-assign]
 
 
 @BLOCKS.fault("I4 private destination", "I4, `Relocator._apply`")
@@ -110,21 +110,21 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
 
 @BLOCKS.fault(
     "write private blocks",
-    "I4, `Grower.",
+    "I4, `TokenAppender.",
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
     """A token is recycled into a hashed block."""
-    honest = engine.runtime.grower.pick_holes
+    honest = engine.runtime.appender.pick_holes
 
     def pick_holes() -> None:
-        for state in engine.runtime.states.values():
+        for state in engine.runtime.state.requests.values():
             if state.readonly:
                 hit()
             state.readonly = frozenset()
         honest()
 
-    engine.runtime.grower.pick_holes = pick_holes  # type: ignore[method-assign]
+    engine.runtime.appender.pick_holes = pick_holes  # type: ignore[method-assign]
 
 
 @BLOCKS.fault(
@@ -162,7 +162,7 @@ def keep_the_plan_of_a_preempted_request(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
 
 
-@BLOCKS.fault("never hash again", "I4, `Grower.", config={"recycle": True})
+@BLOCKS.fault("never hash again", "I4, `TokenAppender.", config={"recycle": True})
 def hash_after_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted: written while cached."""
     engine.caches_after_eviction = True

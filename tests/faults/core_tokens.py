@@ -197,8 +197,8 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
     def tell(_policy: Policy, error: Exception) -> None:
         raise error  # the engine itself goes on, without evicting
 
-    engine.runtime.judge._suspend = tell
-    engine.runtime.config = replace(engine.runtime.config, policy=Wrong())
+    engine.runtime.policy_runner._suspend = tell
+    engine.runtime.state.config = replace(engine.runtime.config, policy=Wrong())
 
 
 @TOKENS.fault("policy", "policy, `_checked`")

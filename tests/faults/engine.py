@@ -92,7 +92,7 @@ class EngineUnderFaults:
 
     def _configure(self, values: dict[str, Any]) -> None:
         geometry = self.runtime.geometry
-        self.runtime.config = merge_patch(
+        self.runtime.state.config = merge_patch(
             self.runtime.config,
             values,
             num_blocks=geometry.num_blocks,

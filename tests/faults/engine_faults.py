@@ -188,17 +188,17 @@ def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
 )
 def believe_every_block_writable(engine: Engine, hit: Hit) -> None:
     """`is_writable` always says yes: shared and cached blocks are recycled into."""
-    honest = engine.runtime.store.is_writable
+    honest = engine.runtime.state.store.is_writable
 
     def is_writable(block: int) -> bool:
         if not honest(block):
             hit()
         return True
 
-    engine.replace(engine.runtime.store, "is_writable", is_writable)
+    engine.replace(engine.runtime.state.store, "is_writable", is_writable)
 
 
-@ENGINE.fault("never hash again", "I4, `Grower.", config={"recycle": True})
+@ENGINE.fault("never hash again", "I4, `TokenAppender.", config={"recycle": True})
 def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -232,5 +232,5 @@ def lose_an_eviction(engine: Engine, hit: Hit) -> None:
 def free_twice(engine: Engine, hit: Hit) -> None:
     """vLLM's pool is given back a block once more than it was taken."""
     shared = next(iter(engine.runtime.tables)).blocks[0]
-    engine.runtime.store.give_back([shared])
+    engine.runtime.state.store.give_back([shared])
     hit()

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vtoken import wire
+from vtoken.arrays import Bools, Ints
 from vtoken.config.values import default_config, merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.protocol.step import WorkerReport
 from vtoken.runtime.runtime import GrownRequest, Runtime
 from vtoken.stream.telemetry import Publisher
-from vtoken.tables.token_table import Ids, Mask, TokenTable
+from vtoken.tables.token_table import TokenTable
 
 
 @contextlib.asynccontextmanager
@@ -91,14 +92,14 @@ class Words:
     def refusal(self) -> str | None:
         return None
 
-    def words(self, request_id: str, ids: Ids) -> Ids:
+    def words(self, request_id: str, ids: Ints) -> Ints:
         del request_id
         return ids % 97
 
-    def special(self, words: Ids) -> Mask:
+    def special(self, words: Ints) -> Bools:
         return words == 0
 
-    def punctuation(self, words: Ids) -> Mask:
+    def punctuation(self, words: Ints) -> Bools:
         return words % 10 == 9
 
 
@@ -118,7 +119,7 @@ class CoreEngine:
         self.runtime = Runtime(
             geometry, self.pool, default_config(num_blocks), check_every_step=True
         )
-        self.runtime.vocabulary = Words()
+        self.runtime.policy_runner.vocabulary = Words()
         facts = EngineFacts("e1", "0.1.0", "0.32.0", "core", "cpu")
         self.reporter = Reporter(self.runtime, facts, np.zeros(num_blocks, dtype=np.bool_))
         self.publisher = Publisher(self.runtime.events, max_hz=1000.0, max_share=float("inf"))
@@ -136,7 +137,7 @@ class CoreEngine:
     def configure(self, **patch: object) -> None:
         """Start from a configuration of one's own; leaves no revision behind."""
         geometry = self.runtime.geometry
-        self.runtime.config = merge_patch(
+        self.runtime.state.config = merge_patch(
             self.runtime.config,
             patch,
             num_blocks=geometry.num_blocks,

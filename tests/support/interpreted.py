@@ -267,7 +267,7 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         outputs = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
         )
-        counters, shadow = runtime.counters, runtime.shadow.document()
+        counters, shadow = runtime.counters, runtime.state.shadow.document()
         results.append(
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],

@@ -115,7 +115,7 @@ def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
         runtime = runtime_of(llm)
         victims = interpreted.note_victims(runtime)
         assert greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW) == found["tokens"]
-        shadow = runtime.shadow.document()
+        shadow = runtime.state.shadow.document()
     assert found["victims"] == [list(died) for died in sorted(victims)]
     assert len(victims) >= 3
     assert found["shadow"] == [shadow.compared, shadow.agreed]

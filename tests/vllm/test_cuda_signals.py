@@ -17,7 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.two_workers import SIGNALS, DeviceWorker, Life, Worker
-from vtoken.policies.signals import Floats, Signal, make_keeper
+from vtoken.arrays import Floats
+from vtoken.policies.signals import Signal, make_keeper
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.cuda import kernels

@@ -88,14 +88,14 @@ def test_holes_are_read_exactly_when_no_block_can_be_lent(
     config = vtoken_args(48, recycle=False, reclamation="paused")
     with engine(enable_prefix_caching=False, **config) as llm:
         observer = Observer(llm)
-        lend, step = observer.runtime.store.lend, [0]
+        lend, step = observer.runtime.state.store.lend, [0]
 
         def lend_now_and_then(num_blocks: int) -> list[int]:
             """Nothing in two steps of three; half of what is asked for in the third."""
             step[0] += 1
             return lend(num_blocks // 2) if step[0] % 3 == 0 else []
 
-        observer.runtime.store.lend = lend_now_and_then
+        observer.runtime.state.store.lend = lend_now_and_then
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert step[0] > 200
         assert observer.holey_steps > 100

@@ -122,7 +122,7 @@ def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_
         table = next(iter(runtime.tables))
         known = table.num_tokens
         step(llm, tokens, 30)
-        assert (runtime.resting, table.num_tokens) == (True, known)  # nobody asked
+        assert (runtime.rest.active, table.num_tokens) == (True, known)  # nobody asked
         follow_up = PROMPTS[0] + tokens["r0"]  # its blocks were hashed in steps that passed
         submit(llm, [follow_up], 60, first=3)
         step(llm, tokens, 1)
@@ -147,17 +147,17 @@ def test_abort_and_finish_give_every_block_back(engine: Any) -> None:
     eager = {"theta_f": 0.0, "low_watermark_blocks": 512, "recycle": False}
     with engine(enable_prefix_caching=True, **args(**eager)) as llm:
         runtime = runtime_of(llm)
-        free = runtime.store.num_free_blocks()
+        free = runtime.state.store.num_free_blocks()
         submit(llm, PROMPTS, 120)
         step(llm, tokens, 60)
         assert runtime.counters.relocations > 0
-        assert runtime.store.num_free_blocks() < free
+        assert runtime.state.store.num_free_blocks() < free
         running = scheduler_of(llm).running[0].request_id
         llm.llm_engine.abort_request([running], internal=True)
         assert running not in runtime.tables
         step(llm, tokens)
         assert len(runtime.tables) == 0
-        assert runtime.store.num_free_blocks() == free
+        assert runtime.state.store.num_free_blocks() == free
         assert runtime.tables.pool.num_used == 0
         runtime.check()
 

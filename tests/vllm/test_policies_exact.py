@@ -75,7 +75,7 @@ def runs(engine: Any) -> dict[str, dict[str, Run]]:
             assert (counters.violations, counters.preemptions) == (0, 0)
             assert (counters.relocations > 0) == (variant == "plug")
             assert (counters.recycled_slots > 0) == (variant == "recycling")
-            VOCABULARY[:] = [observer.runtime.vocabulary]
+            VOCABULARY[:] = [observer.runtime.policy_runner.vocabulary]
         found[variant] = {
             name: (tokens[i : i + len(PROMPTS)], logs[i : i + len(PROMPTS)])
             for i, name in zip(range(0, len(tokens), len(PROMPTS)), EVICTING, strict=True)

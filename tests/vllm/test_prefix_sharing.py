@@ -58,7 +58,7 @@ def configure(llm: Any, **patch: Any) -> None:
         "prefix_sharing": "index",
         **patch,
     }
-    runtime.config = merge_patch(
+    runtime.state.config = merge_patch(
         runtime.config, values, num_blocks=runtime.geometry.num_blocks, num_layers=4
     )
 
@@ -207,7 +207,7 @@ def test_sharers_and_later_hits_get_the_references_tokens(
 def until_all_have_evicted(run: Session, num_sharers: int) -> None:
     for number in range(num_sharers):
         run.add(f"r{number}", PROMPTS[number])
-    while not run.runtime.states or not all(t.virtual for t in run.runtime.tables):
+    while not run.runtime.state.requests or not all(t.virtual for t in run.runtime.tables):
         run.step(1)
 
 
@@ -223,12 +223,12 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     run = session()
     until_all_have_evicted(run, 2)
     shared = {b for table in run.runtime.tables for b in table.blocks}
-    shared = {b for b in shared if run.runtime.store.is_shared(b)}
+    shared = {b for b in shared if run.runtime.state.store.is_shared(b)}
     operation = compact(run)
     run.add("r3", PROMPTS[3])
     taken: list[int] = []
     lent: list[int] = []
-    store = run.runtime.store
+    store = run.runtime.state.store
     take, lend = store.take, store.lend
     store.take = lambda n: (taken.extend(new := take(n)), new)[1]
     store.lend = lambda n: (lent.extend(new := lend(n)), new)[1]
@@ -309,14 +309,14 @@ def test_what_if_is_what_then_happens(tier: str, llm: Any, session: Any) -> None
         num_layers=4,
     )
     predicted = what_if(runtime, answer_to)
-    runtime.config = answer_to
-    free = runtime.store.num_free_blocks()
+    runtime.state.config = answer_to
+    free = runtime.state.store.num_free_blocks()
     scheduler = scheduler_of(llm)
     begin, freed = runtime.begin_step, []
 
     def measured(*upcoming: Any) -> None:
         begin(*upcoming)
-        freed.append(runtime.store.num_free_blocks() - free)
+        freed.append(runtime.state.store.num_free_blocks() - free)
         moved = [plan.num_moved_tokens for plan, _ in runtime.relocator.planned.values()]
         assert predicted.moved_tokens == sum(moved)
 

@@ -76,7 +76,7 @@ class Decoding:
         return merge_patch(config, patch, num_blocks=self.num_blocks, num_layers=32)
 
     def configure(self, patch: dict[str, Any]) -> None:
-        self.runtime.config = self.merged(self.runtime.config, patch)
+        self.runtime.state.install(self.merged(self.runtime.config, patch))
 
     def step(self, ready: list[str], num_new: int = 1) -> list[float]:
         """One engine step of all requests; µs of begin, ask, commit, finish."""

@@ -19,8 +19,8 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     `held` and `bound`, once in `used`, which is what the pool gives away.
     """
     size = runtime.geometry.block_size
-    states = runtime.states
-    tables = [t for t in runtime.tables if t.num_tokens > states[t.request_id].num_prompt_tokens]
+    requests = runtime.state.requests
+    tables = [t for t in runtime.tables if t.num_tokens > requests[t.request_id].num_prompt_tokens]
     if not tables:
         return None
     pool = runtime.tables.pool

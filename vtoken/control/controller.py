@@ -26,9 +26,7 @@ from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Clock, Terms
 from vtoken.errors import RefusedError, UnknownRequestError
-from vtoken.planning.round import plan_round
 from vtoken.policies import describe_broken, describe_policies
-from vtoken.runtime.operations import describe_round
 from vtoken.wire import (
     BlocksDocument,
     Command,
@@ -38,8 +36,6 @@ from vtoken.wire import (
     PatchResult,
     Problem,
     Reply,
-    RequestRow,
-    Status,
     pack_array,
 )
 
@@ -63,7 +59,7 @@ class Controller:
         self._rows_of = -1  # `num_changes` of the tables when rows were told
         self._ops: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
-            "status": lambda: self.status(),
+            "status": lambda: self.reporter.status(),
             "frame": lambda: self.frame(),
             "config": self.revisions.document,
             "policies": lambda: [*describe_policies(), *describe_broken()],
@@ -154,12 +150,6 @@ class Controller:
             started_ts=self.started_ts,
         )
 
-    def status(self, rows: list[RequestRow] | None = None) -> Status:
-        status = self.reporter.status(rows)
-        status.config_revision = self.runtime.revision
-        status.shadow = self.runtime.shadow.document()
-        return status
-
     def frame(self, *, figures: bool = True) -> Frame:
         """What a stream client draws, at this step; to be encoded before the next one.
 
@@ -177,7 +167,7 @@ class Controller:
         if figures or self._rows_of != tables.num_changes:
             self._rows_of = tables.num_changes
             frame.requests = self.reporter.rows()
-            frame.status = self.status(frame.requests)
+            frame.status = self.reporter.status(frame.requests)
             frame.config = self.revisions.document()
         return frame
 
@@ -240,7 +230,7 @@ class Controller:
             num_blocks=runtime.geometry.num_blocks,
             num_layers=runtime.geometry.num_layers,
         )
-        runtime.judge.require_all(merged)
+        runtime.policy_runner.require_all(merged)
         if not validate_only:
             self.revisions.require_no_trial()
             return self.revisions.change(merged, actor, terms)
@@ -288,14 +278,11 @@ class Controller:
         boolean("dry_run", dry_run)
         operation = runtime.operations.add(actor, request_id, size, dry_run)
         if dry_run:
-            found = plan_round(
-                runtime.relocator.layouts(None if request_id is None else [request_id]),
-                runtime.config,
-                holders=runtime.tables.pool.holders,
-                batch_size=size,
-                headroom_blocks=runtime.relocator.headroom(runtime.config),
+            ids = None if request_id is None else [request_id]
+            preview = runtime.round_planner.preview(
+                runtime.config, request_ids=ids, batch_size=size
             )
-            operation.plan = describe_round(found, runtime.geometry.bytes_per_token)
+            runtime.operations.planned(operation, preview.round, runtime.geometry.bytes_per_token)
             runtime.operations.finish(operation)
         elif len(runtime.tables) == 0:
             runtime.operations.finish(operation)  # nothing holds a block: done, nothing moved

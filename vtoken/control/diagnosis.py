@@ -26,9 +26,8 @@ from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
 from vtoken.planning.gates import describe_gates, headroom_gate
 from vtoken.planning.planner import RelocationPlan
-from vtoken.planning.round import Round, plan_round
+from vtoken.runtime.round_planner import has_excess
 from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.snapshots import has_excess
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
@@ -108,7 +107,7 @@ class Offer:
 
     def now(self, runtime: Runtime) -> Gain:
         """What is left of it."""
-        known, states = runtime.tables.get, runtime.states
+        known, states = runtime.tables.get, runtime.state.requests
         parts = [
             part
             for part in self.parts
@@ -116,7 +115,7 @@ class Offer:
             and not states[part.table.request_id].in_flight_step
         ]
         whole = len(parts) == len(self.parts)
-        headroom = runtime.relocator.headroom(runtime.config)
+        headroom = runtime.round_planner.headroom(runtime.config)
         freed = moved = 0
         likely = False
         for part in parts:
@@ -152,13 +151,13 @@ class Diagnosis:
         offer = self._current_offer()
         gain = offer.now(runtime)
         age_s = self._age_s()
-        if age_s is not None and not gain.likely and not runtime.relocator.movable():
-            offer, age_s = Offer(available_blocks=runtime.relocator.headroom(config)), None
+        if age_s is not None and not gain.likely and not runtime.round_planner.movable():
+            offer, age_s = Offer(available_blocks=runtime.round_planner.headroom(config)), None
         pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=gain.likely))
         lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
-        short = free - runtime.wanted_blocks <= config.low_watermark_blocks or lacking > 0
+        short = free - runtime.state.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
         if short and gain.likely:
             cause = "fragmented"
@@ -171,7 +170,7 @@ class Diagnosis:
             pressure=pressure,
             gates=gates,
             num_requests=len(runtime.tables),
-            may_evict=runtime.may_evict,
+            may_evict=runtime.state.may_evict,
             num_waiting=self._count_waiting(),
             lacking_blocks=lacking,
             withheld_blocks=runtime.admission.withheld_blocks,
@@ -203,7 +202,7 @@ class Diagnosis:
     def _current_offer(self) -> Offer:
         runtime = self._runtime
         if len(runtime.tables) == 0:
-            return Offer(available_blocks=runtime.relocator.headroom(runtime.config))
+            return Offer(available_blocks=runtime.round_planner.headroom(runtime.config))
         rounds, config = runtime.relocator.num_rounds, runtime.config
         now = time.monotonic()
         due = now >= self._offer_until or rounds != self._asked_after
@@ -227,32 +226,22 @@ class Diagnosis:
         return (
             runtime.step,
             runtime.tables.num_changes,
-            runtime.store.num_free_blocks(),
+            runtime.state.store.num_free_blocks(),
             runtime.relocator.num_in_flight_tokens,
         )
 
     def _ask(self) -> Offer:
         runtime, config = self._runtime, self._runtime.config
-        available = runtime.relocator.headroom(config)
-        found = self._plan(config, available)
-        copied = Round((), 0)
+        preview = runtime.round_planner.preview(config)
+        found, copied = preview.round, None
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
-            copied = self._plan(replace(config, prefix_sharing="copy"), available)
+            copying = replace(config, prefix_sharing="copy")
+            copied = runtime.round_planner.preview(copying).round
         return Offer(
             tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
-            available,
+            preview.available_blocks,
             found.missing_blocks,
             found.shared_skipped_blocks,
-            copied.num_freed_blocks,
-            "copy" if copied.num_moved_tokens else "index",
-        )
-
-    def _plan(self, config: VTokenConfig, available: int) -> Round:
-        runtime = self._runtime
-        return plan_round(
-            runtime.relocator.layouts(),
-            config,
-            holders=runtime.tables.pool.holders,
-            batch_size=config.batch_size,
-            headroom_blocks=available,
+            copied.num_freed_blocks if copied else 0,
+            "copy" if copied and copied.num_moved_tokens else "index",
         )

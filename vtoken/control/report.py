@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Bools
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
@@ -67,7 +68,7 @@ class Reporter:
         self,
         runtime: Runtime,
         facts: EngineFacts,
-        hashed: npt.NDArray[np.bool_],
+        hashed: Bools,
         queue: WaitingQueue | None = None,
     ) -> None:
         self._queue = NobodyWaits() if queue is None else queue
@@ -155,8 +156,8 @@ class Reporter:
 
     def row(self, table: TokenTable) -> RequestRow:
         runtime, request_id = self.runtime, table.request_id
-        state = runtime.states[request_id]
-        rules = runtime.rules(request_id)
+        state = runtime.state.requests[request_id]
+        rules = runtime.state.rules(request_id)
         num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
         row = RequestRow(  # with more than 15 keywords CPython makes a dict of them for the call
             id=request_id,
@@ -182,7 +183,7 @@ class Reporter:
         """Every request that holds blocks; then those that wait, of a long queue the first."""
         rows = [self.row(table) for table in self.runtime.tables]
         for queued in self._queue.first(MAX_WAITING_ROWS):
-            if queued.request_id not in self.runtime.states:
+            if queued.request_id not in self.runtime.state.requests:
                 rows.append(waiting_row(self.runtime, queued))
                 continue
             held = next(row for row in rows if row.id == queued.request_id)
@@ -193,7 +194,7 @@ class Reporter:
         import msgspec
 
         queued = self._queue.find(request_id)
-        if queued is not None and request_id not in self.runtime.states:
+        if queued is not None and request_id not in self.runtime.state.requests:
             return RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
         table = self.runtime.tables[request_id]
         row = self.row(table)
@@ -210,13 +211,16 @@ class Reporter:
 
         A request that waits has none: whatever its prompt, no token has a place.
         """
-        if request_id not in self.runtime.states and self._queue.find(request_id) is not None:
+        if (
+            request_id not in self.runtime.state.requests
+            and self._queue.find(request_id) is not None
+        ):
             return TokenPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
         table = self.runtime.tables[request_id]
-        reads = self.runtime.rules(request_id).policy.reads
-        scores = self.runtime.states[request_id].scores_of(reads)
+        reads = self.runtime.state.rules(request_id).policy.reads
+        scores = self.runtime.state.requests[request_id].scores_of(reads)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
         rows = []
         for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):
@@ -246,14 +250,17 @@ class Reporter:
     # ------------------------------------------------------------ status
 
     def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The figures of this moment; `rows`, where they have been made of it already."""
+        """The figures of this moment; `rows`, where they have been made of it already.
+
+        All that the engine knows. An API process adds its own health (`vtoken_api.service`).
+        """
         rows = self.rows() if rows is None else rows
         runtime = self.runtime
         pool = runtime.tables.pool
         config = runtime.config
         counters = runtime.counters
         facts = self.facts
-        free = runtime.store.num_free_blocks()
+        free = runtime.state.store.num_free_blocks()
         size = runtime.geometry.block_size
         num_low = pool.num_low_utilization()
         return Status(
@@ -321,10 +328,11 @@ class Reporter:
                 violations=counters.violations,
                 verified_relocations=counters.verified_relocations,
                 verify_us=counters.verify_us,
-                strict=runtime.strict,
+                strict=runtime.state.strict,
                 check_every_step=runtime.check_every_step,
             ),
-            config_revision=0,
+            config_revision=runtime.state.revision,
             step_ms=facts.step_ms,
             latency=runtime.latency.document(time.monotonic()),
+            shadow=runtime.state.shadow.document(),
         )

@@ -49,11 +49,11 @@ class Revisions:
         """The configuration as it stands; not to be written: the same until something changes."""
         runtime = self._runtime
         trial = None if self._trial is None else self._trial.document
-        state = (runtime.config, runtime.revision, *runtime.effective, trial)
+        state = (runtime.config, runtime.state.revision, *runtime.state.effective, trial)
         if self._told is None or self._told[0] != state:
-            effective, revision = runtime.effective
+            effective, revision = runtime.state.effective
             document = ConfigDocument(
-                revision=runtime.revision,
+                revision=runtime.state.revision,
                 desired=runtime.config.values(),
                 effective=effective.values(),
                 bounds=bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers),
@@ -67,8 +67,8 @@ class Revisions:
 
     def require(self, expected: int) -> None:
         """Raises StaleRevisionError unless `expected` is the newest revision."""
-        if expected != self._runtime.revision:
-            raise StaleRevisionError(expected, self._runtime.revision)
+        if expected != self._runtime.state.revision:
+            raise StaleRevisionError(expected, self._runtime.state.revision)
 
     def require_no_trial(self) -> None:
         """Raises RefusedError while a revision is on trial."""
@@ -111,7 +111,7 @@ class Revisions:
         notes = self.notes(config, terms)
         if self._trial is not None:
             notes.append(
-                f"revision {self._runtime.revision} is on trial: refused until that has ended"
+                f"revision {self._runtime.state.revision} is on trial: refused until that has ended"
             )
         return self._outlook(config, notes)
 
@@ -120,13 +120,13 @@ class Revisions:
         self.require_history()
         notes = self.notes(self._history[-1])
         if self._trial is not None:
-            notes.append(f"it ends the trial of revision {self._runtime.revision}")
+            notes.append(f"it ends the trial of revision {self._runtime.state.revision}")
         return self._outlook(self._history[-1], notes)
 
     def outlook_of_confirm(self) -> PatchResult:
         """What `confirm` would do; nothing is changed."""
         self.require_trial()
-        told = f"revision {self._runtime.revision} would be confirmed and stay"
+        told = f"revision {self._runtime.state.revision} would be confirmed and stay"
         return self._outlook(self._runtime.config, [told])
 
     def _outlook(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
@@ -158,8 +158,8 @@ class Revisions:
 
     def _overtaken(self) -> int | None:
         """The newest revision, if no step has run with it yet."""
-        revision = self._runtime.revision
-        return None if self._runtime.effective[1] == revision else revision
+        revision = self._runtime.state.revision
+        return None if self._runtime.state.effective[1] == revision else revision
 
     # ------------------------------------------------------------ changing
 
@@ -180,7 +180,7 @@ class Revisions:
     def undo(self, actor: str) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
         self.require_history()
-        story, undone = _Story(), self._runtime.revision
+        story, undone = _Story(), self._runtime.state.revision
         if self._trial is not None:
             story.summary = f"{{told}}, which ends the trial of rev {undone}"
             self._leave_trial()
@@ -189,7 +189,7 @@ class Revisions:
     def confirm(self, actor: str) -> PatchResult:
         """Keep what is on trial; the revision stays the same."""
         self.require_trial()
-        revision = self._runtime.revision
+        revision = self._runtime.state.revision
         self._end_trial(actor, f"rev {revision} confirmed by {actor}", {"confirmed": revision})
         result = self._answer(self._runtime.config, {})
         result.notes.append(f"revision {revision} is confirmed and stays")
@@ -202,7 +202,7 @@ class Revisions:
         verdict = self._trial.verdict(self._runtime.counters.preemptions)
         if verdict is None:
             return
-        revision = self._runtime.revision
+        revision = self._runtime.state.revision
         if not verdict.reverts:
             data = {"kept": revision, "reason": verdict.reason}
             self._end_trial(verdict.by, f"rev {revision} is kept: {verdict.reason}", data)
@@ -216,7 +216,7 @@ class Revisions:
         """The revision stays."""
         self._leave_trial()
         runtime = self._runtime
-        about = {"revision": runtime.revision, "actor": actor, "changes": {}, "notes": []}
+        about = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
         runtime.events.add(runtime.step + 1, "config", summary, about | data)
 
     def _install(
@@ -227,12 +227,11 @@ class Revisions:
         if not changes:
             return self._answer(before, changes)
         notes, overtaken = self.notes(config, terms), self._overtaken()
-        runtime.config = config
-        runtime.revision += 1
+        runtime.state.install(config)
         result = self._answer(before, changes, notes)
         result.overtaken = overtaken
         data: dict[str, Any] = {
-            "revision": runtime.revision,
+            "revision": runtime.state.revision,
             "actor": actor,
             "changes": result.changes,
             "notes": result.notes,
@@ -242,7 +241,7 @@ class Revisions:
         if terms is not None:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
-        told = f"{told_changes(changes)} by {actor} (rev {runtime.revision})"
+        told = f"{told_changes(changes)} by {actor} (rev {runtime.state.revision})"
         summary = story.summary.replace("{told}", told)
         runtime.events.add(runtime.step + 1, "config", summary, data | story.data)
         return result
@@ -270,10 +269,10 @@ class Revisions:
     ) -> PatchResult:
         """What is so now, after a call that found `previous` and made `changes`."""
         runtime = self._runtime
-        effective, revision = runtime.effective
-        in_force = revision == runtime.revision
+        effective, revision = runtime.state.effective
+        in_force = revision == runtime.state.revision
         return PatchResult(
-            revision=runtime.revision,
+            revision=runtime.state.revision,
             applied_at_step=runtime.step + 1,
             previous=previous.values(),
             effective=effective.values(),

@@ -52,7 +52,7 @@ class NobodyWaits:
 
 def waiting_row(runtime: Runtime, queued: QueuedRequest) -> RequestRow:
     """The row of one request of the queue."""
-    rules = runtime.rules(queued.request_id)
+    rules = runtime.state.rules(queued.request_id)
     row = RequestRow(
         id=queued.request_id,
         state="preempted" if queued.preempted else "waiting",

@@ -19,12 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Bools, Ints
 from vtoken.wire import PlannerName
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,8 @@ class Layout:
     request_id: str
     blocks: tuple[int, ...]
     grid: Ints
-    movable: Mask
-    writable: Mask
+    movable: Bools
+    writable: Bools
 
     @property
     def block_size(self) -> int:
@@ -200,7 +197,7 @@ def lay_out(
     )
 
 
-def _places(mask: Mask, blocks: Ints, block_size: int) -> Ints:
+def _places(mask: Bools, blocks: Ints, block_size: int) -> Ints:
     """Where `mask` [m, S] holds, as places; its rows are those of `blocks` [m], in their order."""
     rows, offsets = np.divmod(np.flatnonzero(mask), block_size)
     places: Ints = blocks[rows] * block_size + offsets

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Bools, Ints
 from vtoken.config.values import VTokenConfig
-from vtoken.planning.planner import Ints, Layout, Mask, RelocationPlan, lay_out
+from vtoken.planning.planner import Layout, RelocationPlan, lay_out
 from vtoken.wire import PlannerName
 
 NO_RANKS: Ints = np.empty(0, dtype=np.int64)
@@ -49,7 +50,7 @@ class _Shared:
 
     layouts: Sequence[Layout]
     names: Ints
-    held: Mask
+    held: Bools
     rank: Ints
     live: Ints
 
@@ -83,11 +84,11 @@ class _Shared:
         """Columns that hang together through common holders; each is decided by itself."""
         left = np.ones(len(self.names), dtype=np.bool_)
         while left.any():
-            columns: Mask = np.zeros_like(left)
+            columns: Bools = np.zeros_like(left)
             columns[int(left.argmax())] = True
             while True:
                 holders = self.held[:, columns].any(axis=1)
-                grown: Mask = np.asarray(self.held[holders].any(axis=0))
+                grown: Bools = np.asarray(self.held[holders].any(axis=0))
                 if np.array_equal(grown, columns):
                     break
                 columns = grown

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.policies.signals import Floats, Signal
+from vtoken.arrays import Bools, Floats, Ints
+from vtoken.policies.signals import Signal
 
-TokenIds = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+TokenIds = Ints  # the name in the interface of policies
 Need = Literal["attention", "keys", "token_ids"]
 Sinks = Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")]
 Recent = Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")]
@@ -51,8 +51,8 @@ class View:
     seed: int = 0
     scores: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     vocabulary_ids: TokenIds = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    special: Mask = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-    punctuation: Mask = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    special: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    punctuation: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     profile: Any = None
 
     @property

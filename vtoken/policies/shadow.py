@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.policies import Policy, params_dict
-from vtoken.tables.token_table import Ids
 from vtoken.wire import PolicyChoice, Shadow
 
 
@@ -29,7 +29,7 @@ class ShadowTally:
             self._compared = self._victims = self._agreed = self._waiting = 0
             self._error = None
 
-    def count(self, victims: Ids, chosen: Ids) -> None:
+    def count(self, victims: Ints, chosen: Ints) -> None:
         """`victims` die, the shadow would have evicted `chosen`; both without duplicates."""
         self._compared += 1
         self._victims += len(victims)

@@ -33,9 +33,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.tables.token_table import Ids
+from vtoken.arrays import Floats, Ints
 
-Floats = npt.NDArray[np.float32]
 Rows = TypeVar("Rows")  # `Floats` here; a worker may keep its rows elsewhere
 Kind = Literal[
     "attention_sum",
@@ -91,7 +90,7 @@ class Keeper(Generic[Rows]):
         self.num_queries = 0
         self._complete = True  # every query since the first token was probed
 
-    def add(self, ids: Ids, rows: Rows, num_queries: int) -> None:
+    def add(self, ids: Ints, rows: Rows, num_queries: int) -> None:
         """One step's `num_queries` newest tokens asked: `rows` [k, n] over the live `ids` [n].
 
         `ids` ascend and end with the tokens that asked. `rows` are those of the newest
@@ -110,7 +109,7 @@ class Keeper(Generic[Rows]):
             return None
         return self._scores()
 
-    def _add(self, ids: Ids, rows: Rows) -> None:
+    def _add(self, ids: Ints, rows: Rows) -> None:
         raise NotImplementedError
 
     def _scores(self) -> Rows:
@@ -124,7 +123,7 @@ class SumKeeper(Keeper[Floats]):
         super().__init__(signal, layers)
         self._sums = np.zeros(0, dtype=np.float32)
 
-    def _add(self, ids: Ids, rows: Floats) -> None:
+    def _add(self, ids: Ints, rows: Floats) -> None:
         if len(self._sums) < self.num_tokens:
             grown = np.zeros(self.num_tokens + self.num_tokens // 2, dtype=np.float32)
             grown[: len(self._sums)] = self._sums
@@ -138,7 +137,7 @@ class SumKeeper(Keeper[Floats]):
 class LastKeeper(Keeper[Floats]):
     """The newest row as it came."""
 
-    def _add(self, ids: Ids, rows: Floats) -> None:
+    def _add(self, ids: Ints, rows: Floats) -> None:
         self._ids, self._row = ids, rows[-1]
 
     def scores(self) -> Floats | None:
@@ -160,11 +159,11 @@ class RingKeeper(Keeper[Floats]):
 
     def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
         super().__init__(signal, layers)
-        self._ids: Ids = np.empty(0, dtype=np.int64)
+        self._ids: Ints = np.empty(0, dtype=np.int64)
         self._data: npt.NDArray[Any] = np.zeros((self._num_rows, 0), dtype=self._dtype)
         self._next = 0  # the query slot 0 .. W - 1 that is written next
 
-    def _align(self, ids: Ids) -> None:
+    def _align(self, ids: Ints) -> None:
         """Make column j that of `ids[j]`: drop the dead, add zeros for the new ones."""
         known = int(np.searchsorted(ids, self._ids[-1] + 1)) if len(self._ids) else 0
         num_ids, capacity = len(ids), self._data.shape[1]
@@ -180,7 +179,7 @@ class RingKeeper(Keeper[Floats]):
         self._data[:, known:num_ids] = 0
         self._ids = ids
 
-    def _slots(self, num_rows: int) -> npt.NDArray[np.int64]:
+    def _slots(self, num_rows: int) -> Ints:
         """The query slots [num_rows] that the newest rows take."""
         window = self.signal.window_queries
         slots = (self._next + np.arange(num_rows)) % window
@@ -195,7 +194,7 @@ class WindowKeeper(RingKeeper):
         self._num_rows, self._dtype = signal.window_queries, np.float32
         super().__init__(signal, layers)
 
-    def _add(self, ids: Ids, rows: Floats) -> None:
+    def _add(self, ids: Ints, rows: Floats) -> None:
         self._align(ids)
         self._data[self._slots(len(rows)), : len(ids)] = rows
 
@@ -212,7 +211,7 @@ class HitsKeeper(RingKeeper):
         self._num_rows, self._dtype = -(-signal.window_queries // 8), np.uint8
         super().__init__(signal, layers)
 
-    def _add(self, ids: Ids, rows: Floats) -> None:
+    def _add(self, ids: Ints, rows: Floats) -> None:
         self._align(ids)
         num_rows, num_ids = rows.shape
         num_seen = np.arange(num_ids - num_rows + 1, num_ids + 1, dtype=np.float32)
@@ -227,7 +226,7 @@ class HitsKeeper(RingKeeper):
         return by_id(self._ids, counts.astype(np.float32), self.num_tokens)
 
 
-def by_id(ids: Ids, values: Floats, num_tokens: int) -> Floats:
+def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
     """`values` [n] of the tokens `ids` [n] as numbers by token id [num_tokens], 0 for others."""
     out = np.zeros(num_tokens, dtype=np.float32)
     out[ids] = values

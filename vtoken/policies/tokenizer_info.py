@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from vtoken.tables.token_table import Ids, Mask
+from vtoken.arrays import Bools, Ints
 
 
 class Vocabulary(Protocol):
@@ -19,11 +16,11 @@ class Vocabulary(Protocol):
     def refusal(self) -> str | None:
         """Why there is no vocabulary; None when there is one. The first call may load it."""
 
-    def words(self, request_id: str, ids: Ids) -> npt.NDArray[np.int64]:
+    def words(self, request_id: str, ids: Ints) -> Ints:
         """The vocabulary ids [n] of the tokens `ids` [n] of a request."""
 
-    def special(self, words: npt.NDArray[np.int64]) -> Mask:
+    def special(self, words: Ints) -> Bools:
         """Which of `words` [n] are special tokens (begin, end, roles) and no text."""
 
-    def punctuation(self, words: npt.NDArray[np.int64]) -> Mask:
+    def punctuation(self, words: Ints) -> Bools:
         """Which of `words` [n] are punctuation and nothing else."""

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.tables.placement import Ids
-from vtoken.tables.pool import Slots
+from vtoken.arrays import Ints
 
 DIGEST_BYTES = 16
 LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers
@@ -28,11 +27,11 @@ LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers
 class Fingerprint:
     """The ordered `ids` [n] of one request's retained tokens, and one digest a layer."""
 
-    ids: Ids
+    ids: Ints
     layers: tuple[bytes, ...]
 
 
-def fingerprint(ids: Ids, layers: Iterable[LayerBytes]) -> Fingerprint:
+def fingerprint(ids: Ints, layers: Iterable[LayerBytes]) -> Fingerprint:
     """`layers` yields K and V of the tokens `ids`, in their order, layer by layer."""
     digests = []
     for key, value in layers:
@@ -42,7 +41,7 @@ def fingerprint(ids: Ids, layers: Iterable[LayerBytes]) -> Fingerprint:
     return Fingerprint(ids, tuple(digests))
 
 
-def misplaced(slots: Slots, blocks: Sequence[int], block_size: int) -> str | None:
+def misplaced(slots: Ints, blocks: Sequence[int], block_size: int) -> str | None:
     """What is wrong with `slots` [n] as places of distinct live tokens in `blocks`; None: nothing.
 
     `slots` -1: the token has no place.
@@ -71,7 +70,7 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
     return None
 
 
-def order_dependence(source: Slots, destination: Slots) -> str | None:
+def order_dependence(source: Ints, destination: Ints) -> str | None:
     """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not."""
     if len(destination) == 0:
         return None

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.errors import MirrorMismatchError
 from vtoken.policies.signals import Keeper, Signal, make_keeper
 from vtoken.protocol.step import RequestStep
-from vtoken.tables.pool import Slots
-from vtoken.tables.token_table import Ids
 
 MakeKeeper = Callable[[Signal, tuple[int, ...]], Keeper[Any]]
 
@@ -23,7 +22,7 @@ MakeKeeper = Callable[[Signal, tuple[int, ...]], Keeper[Any]]
 class Mirror:
     """`slots` [T]: slot of each token id, -1 for dead ones. `keepers`: its attention signals."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Ints) -> None:
         self._slots = slots
         self.keepers: dict[Signal, Keeper[Any]] = {}
         self._kept: tuple[Sequence[Signal], tuple[int, ...]] = (), ()
@@ -51,7 +50,7 @@ class Mirror:
                 f"the plan counts {step.num_live} live tokens, the mirror {num_live}"
             )
 
-    def append(self, slots: Slots) -> None:
+    def append(self, slots: Ints) -> None:
         """The next tokens are written to `slots` [k]."""
         end = self.num_tokens + len(slots)
         if end > len(self._slots):
@@ -61,13 +60,13 @@ class Mirror:
         self._slots[self.num_tokens : end] = slots
         self.num_tokens = end
 
-    def live(self) -> tuple[Ids, Slots]:
+    def live(self) -> tuple[Ints, Ints]:
         """Ids [n] of the live tokens, ascending, and their slots [n]."""
         slots = self._slots[: self.num_tokens]
         ids = np.flatnonzero(slots >= 0)
         return ids, slots[ids]
 
-    def newest(self, num_tokens: int) -> Slots:
+    def newest(self, num_tokens: int) -> Ints:
         """The slots of the newest `num_tokens` tokens."""
         return self._slots[self.num_tokens - num_tokens : self.num_tokens]
 

@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from vtoken.policies.signals import Floats, Signal
-from vtoken.tables.pool import Slots
-from vtoken.tables.token_table import Ids
+from vtoken.arrays import Floats, Ints
+from vtoken.policies.signals import Signal
 
-NO_IDS: Ids = np.empty(0, dtype=np.int64)
+NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
     """What the scheduler's table says of a relocated request: ids [n], ascending, and slots [n]."""
 
-    ids: Ids
-    slots: Slots
+    ids: Ints
+    slots: Ints
 
 
 class RequestStep(msgspec.Struct):
@@ -46,17 +45,17 @@ class RequestStep(msgspec.Struct):
     """
 
     num_tokens: int
-    evicted: Ids = NO_IDS
-    moved_ids: Ids = NO_IDS
-    moved_slots: Slots = NO_IDS
+    evicted: Ints = NO_IDS
+    moved_ids: Ints = NO_IDS
+    moved_slots: Ints = NO_IDS
     retained: Retained | None = None
     blocks: list[int] | None = None
-    new_slots: Slots = NO_IDS
+    new_slots: Ints = NO_IDS
     num_live: int = 0
     dense: bool = True
     scratch: list[int] = msgspec.field(default_factory=list)
-    full_blocks: Ids = NO_IDS
-    loose_slots: Slots = NO_IDS
+    full_blocks: Ints = NO_IDS
+    loose_slots: Ints = NO_IDS
 
 
 @dataclass(slots=True)
@@ -69,8 +68,8 @@ class StepPlan:
     """
 
     step: int
-    source_slots: Slots = field(default_factory=lambda: NO_IDS)
-    destination_slots: Slots = field(default_factory=lambda: NO_IDS)
+    source_slots: Ints = field(default_factory=lambda: NO_IDS)
+    destination_slots: Ints = field(default_factory=lambda: NO_IDS)
     requests: dict[str, RequestStep] = field(default_factory=dict)
     probing: bool = False  # some request keeps a signal: `signals` is not empty
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step

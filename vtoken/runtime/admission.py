@@ -1,8 +1,8 @@
 """Admission: how many blocks a waiting request must find free, by what it will hold after eviction.
 
-Knows the ledger, not the engine's queue: whoever admits asks `extra_blocks` and `peak_tokens`, and
-tells `admitted`. With S the block size, L = budget + interval, a request of P tokens to compute and
-T at most in all needs at its peak
+Knows the runtime's state, not the engine's queue: whoever admits asks `extra_blocks` and
+`peak_tokens`, and tells `admitted`. With S the block size, L = budget + interval, a request of P
+tokens to compute and T at most in all needs at its peak
 
   prompt:  min(P, L + chunk) where tokens die between the chunks of the prompt, else P
   output:  min(T, L + 1) where eviction runs while it decodes, else T - P + what the prompt keeps
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vtoken.config.values import VTokenConfig
-from vtoken.runtime.state import Ledger
+from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
 
 ASKED_STEPS = 8
@@ -33,10 +33,10 @@ class Arrival:
 
 
 class Admission:
-    """Counts for one ledger what admitted requests may still take."""
+    """Counts what admitted requests may still take."""
 
-    def __init__(self, ledger: Ledger, max_chunk_tokens: int) -> None:
-        self._ledger = ledger
+    def __init__(self, state: RuntimeState, max_chunk_tokens: int) -> None:
+        self._state = state
         self.max_chunk_tokens = max_chunk_tokens
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
@@ -61,16 +61,16 @@ class Admission:
         `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are found in the prefix cache
         and held as a whole until the first chunk has been computed.
         """
-        rules = self._ledger.rules(request_id)
+        rules = self._state.rules(request_id)
         return self._prompt_peak(rules, num_tokens, num_cached)
 
     def extra_blocks(self, request_id: str, num_tokens: int) -> int:
         """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
-        config = self._ledger.config
-        idle = not self._ledger.states and self._admitted_step != self._ledger.step
+        config = self._state.config
+        idle = not self._state.requests and self._admitted_step != self._state.step
         if config.admission == "stock" or config.reclamation != "auto":
             return 0
-        if idle or not self._ledger.may_evict:
+        if idle or not self._state.may_evict:
             return 0
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
         return growth + self._outstanding_blocks() + config.headroom_blocks
@@ -79,14 +79,13 @@ class Admission:
         """A waiting request needs `num_blocks` free ones beside `withheld_blocks`, which the engine
         keeps from it. What is missing is told, and opens the gates where blocks are withheld or it
         waits for what others will hold (`compressed`)."""
-        ledger = self._ledger
-        missing = max(0, num_blocks + withheld_blocks - ledger.store.num_free_blocks())
+        state = self._state
+        missing = max(0, num_blocks + withheld_blocks - state.store.num_free_blocks())
         step, most, _ = self._lacking
-        if step != ledger.step or missing > most:
-            self._lacking = ledger.step, missing, withheld_blocks
-        if compressed or withheld_blocks:
-            wanted = missing + withheld_blocks if missing else 0
-            ledger.wanted_blocks = max(ledger.wanted_blocks, wanted)
+        if step != state.step or missing > most:
+            self._lacking = state.step, missing, withheld_blocks
+        if missing and (compressed or withheld_blocks):
+            state.want_blocks(missing + withheld_blocks)
 
     @property
     def lacking_blocks(self) -> int:
@@ -96,7 +95,7 @@ class Admission:
         true for `ASKED_STEPS`.
         """
         step, blocks, _ = self._lacking
-        return blocks if self._ledger.step - step <= ASKED_STEPS else 0
+        return blocks if self._state.step - step <= ASKED_STEPS else 0
 
     @property
     def withheld_blocks(self) -> int:
@@ -105,16 +104,16 @@ class Admission:
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
-        self._admitted_step = self._ledger.step
-        if self._ledger.may_evict:
+        self._admitted_step = self._state.step
+        if self._state.may_evict:
             growth = max(0, self._peak_blocks(request_id) - num_blocks)
-            self._outstanding = self._ledger.step, self._outstanding_blocks() + growth
+            self._outstanding = self._state.step, self._outstanding_blocks() + growth
 
     def _outstanding_blocks(self) -> int:
         step, blocks = self._outstanding
-        if step != self._ledger.step:
-            blocks = sum(map(self._growth, self._ledger.tables))
-            self._outstanding = self._ledger.step, blocks
+        if step != self._state.step:
+            blocks = sum(map(self._growth, self._state.tables))
+            self._outstanding = self._state.step, blocks
         return blocks
 
     def _growth(self, table: TokenTable) -> int:
@@ -122,13 +121,13 @@ class Admission:
 
     def _peak_blocks(self, request_id: str) -> int:
         arrival = self._arrivals.get(request_id)
-        rules = self._ledger.rules(request_id)
+        rules = self._state.rules(request_id)
         if arrival is None or not self._compresses(rules):
             return 0
         limit = self._limit(rules)
-        state = self._ledger.states.get(request_id)
-        prompt = arrival.num_prompt_tokens if state is None else state.prefill_end
-        table = self._ledger.tables.get(request_id)
+        request = self._state.requests.get(request_id)
+        prompt = arrival.num_prompt_tokens if request is None else request.prefill_end
+        table = self._state.tables.get(request_id)
         prefilling = table is None or table.num_tokens < prompt
         tokens = self._prompt_peak(rules, prompt) if prefilling else 0
         if rules.evict_during == "prefill":
@@ -144,7 +143,7 @@ class Admission:
         if whole or not self._compresses(rules):
             return num_tokens
         chunk = self.max_chunk_tokens
-        late = 0 if rules.policy.reads is None else self._ledger.report_lag_steps
+        late = 0 if rules.policy.reads is None else self._state.report_lag_steps
         return min(num_tokens, max(self._limit(rules), num_cached + late * chunk) + chunk)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
@@ -152,11 +151,11 @@ class Admission:
             rules.admission == "compressed"
             and rules.evicts
             and rules.reclamation == "auto"
-            and rules.policy not in self._ledger.suspended
+            and rules.policy not in self._state.suspended
         )
 
     def _limit(self, rules: VTokenConfig) -> int:
         return rules.budget_tokens + rules.interval_tokens
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._ledger.geometry.block_size)
+        return -(-tokens // self._state.geometry.block_size)

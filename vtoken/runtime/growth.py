@@ -1,7 +1,7 @@
 """Growth: the tokens that the engine has scheduled enter their tables, and where the next ones go.
 
-Knows the ledger; knows neither policies nor relocation. Nothing is done for a request that does not
-grow, and a decoded token of a positional request costs counting alone.
+Knows the runtime's state; knows neither policies nor relocation. Nothing is done for a request that
+does not grow, and a decoded token of a positional request costs counting alone.
 
 Invariants:
 1. appended tokens go behind the last one, in order; a single one may go into a hole instead
@@ -18,7 +18,7 @@ import numpy as np
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.step import RequestStep, StepPlan
 from vtoken.runtime.requests import RequestState
-from vtoken.runtime.state import Ledger
+from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
 
 
@@ -33,12 +33,12 @@ class GrownRequest(msgspec.Struct, gc=False):
     num_prefill_tokens: int = 0  # when first scheduled: tokens to compute before it decodes
 
 
-class Grower:
-    """Places the new tokens of one ledger's requests."""
+class TokenAppender:
+    """Places the new tokens of one runtime's requests."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._tables = ledger.tables  # who asks anything here has caught up with the engine
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
+        self._tables = state.tables  # who asks anything here has caught up with the engine
         self._with_hole: list[RequestState] = []  # in the step being planned
 
     def pick_holes(self) -> bool:
@@ -46,20 +46,20 @@ class Grower:
 
         Whether a request with holes holds more blocks than its live tokens and the next one need.
         """
-        ledger = self._ledger
-        recycling = ledger.config.recycle and ledger.config.reclamation != "off"
-        size = ledger.geometry.block_size
+        state = self._state
+        recycling = state.config.recycle and state.config.reclamation != "off"
+        size = state.geometry.block_size
         spare = False
-        for state in self._with_hole:
-            state.hole = None
+        for request in self._with_hole:
+            request.hole = None
         self._with_hole.clear()
         for table in self._tables:
             if table.extent == table.num_live:
                 continue
             if recycling:
-                state = ledger.states[table.request_id]
-                state.hole = table.first_hole(state.readonly)
-                self._with_hole.append(state)
+                request = state.requests[table.request_id]
+                request.hole = table.first_hole(request.readonly)
+                self._with_hole.append(request)
             spare = spare or len(table.blocks) > table.num_live // size + 1
         return spare
 
@@ -68,17 +68,17 @@ class Grower:
         table = self._tables.get(request_id)
         if table is None or not table.virtual:
             return None
-        state = self._ledger.states[request_id]
-        if num_new == 1 and state.hole is not None:
+        request = self._state.requests[request_id]
+        if num_new == 1 and request.hole is not None:
             return table.extent
-        if not state.readonly:
+        if not request.readonly:
             return table.extent + num_new
-        return table.append_start(state.readonly) + num_new
+        return table.append_start(request.readonly) + num_new
 
     def enter(self, grown: Iterable[GrownRequest]) -> None:
         """Register the new tokens of all scheduled requests."""
-        ledger, tables = self._ledger, self._tables
-        known, pending, is_writable = tables.get, ledger.pending, ledger.store.is_writable
+        state, tables = self._state, self._tables
+        known, pending, is_writable = tables.get, state.pending, state.store.is_writable
         slots: list[int] = []  # of single new tokens; the pool is told of them all at once
         parts: list[tuple[RequestStep, int]] = []  # of virtual requests, with the index in `slots`
         for request in grown:
@@ -114,14 +114,16 @@ class Grower:
             part.new_slots = batch[i : i + 1]
 
     def _admit(self, request: GrownRequest) -> None:
-        ledger = self._ledger
+        state = self._state
         request_id = request.request_id
-        ledger.states[request_id] = RequestState(
-            request_id,
-            request.num_prompt_tokens,
-            max(request.num_prompt_tokens, request.num_prefill_tokens),
-            request.seed,
-            ledger.step,
+        state.admit(
+            RequestState(
+                request_id,
+                request.num_prompt_tokens,
+                max(request.num_prompt_tokens, request.num_prefill_tokens),
+                request.seed,
+                state.step,
+            )
         )
         self._tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
 
@@ -130,36 +132,36 @@ class Grower:
 
         Asked before the blocks of this step join: a block that left and came back is private now.
         """
-        state = self._ledger.states[table.request_id]
-        if state.hole is not None:
-            state.recycled_slots += 1
-            self._ledger.counters.recycled_slots += 1
-            return state.hole
-        return table.append_start(state.readonly) if state.readonly else table.extent
+        request = self._state.requests[table.request_id]
+        if request.hole is not None:
+            request.recycled_slots += 1
+            self._state.counters.recycled_slots += 1
+            return request.hole
+        return table.append_start(request.readonly) if request.readonly else table.extent
 
     def _enter_several(self, table: TokenTable, request: GrownRequest) -> None:
-        ledger = self._ledger
+        state = self._state
         start = None
         part = None
         if table.virtual:
-            start = table.append_start(ledger.states[table.request_id].readonly)
-            part = ledger.pending(table)
+            start = table.append_start(state.requests[table.request_id].readonly)
+            part = state.pending(table)
         slots = self._tables.sync_new_tokens(
             table.request_id, request.block_ids, request.num_tokens, start
         )
         if part is not None:
             part.new_slots = slots
             for block in np.unique(slots // table.block_size).tolist():
-                if not ledger.store.is_writable(block):
+                if not state.store.is_writable(block):
                     self._not_private(block)
 
     def _not_private(self, block: int) -> None:
-        self._ledger.violated(InvariantViolation("I4", f"block {block} is written, not private"))
+        self._state.violated(InvariantViolation("I4", f"block {block} is written, not private"))
 
     def lend_scratch(self, plan: StepPlan) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""
-        ledger = self._ledger
-        size = ledger.geometry.block_size
+        state = self._state
+        size = state.geometry.block_size
         packed = {
             request_id: self._tables[request_id].full_and_loose()
             for request_id, part in plan.requests.items()
@@ -168,7 +170,7 @@ class Grower:
         if not packed:
             return
         needs = {request_id: -(-len(loose) // size) for request_id, (_, loose) in packed.items()}
-        lent = ledger.store.lend(sum(needs.values()))
+        lent = state.store.lend(sum(needs.values()))
         first = 0
         for request_id, need in needs.items():
             if first + need <= len(lent):

@@ -54,12 +54,12 @@ class InFlight:
             plan_us=plan_us,
             shared_blocks=len(plan.shared_blocks),
         )
-        flight = cls(relocation, operation_id)
+        moving = cls(relocation, operation_id)
         if plan.shared_blocks:
             left = np.isin(plan.source_slots // block_size, plan.shared_blocks)
-            flight.shared_tokens = int(np.count_nonzero(left))
-            flight.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
-        return flight
+            moving.shared_tokens = int(np.count_nonzero(left))
+            moving.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
+        return moving
 
     def count(self, counters: Counters) -> None:
         """The worker has executed it."""

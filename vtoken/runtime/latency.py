@@ -17,6 +17,7 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.wire import Latency, Percentiles
 
 SPAN_S = 5.0
@@ -25,8 +26,6 @@ LEAST_MS = 0.01
 BUCKETS_A_DOUBLING = 16
 NUM_BUCKETS = 30 * BUCKETS_A_DOUBLING
 MAX_RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_A_DOUBLING) - 1
-
-Durations = npt.NDArray[np.float64]
 
 
 class Histogram:
@@ -53,7 +52,7 @@ class Histogram:
                 self._window[bucket] += count
             self._fresh.clear()
 
-    def _advance(self, span: int) -> npt.NDArray[np.int64]:
+    def _advance(self, span: int) -> Ints:
         """Let go of the spans that are over when `span` runs; its counts [NUM_BUCKETS]."""
         row = span % NUM_SPANS
         if span > self._newest:
@@ -61,7 +60,7 @@ class Histogram:
             self._window -= self._counts[over].sum(axis=0)
             self._counts[over] = 0
             self._spans[row] = self._newest = span
-        counts: npt.NDArray[np.int64] = self._counts[row]
+        counts: Ints = self._counts[row]
         return counts
 
     def add(self, span: int, ms: float, count: int = 1) -> None:
@@ -73,7 +72,7 @@ class Histogram:
             self._fresh_span = span
         self._fresh[bucket] = self._fresh.get(bucket, 0) + count
 
-    def add_all(self, span: int, ms: Durations) -> None:
+    def add_all(self, span: int, ms: npt.NDArray[np.float64]) -> None:
         """One duration for each of `ms` [n]."""
         self._enter_fresh()
         doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))

@@ -12,9 +12,12 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 
+import msgspec
+
 from vtoken.errors import RefusedError
 from vtoken.planning.round import Round
 from vtoken.runtime.events import counted
+from vtoken.runtime.state import RuntimeState
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
 
 TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
@@ -146,6 +149,13 @@ class Operations:
         operation.state = state
         if state != "running" and not operation.dry_run:
             self._tell(operation)
+
+
+def tell_operation(state: RuntimeState, operation: Operation) -> None:
+    """Add the event of an operation that has got into a new state."""
+    step = state.step + (operation.state == "pending")  # what is pending runs in the next one
+    data = msgspec.to_builtins(operation)
+    state.events.add(step, "operation", describe_operation(operation), data)
 
 
 def describe_operation(operation: Operation) -> str:

@@ -1,7 +1,7 @@
 """Asks a policy about one request, and trusts no answer: what it names dies only after a check.
 
-Knows the ledger; evicts nothing itself. A policy may be of another package, so whatever it raises
-or answers amiss is an event and a counted violation, and it is not asked again under these
+Knows the runtime's state; evicts nothing itself. A policy may be of another package, so whatever it
+raises or answers amiss is an event and a counted violation, and it is not asked again under these
 parameters: nothing more of it dies, nothing else stops. (No wrong token can come of it, so strict
 mode does not stop the engine either.)
 
@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
+from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.scoring import Scoring
-from vtoken.runtime.state import Ledger
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.runtime.state import RuntimeState
+from vtoken.tables.token_table import TokenTable
 
 
-class Judge:
-    """Makes the views of one ledger's requests and has policies judge them."""
+class PolicyRunner:
+    """Makes the views of one runtime's requests and runs policies on them."""
 
-    def __init__(self, ledger: Ledger, scoring: Scoring) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, state: RuntimeState, scoring: Scoring, vocabulary: Vocabulary | None
+    ) -> None:
+        self._state = state
         self._scoring = scoring
+        self.vocabulary = vocabulary
 
     def require_all(self, config: VTokenConfig) -> None:
         """Raises RefusedError when the policy or the shadow needs what this engine has not."""
@@ -37,7 +42,7 @@ class Judge:
         """Raises RefusedError when `policy` needs something that this engine has not."""
         if "token_ids" not in policy.needs:
             return
-        vocabulary = self._ledger.vocabulary
+        vocabulary = self.vocabulary
         why = "this engine has no tokenizer" if vocabulary is None else vocabulary.refusal()
         if why is not None:
             raise RefusedError(
@@ -49,9 +54,9 @@ class Judge:
 
     def is_suspended(self, policy: Policy) -> bool:
         """Whether `policy` has failed and is not asked any more."""
-        return policy in self._ledger.suspended
+        return policy in self._state.suspended
 
-    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
         try:
             return self._victims(table, rules)
@@ -59,7 +64,7 @@ class Judge:
             self._suspend(rules.policy, error)
             return None
 
-    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         """`victims` of what is not in force; raises RefusedError where the policy fails."""
         try:
             return self._victims(table, rules)
@@ -72,15 +77,15 @@ class Judge:
                 bound="a policy that names the tokens it owes",
             ) from None
 
-    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ids | None:
+    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         if self.is_suspended(rules.policy):
             return None
         view = self._view(table, rules, rules.policy)
         return None if view is None else _checked(rules.policy, view)
 
-    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ids) -> None:
+    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ints) -> None:
         """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
-        shadow = self._ledger.shadow
+        shadow = self._state.shadow
         policy = shadow.asked
         if policy is None:
             return
@@ -96,19 +101,19 @@ class Judge:
 
     def take_profiles(self, table: TokenTable, rules: VTokenConfig) -> None:
         """Have policies that profile look at the request, once there are scores of its prompt."""
-        state, shadow = self._ledger.states[table.request_id], self._ledger.shadow
+        request, shadow = self._state.requests[table.request_id], self._state.shadow
         policies = [rules.policy] if shadow.asked is None else [rules.policy, shadow.asked]
-        if table.num_tokens < state.prefill_end:
+        if table.num_tokens < request.prefill_end:
             return
         for policy in policies:
-            if not policy.profiles or policy in state.profiles or self.is_suspended(policy):
+            if not policy.profiles or policy in request.profiles or self.is_suspended(policy):
                 continue
             try:
                 self.require(policy)
                 view = self._view(table, rules, policy, profiled=False)
                 if view is not None:
-                    kept = {p: seen for p, seen in state.profiles.items() if p in policies}
-                    state.profiles = {**kept, policy: policy.profile(view)}
+                    kept = {p: seen for p, seen in request.profiles.items() if p in policies}
+                    request.profiles = {**kept, policy: policy.profile(view)}
             except Exception as error:
                 if policy is rules.policy:
                     self._suspend(policy, error)
@@ -119,38 +124,40 @@ class Judge:
         self, table: TokenTable, rules: VTokenConfig, policy: Policy, *, profiled: bool = True
     ) -> View | None:
         """What `policy` sees of a request; None while what it needs is not there."""
-        ledger = self._ledger
-        state = ledger.states[table.request_id]
+        state = self._state
+        request = state.requests[table.request_id]
         ids = table.live_ids()
-        view = View(ids, table.num_tokens, state.num_prompt_tokens, rules.budget_tokens, state.seed)
+        view = View(
+            ids, table.num_tokens, request.num_prompt_tokens, rules.budget_tokens, request.seed
+        )
         if policy.profiles and profiled:
-            if policy not in state.profiles:
+            if policy not in request.profiles:
                 return None  # its prompt is not complete
-            view.profile = state.profiles[policy]
+            view.profile = request.profiles[policy]
         signal = policy.reads
         if signal is not None:
-            scores = self._scoring.scores(state, ids, signal, rules)
+            scores = self._scoring.scores(request, ids, signal, rules)
             if scores is None:
                 return None  # wait rather than guess
             view.scores = scores
-        if "token_ids" in policy.needs and ledger.vocabulary is not None:
-            view.vocabulary_ids = words = ledger.vocabulary.words(table.request_id, ids)
-            view.special = ledger.vocabulary.special(words)
-            view.punctuation = ledger.vocabulary.punctuation(words)
+        if "token_ids" in policy.needs and self.vocabulary is not None:
+            view.vocabulary_ids = words = self.vocabulary.words(table.request_id, ids)
+            view.special = self.vocabulary.special(words)
+            view.punctuation = self.vocabulary.punctuation(words)
         for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
             seen.flags.writeable = False  # the answer is checked against them
         return view
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
-        self._ledger.suspended.append(policy)
+        self._state.suspend(policy)
         detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
-        self._ledger.counters.violations += 1
-        self._ledger.events.add(
-            self._ledger.step, "violation", detail, {"invariant": "policy", "detail": detail}
+        self._state.counters.violations += 1
+        self._state.events.add(
+            self._state.step, "violation", detail, {"invariant": "policy", "detail": detail}
         )
 
 
-def _checked(policy: Policy, view: View) -> Ids:
+def _checked(policy: Policy, view: View) -> Ints:
     """The victims that `policy` names, ascending; raises InvariantViolation when they are not what
     it owes. What it owes is noted before it is asked: the view is in its hands.
     """

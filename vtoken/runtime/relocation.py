@@ -1,6 +1,7 @@
 """Relocation: rounds, manual operations, and what is in flight to the worker.
 
-Knows the ledger and the pure planner; knows nothing of policies or of the engine. Invariants:
+Knows the runtime's state and the planner of rounds; knows nothing of policies or of the engine.
+Invariants:
 1. a request has at most one relocation that is not reported (I4)
 2. destinations lie in blocks that are private and unhashed
 3. blocks that leave a table join `freed`; whoever asked returns them after all plans
@@ -18,25 +19,25 @@ import numpy as np
 from vtoken.errors import InvariantViolation
 from vtoken.planning.gates import Pressure, first_closed
 from vtoken.planning.planner import RelocationPlan
-from vtoken.planning.round import Round, plan_round
+from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
 from vtoken.runtime.deferrals import Deferrals
 from vtoken.runtime.in_flight import InFlight
-from vtoken.runtime.operations import Operations, describe_operation
-from vtoken.runtime.snapshots import Snapshots
-from vtoken.runtime.state import Ledger
+from vtoken.runtime.operations import Operations
+from vtoken.runtime.round_planner import RoundPlanner
+from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
-from vtoken.wire import Operation
 
 
-class Relocator(Snapshots):
-    """Plans, applies and follows the relocations of one ledger."""
+class Relocator:
+    """Plans, applies and follows the relocations of one runtime."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger)
-        self.deferrals = Deferrals(ledger)
-        self.operations = Operations(self._tell_operation)
+    def __init__(self, state: RuntimeState, planner: RoundPlanner, operations: Operations) -> None:
+        self._state = state
+        self._planner = planner
+        self._deferrals = Deferrals(state)
+        self._operations = operations
         self.in_flight_blocks: frozenset[int] = frozenset()
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
@@ -52,16 +53,17 @@ class Relocator(Snapshots):
         While some are missing, a round is due whatever F is, and B does not bound it: the
         alternative is a preemption, which computes a whole prompt again.
         """
-        ledger = self._ledger
+        state = self._state
         self.forget_step()
         if new_holes:
             self._last_round_empty = False
-        if self.operations.pending:
+        if self._operations.pending:
             self._run_operations(freed)
-        elif missing_blocks > 0 and ledger.config.reclamation == "auto":
-            self._reclaim(freed, batch_size=ledger.geometry.num_blocks)
+        elif missing_blocks > 0 and state.config.reclamation == "auto":
+            self._reclaim(freed, batch_size=state.geometry.num_blocks)
         else:
-            closed = self.deferrals.closed_gate = first_closed(ledger.config, self.pressure())
+            closed = first_closed(state.config, self.pressure())
+            self._deferrals.begin_step(closed)
             if closed is None:
                 self._run_round(freed)
 
@@ -69,31 +71,35 @@ class Relocator(Snapshots):
         """A new step begins, for which nothing is planned yet."""
         self.planned.clear()
         self.in_flight_blocks = frozenset()
-        self.deferrals.closed_gate = None
+        self._deferrals.begin_step()
+
+    def note_held_back(self) -> None:
+        """A round could have gained something in this step: count the gate that was closed."""
+        self._deferrals.note_held_back()
 
     def hand_over(self, plan: StepPlan) -> None:
         """Put the step's copies into the worker's plan."""
         if not self.planned:
             return
         bounds = [bound for bound, _ in self.planned.values()]
-        flights = [flight for _, flight in self.planned.values()]
+        in_flight = [moving for _, moving in self.planned.values()]
         plan.source_slots = np.concatenate([b.source_slots for b in bounds])
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
-        self._in_flight[self._ledger.step] = flights
-        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in flights))
+        self._in_flight[self._state.step] = in_flight
+        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in in_flight))
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
         """The copies of one step are of requests that still hold what was planned, in any order."""
-        states, step = self._ledger.states, self._ledger.step
+        requests, step = self._state.requests, self._state.step
         for name in self.planned:
-            if name not in states or states[name].in_flight_step != step:
-                self._ledger.violated(
+            if name not in requests or requests[name].in_flight_step != step:
+                self._state.violated(
                     InvariantViolation("I4", f"{name} has let go of the blocks of its plan")
                 )
         if wrong := order_dependence(plan.source_slots, plan.destination_slots):
-            self._ledger.violated(InvariantViolation("I4", f"step {step} {wrong}"))
+            self._state.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
     def steps_in_flight(self, before: int) -> list[int]:
         """Steps before `before` whose copies were not reported yet."""
@@ -101,36 +107,37 @@ class Relocator(Snapshots):
 
     def finish_step(self, step: int, copy_us: int, fault: str | None = None) -> None:
         """The worker has executed the copies of `step`; `fault`: why that is not certain."""
-        for flight in self._in_flight.pop(step, []):
-            self._record(flight, step, copy_us, fault)
+        for moving in self._in_flight.pop(step, []):
+            self._record(moving, step, copy_us, fault)
 
     def drop(self, request_id: str) -> None:
         """The request lets go of its blocks: what was planned for it leaves the step's plan."""
         planned = self.planned.pop(request_id, None)
         if planned is not None:
-            self._bequeath(*planned)
+            self._transfer_gain(*planned)
             if planned[1].operation_id is not None:
-                self.operations.part_dropped(planned[1].operation_id)
-        for operation in self.operations.list_pending():
+                self._operations.part_dropped(planned[1].operation_id)
+        for operation in self._operations.list_pending():
             if operation.request_id == request_id:
-                self.operations.fail(operation, f"request {request_id} is no longer running")
+                self._operations.fail(operation, f"request {request_id} is no longer running")
 
     def settle(self) -> None:
         """Nobody holds a block any more: what is pending is done, and moved nothing."""
-        for operation in self.operations.list_pending():
-            self.operations.start(operation)
-            self.operations.finish(operation)
+        for operation in self._operations.list_pending():
+            self._operations.start(operation)
+            self._operations.finish(operation)
 
     def num_planned_copies(self, step: int) -> int:
         """Tokens that the plan of `step` copies; 0 once its report has come."""
         return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
 
-    def _bequeath(self, plan: RelocationPlan, flight: InFlight) -> None:
-        """What a group gains stands in one of its plans: one that is not dropped takes it over."""
+    def _transfer_gain(self, plan: RelocationPlan, dropped: InFlight) -> None:
+        """A group's gain is recorded on one of its plans; if that plan is dropped, another takes it
+        over."""
         blocks = set(plan.shared_blocks)
-        for other, heir in self.planned.values():
+        for other, target in self.planned.values():
             if not blocks.isdisjoint(other.shared_blocks):
-                heir.relocation.freed_blocks += flight.relocation.freed_blocks
+                target.relocation.freed_blocks += dropped.relocation.freed_blocks
                 return
 
     @property
@@ -144,24 +151,24 @@ class Relocator(Snapshots):
 
         `count_low_utilization`: where it has been counted already.
         """
-        ledger = self._ledger
-        pool = ledger.tables.pool
+        state = self._state
+        pool = state.tables.pool
         return Pressure(
             f=pool.fragmentation,
-            free_blocks=ledger.store.num_free_blocks(),
-            steps_since_round=ledger.step + ahead - self._last_round_step,
+            free_blocks=state.store.num_free_blocks(),
+            steps_since_round=state.step + ahead - self._last_round_step,
             last_round_empty=self._last_round_empty,
             count_low_utilization=count_low_utilization or pool.num_low_utilization,
-            wanted_blocks=ledger.wanted_blocks,
+            wanted_blocks=state.wanted_blocks,
         )
 
     def _run_round(self, freed: list[int]) -> None:
         """An automatic round; what it waits for is no reason to pause after it."""
         found = self._reclaim(freed)
         if found.missing_blocks:
-            self.deferrals.note_headroom()
-        elif not found.plans and self.waits_for_reports():
-            self.deferrals.note_in_flight()
+            self._deferrals.note_headroom()
+        elif not found.plans and self._planner.waits_for_reports():
+            self._deferrals.note_in_flight()
             self._last_round_empty = False
 
     def _reclaim(
@@ -173,28 +180,24 @@ class Relocator(Snapshots):
         operation_id: str | None = None,
     ) -> Round:
         started = time.perf_counter_ns()
-        self._last_round_step = self._ledger.step
-        available = self.headroom(self._ledger.config)
-        found = plan_round(
-            self.layouts(request_ids),
-            self._ledger.config,
-            holders=self._ledger.tables.pool.holders,
-            batch_size=batch_size or self._ledger.config.batch_size,
-            headroom_blocks=available,
+        self._last_round_step = self._state.step
+        preview = self._planner.preview(
+            self._state.config, request_ids=request_ids, batch_size=batch_size
         )
+        found = preview.round
         plan_us = (time.perf_counter_ns() - started) // 1000
-        self._ledger.counters.plan_us += plan_us
+        self._state.counters.plan_us += plan_us
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
-            self.deferrals.tell(found.missing_blocks, available)
-        self._ledger.counters.shared_skipped_blocks += found.shared_skipped_blocks
-        used = self._ledger.tables.pool.num_used
+            self._deferrals.tell(found.missing_blocks, preview.available_blocks)
+        self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
+        used = self._state.tables.pool.num_used
         for plan in found.plans:
             self._apply(plan, freed, plan_us // len(found.plans), operation_id)
-        num_freed = used - self._ledger.tables.pool.num_used
+        num_freed = used - self._state.tables.pool.num_used
         if num_freed != found.num_freed_blocks:
-            self._ledger.violated(
+            self._state.violated(
                 InvariantViolation(
                     "I4",
                     f"a round promised to free {found.num_freed_blocks} blocks, {num_freed} are",
@@ -205,34 +208,35 @@ class Relocator(Snapshots):
     def _apply(
         self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
     ) -> None:
-        ledger, size = self._ledger, self._ledger.geometry.block_size
-        table = ledger.tables[plan.request_id]
-        state = ledger.states[plan.request_id]
-        if state.in_flight_step:
-            ledger.violated(
+        state, size = self._state, self._state.geometry.block_size
+        table = state.tables[plan.request_id]
+        request = state.requests[plan.request_id]
+        if request.in_flight_step:
+            state.violated(
                 InvariantViolation(
                     "I4",
-                    f"{plan.request_id} has a relocation of step {state.in_flight_step} in flight",
+                    f"{plan.request_id} has a relocation of step {request.in_flight_step} "
+                    "in flight",
                 )
             )
         num_shed = plan.num_shed_blocks
-        fresh = ledger.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
+        fresh = state.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
         destinations = sorted({*(bound.destination_slots // size).tolist()})
         for block in destinations:
-            if not ledger.store.is_writable(block):
-                ledger.violated(
+            if not state.store.is_writable(block):
+                state.violated(
                     InvariantViolation("I4", f"destination block {block} is not private")
                 )
-        pending = ledger.pending(table)
+        pending = state.pending(table)
         try:
             dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
         except InvariantViolation as violation:  # nothing was moved
             freed.extend(fresh)
-            ledger.violated(violation)
+            state.violated(violation)
             return
         if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
-            ledger.violated(
+            state.violated(
                 InvariantViolation(
                     "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_shed} promised"
                 )
@@ -241,36 +245,36 @@ class Relocator(Snapshots):
         if self._samples():
             ids = table.live_ids()
             pending.retained = Retained(ids, table.slots_of(ids))
-        ledger.rebound(table)
+        state.rebound(table)
         freed.extend(dropped)
-        state.in_flight_step = ledger.step
-        state.moved_tokens += plan.num_moved_tokens
-        state.last_moves = state.last_moves or LastMoves()
-        state.last_moves.moved(bound.token_ids, ledger.step)
-        flight = InFlight.of(
+        request.in_flight_step = state.step
+        request.moved_tokens += plan.num_moved_tokens
+        request.last_moves = request.last_moves or LastMoves()
+        request.last_moves.moved(bound.token_ids, state.step)
+        moving = InFlight.of(
             plan,
             destinations,
-            bytes_per_token=ledger.geometry.bytes_per_token,
+            bytes_per_token=state.geometry.bytes_per_token,
             block_size=size,
-            holders=ledger.tables.pool.holders,
+            holders=state.tables.pool.holders,
             plan_us=plan_us,
             operation_id=operation_id,
         )
-        self.planned[plan.request_id] = (bound, flight)
+        self.planned[plan.request_id] = (bound, moving)
 
     def _samples(self) -> bool:
         """Whether this relocation is verified by content: `verify_ratio` of them, evenly spread."""
-        self._verify_credit += self._ledger.config.verify_ratio
+        self._verify_credit += self._state.config.verify_ratio
         if self._verify_credit < 1.0 - 1e-9:
             return False
         self._verify_credit -= 1.0
         return True
 
     def _run_operations(self, freed: list[int]) -> None:
-        for operation in self.operations.list_pending():
+        for operation in self._operations.list_pending():
             if self._is_in_flight(operation.request_id):
                 continue  # I4: its turn comes when that relocation has been reported
-            self.operations.start(operation)
+            self._operations.start(operation)
             ids = None if operation.request_id is None else [operation.request_id]
             found = self._reclaim(
                 freed,
@@ -278,39 +282,32 @@ class Relocator(Snapshots):
                 request_ids=ids,
                 operation_id=operation.id,
             )
-            self.operations.planned(operation, found, self._ledger.geometry.bytes_per_token)
+            self._operations.planned(operation, found, self._state.geometry.bytes_per_token)
             if not found.plans:
-                self.operations.finish(operation)
+                self._operations.finish(operation)
             for plan in found.plans:
                 if plan.request_id not in self.planned:
                     why = f"the plan for {plan.request_id} could not be applied, see the events"
-                    self.operations.part_lost(operation.id, why)
-
-    def _tell_operation(self, operation: Operation) -> None:
-        step = self._ledger.step + (
-            operation.state == "pending"
-        )  # what is pending runs in the next
-        data = msgspec.to_builtins(operation)
-        self._ledger.events.add(step, "operation", describe_operation(operation), data)
+                    self._operations.part_lost(operation.id, why)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether a relocation of this request, of any one for None, was not reported yet."""
-        states = self._ledger.states
+        requests = self._state.requests
         if request_id is None:
-            return any(state.in_flight_step for state in states.values())
-        return request_id in states and bool(states[request_id].in_flight_step)
+            return any(request.in_flight_step for request in requests.values())
+        return request_id in requests and bool(requests[request_id].in_flight_step)
 
-    def _record(self, flight: InFlight, step: int, copy_us: int, fault: str | None) -> None:
-        moved = flight.relocation
+    def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
+        moved = moving.relocation
         moved.copy_us = copy_us
-        flight.count(self._ledger.counters)
-        state = self._ledger.states.get(moved.request_id)
-        if state is not None and state.in_flight_step == step:  # else: of an earlier life
-            state.in_flight_step = 0
-        self._ledger.events.add(
-            self._ledger.step, "relocation", flight.summary, msgspec.to_builtins(moved)
+        moving.count(self._state.counters)
+        request = self._state.requests.get(moved.request_id)
+        if request is not None and request.in_flight_step == step:  # else: of an earlier life
+            request.in_flight_step = 0
+        self._state.events.add(
+            self._state.step, "relocation", moving.summary, msgspec.to_builtins(moved)
         )
-        if flight.operation_id is not None and fault is not None:
-            self.operations.part_lost(flight.operation_id, fault)
-        elif flight.operation_id is not None:
-            self.operations.part_done(flight.operation_id, moved)
+        if moving.operation_id is not None and fault is not None:
+            self._operations.part_lost(moving.operation_id, fault)
+        elif moving.operation_id is not None:
+            self._operations.part_done(moving.operation_id, moved)

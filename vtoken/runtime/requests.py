@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from vtoken.arrays import Floats
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import Policy
@@ -27,17 +25,18 @@ class Asked:
     reader: Policy  # who acts by it, or else shadows who does
     asking: bool = False  # the worker was asked to tell it in the newest step,
     asked_from: int = 0  # and in every step since this one
-    scores: npt.NDArray[np.float32] | None = None  # the newest answer, by token id
+    scores: Floats | None = None  # the newest answer, by token id
     scores_step: int = 0  # step of the report that `scores` came with
 
 
 @dataclass(slots=True)
 class RequestState:
-    """One admitted request; reset as a whole when it is preempted.
+    """One admitted request; reset as a whole when it is preempted. One part writes each field.
 
     `readonly`: held blocks that were shared or hashed at the first eviction. Blocks that join later
     are private and never hashed, so a block outside this set is writable for as long as it is held.
-    `kept_dead`: all-dead blocks that are held because other requests hold them too (`skip`).
+    `retained_dead_blocks`: all-dead blocks that are held because other requests hold them too
+    (`skip`).
     """
 
     request_id: str
@@ -45,20 +44,25 @@ class RequestState:
     prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
     seed: int
     admitted_step: int
-    owes_prompt: bool = False  # at the end of its prompt its policy had no scores yet: still due
+    # RuntimeState
     readonly: frozenset[int] = frozenset()
-    kept_dead: frozenset[int] = frozenset()
+    # Evictor
+    prompt_eviction_pending: bool = False  # its policy had no scores at the end of its prompt
+    retained_dead_blocks: frozenset[int] = frozenset()
+    # TokenAppender
     hole: int | None = None  # place that the next single token will be written to
+    recycled_slots: int = 0
+    # Relocator
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
-    # What its policy reads, and the shadow, where that reads another signal; and for which rules.
+    moved_tokens: int = 0
+    last_moves: LastMoves | None = None  # made by the first relocation
+    # Scoring: what its policy reads, and the shadow where it reads another one; for which rules
     signals: dict[Signal, Asked] = field(default_factory=dict)
     signals_for: tuple[VTokenConfig, Policy | None] | None = None
+    # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
-    moved_tokens: int = 0
-    recycled_slots: int = 0
-    last_moves: LastMoves | None = None  # made by the first relocation
 
-    def scores_of(self, signal: Signal | None) -> npt.NDArray[np.float32] | None:
+    def scores_of(self, signal: Signal | None) -> Floats | None:
         """The newest answer about `signal`, by token id; None while there is none."""
         asked = None if signal is None else self.signals.get(signal)
         return None if asked is None else asked.scores
@@ -66,7 +70,7 @@ class RequestState:
 
 @dataclass(slots=True)
 class Counters:
-    """Cumulative since the engine started.
+    """Cumulative since the engine started; every part of the runtime adds to its own.
 
     `deferrals` [len(DEFERRALS)]: steps at which an automatic round was held back from a gain. A
     closed gate, the first one, counts while some request with holes holds more blocks than

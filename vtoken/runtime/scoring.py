@@ -1,7 +1,8 @@
 """Scoring, the scheduler's side: which signals the worker keeps for whom, and what came back.
 
-Knows the ledger; knows neither how a signal is computed nor what a policy makes of it. A request's
-signals are what its policy reads and, where it differs, what the shadow policy reads. Invariants:
+Knows the runtime's state; knows neither how a signal is computed nor what a policy makes of it. A
+request's signals are what its policy reads and, where it differs, what the shadow policy reads.
+Invariants:
 1. numbers are used only for the signal and the layers they were asked for; a signal that nobody
    read until now starts anew, and nothing dies by it before the first report
 2. numbers are used only while the request has been asked for them in every step since, so none is
@@ -16,38 +17,39 @@ from collections.abc import Container, Iterable
 
 import numpy as np
 
+from vtoken.arrays import Floats, Ints
 from vtoken.config.values import VTokenConfig
-from vtoken.policies.signals import WARM_QUERIES, Floats, Signal
+from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.requests import Asked, RequestState
-from vtoken.runtime.state import Ledger
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.runtime.state import RuntimeState
+from vtoken.tables.token_table import TokenTable
 
 
 class Scoring:
-    """Asks the worker of one ledger for signals and holds its answers."""
+    """Asks the worker for signals and holds its answers."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
         self.active = False  # some policy read a signal in the newest step that was committed
 
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal. If none does, what is held is dropped."""
-        ledger = self._ledger
-        shadow = ledger.shadow.asked
+        state = self._state
+        shadow = state.shadow.asked
         if (
-            ledger.config.policy.reads is not None
-            or (shadow is not None and shadow.reads is not None and ledger.may_evict)
+            state.config.policy.reads is not None
+            or (shadow is not None and shadow.reads is not None and state.may_evict)
             or any(
                 own.policy is not None and own.policy.reads is not None
-                for own in ledger.own_rules.values()
+                for own in state.own_rules.values()
             )
         ):
             self.active = True
         elif self.active:
             self.active = False
-            for state in ledger.states.values():
-                state.signals, state.signals_for = {}, None
+            for request in state.requests.values():
+                request.signals, request.signals_for = {}, None
         return self.active
 
     def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
@@ -56,31 +58,31 @@ class Scoring:
         `grown`: their ids, and how many tokens each had before this step. Where answers come late a
         request is asked that many tokens before it is due.
         """
-        ledger = self._ledger
-        probes_decode = ledger.step % ledger.config.probe_every_steps == 0
-        layers = self.layers(ledger.config)
-        shadow = ledger.shadow.asked
+        state = self._state
+        probes_decode = state.step % state.config.probe_every_steps == 0
+        layers = self.layers(state.config)
+        shadow = state.shadow.asked
         probed, want = [], []
         for request_id, num_before in grown:
-            table, state = ledger.tables[request_id], ledger.states[request_id]
-            rules = ledger.rules(request_id)
-            known = state.signals_for
+            table, request = state.tables[request_id], state.requests[request_id]
+            rules = state.rules(request_id)
+            known = request.signals_for
             if known is None or known[0] is not rules or known[1] is not shadow:
-                self._follow(state, rules, layers)
-                state.signals_for = rules, shadow
-            if not state.signals:
+                self._follow(request, rules, layers)
+                request.signals_for = rules, shadow
+            if not request.signals:
                 continue
             due, attends = self.soon_due(table, rules), False
             kept: tuple[Signal, ...] = ()
-            for asked in state.signals.values():
+            for asked in request.signals.values():
                 signal, of_keys = asked.signal, asked.signal.of_keys
                 asks = due or (
                     asked.reader.profiles
-                    and table.num_tokens >= state.prefill_end
-                    and asked.reader not in state.profiles
+                    and table.num_tokens >= request.prefill_end
+                    and asked.reader not in request.profiles
                 )
                 if asks and not asked.asking:
-                    asked.asked_from = ledger.step
+                    asked.asked_from = state.step
                 asked.asking = asks
                 if asks:
                     want.append((request_id, signal))
@@ -89,7 +91,7 @@ class Scoring:
                 attends |= not of_keys
             if kept:
                 plan.signals[request_id] = kept
-            if attends and (probes_decode or num_before < state.prefill_end):
+            if attends and (probes_decode or num_before < request.prefill_end):
                 probed.append(request_id)
         if not plan.signals:
             return
@@ -99,37 +101,37 @@ class Scoring:
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
-    def _follow(self, state: RequestState, rules: VTokenConfig, layers: tuple[int, ...]) -> None:
+    def _follow(self, request: RequestState, rules: VTokenConfig, layers: tuple[int, ...]) -> None:
         """From now on a request keeps what its policy reads, and the shadow, if it evicts at all.
 
         Signals that were kept go on, others start anew; one that both read is kept for the policy.
         """
-        shadow = self._ledger.shadow.asked if rules.evicts else None
-        before, state.signals = state.signals, {}
+        shadow = self._state.shadow.asked if rules.evicts else None
+        before, request.signals = request.signals, {}
         for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
             signal = reader.reads
-            if signal is None or signal in state.signals:
+            if signal is None or signal in request.signals:
                 continue
             asked = before.get(signal)
             if asked is None or asked.layers != layers:
                 asked = Asked(signal, layers, reader)
             asked.reader = reader
-            state.signals[signal] = asked
+            request.signals[signal] = asked
 
     def soon_due(self, table: TokenTable, rules: VTokenConfig) -> bool:
         """Whether this step's answer may be the newest one when `table` is next due."""
-        soon = table.num_live + self._ledger.report_lag_steps
+        soon = table.num_live + self._state.report_lag_steps
         return soon > rules.budget_tokens + rules.interval_tokens
 
     def layers(self, config: VTokenConfig) -> tuple[int, ...]:
         """The layers that `config` takes signals from."""
-        return config.probe_layers or (self._ledger.geometry.num_layers // 2,)
+        return config.probe_layers or (self._state.geometry.num_layers // 2,)
 
     def receive(self, report: WorkerReport) -> None:
         """Take over the numbers of `report` that still answer what is asked."""
         for (request_id, signal), scores in report.scores.items():
-            state = self._ledger.states.get(request_id)
-            asked = None if state is None else state.signals.get(signal)
+            request = self._state.requests.get(request_id)
+            asked = None if request is None else request.signals.get(signal)
             if asked is not None and asked.asking and report.step >= asked.asked_from:
                 asked.scores, asked.scores_step = scores, report.step
 
@@ -138,26 +140,26 @@ class Scoring:
 
         `end`: where the request's prompt ends.
         """
-        lag = self._ledger.report_lag_steps
-        if num_tokens - num_scored < lag + self._ledger.config.probe_every_steps:
+        lag = self._state.report_lag_steps
+        if num_tokens - num_scored < lag + self._state.config.probe_every_steps:
             return False
         between_chunks = num_tokens < end
-        return not between_chunks or scores_step < self._ledger.step - 1 - lag
+        return not between_chunks or scores_step < self._state.step - 1 - lag
 
     def scores(
-        self, state: RequestState, ids: Ids, signal: Signal, config: VTokenConfig
+        self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
     ) -> Floats | None:
         """`signal` of the live `ids` [n], higher = keep; None while there is nothing to go by.
 
         Tokens newer than the last probe have no number yet: they count as heavy.
         """
-        asked = state.signals.get(signal)
+        asked = request.signals.get(signal)
         if asked is None or asked.layers != self.layers(config):
             return None
         told, step = asked.scores, asked.scores_step
         if not asked.asking or told is None or step < asked.asked_from:
             return None
-        if self._are_stale(len(told), step, int(ids[-1]) + 1, state.prefill_end):
+        if self._are_stale(len(told), step, int(ids[-1]) + 1, request.prefill_end):
             return None
         scores = np.full(len(ids), np.inf, dtype=np.float32)
         seen = int(np.searchsorted(ids, len(told)))

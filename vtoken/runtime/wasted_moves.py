@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
+
 PAYBACK_STEPS = 64
 NEVER = -(1 << 30)
-
-Ids = npt.NDArray[np.int64]
 
 
 class LastMoves:
@@ -21,7 +21,7 @@ class LastMoves:
     def __init__(self) -> None:
         self._steps: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)  # by id, `NEVER`: not yet
 
-    def moved(self, ids: Ids, step: int) -> None:
+    def moved(self, ids: Ints, step: int) -> None:
         """The tokens `ids` [n], any order, are copied before the forward of `step`."""
         known, needed = len(self._steps), int(ids.max(initial=-1)) + 1
         if needed > known:
@@ -30,7 +30,7 @@ class LastMoves:
             self._steps = steps
         self._steps[ids] = step
 
-    def num_recent(self, ids: Ids, step: int) -> int:
+    def num_recent(self, ids: Ints, step: int) -> int:
         """How many of the tokens `ids` [n] were moved at most `PAYBACK_STEPS` before `step`."""
         known = ids if int(ids.max(initial=-1)) < len(self._steps) else ids[ids < len(self._steps)]
         return int(np.count_nonzero(self._steps[known] >= step - PAYBACK_STEPS))

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.wire import BLOCK_ARRAYS, Frame
 
 MAX_CHANGED = 5 / 9  # of all blocks: a changed block takes 4 bytes more than one of a whole frame
@@ -57,7 +58,7 @@ def block_arrays(frame: Frame) -> Arrays:
     return [np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS]
 
 
-def _changed(told: Sequence[npt.NDArray[Any]], arrays: Arrays) -> npt.NDArray[np.int64] | None:
+def _changed(told: Sequence[npt.NDArray[Any]], arrays: Arrays) -> Ints | None:
     """Ids of the blocks [k] that differ, ascending; None where a whole frame is smaller."""
     changed = told[0] != arrays[0]
     for before, now in zip(told[1:], arrays[1:], strict=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
+
+from vtoken.arrays import Bools, Ints
 
 FEW = 8  # victims up to which following is cheaper than counting anew
 
@@ -23,7 +24,7 @@ def _block_of(num_bytes: int) -> np.dtype[np.void]:
 class NaiveBlocks:
     """`live` [T..] by token id, of which `num_tokens` exist."""
 
-    def __init__(self, live: npt.NDArray[np.bool_], num_tokens: int, block_size: int) -> None:
+    def __init__(self, live: Bools, num_tokens: int, block_size: int) -> None:
         self._block_size = block_size
         whole = num_tokens - num_tokens % block_size
         full = np.count_nonzero(live[:whole].view(_block_of(block_size)))
@@ -40,9 +41,7 @@ class NaiveBlocks:
             self._num_tokens = num_tokens
         return self._count
 
-    def follow(
-        self, victims: npt.NDArray[np.int64], live: npt.NDArray[np.bool_], num_tokens: int
-    ) -> bool:
+    def follow(self, victims: Ints, live: Bools, num_tokens: int) -> bool:
         """The `victims` [v] have just died in `live`; False when counting anew is cheaper."""
         if len(victims) > FEW:
             return False

@@ -7,11 +7,9 @@ other change of the table makes a new one. Arrays that were handed out are not w
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.tables.places import Places
-
-Ints = npt.NDArray[np.int64]
 
 
 class LooseTokens:

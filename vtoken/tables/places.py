@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Bools, Ints
 from vtoken.errors import InvariantViolation
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 ROOM_BLOCKS = 8  # that may join before arrays must be made larger
 
 
@@ -30,13 +28,13 @@ class Places:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.tokens: Ints = np.empty(0, dtype=np.int64)  # [P] last id written there, -1: none
-        self.occupied: Mask = np.empty(0, dtype=np.bool_)  # [P] that token lives
+        self.occupied: Bools = np.empty(0, dtype=np.bool_)  # [P] that token lives
         self.live: Ints = np.empty(0, dtype=np.int64)  # [P / S] occupied places, a block
         self.front = 0
         self.num_dead = 0
 
     @classmethod
-    def of(cls, tokens: Ints, occupied: Mask, block_size: int) -> Places:
+    def of(cls, tokens: Ints, occupied: Bools, block_size: int) -> Places:
         """Places [n * S] with the given contents."""
         out = cls(block_size)
         out.tokens, out.occupied = tokens, occupied

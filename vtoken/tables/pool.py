@@ -20,10 +20,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation
 from vtoken.wire import FLAG_SHARED, FLAG_USED
 
-Slots = npt.NDArray[np.int64]
 FEW = 8  # up to here plain indexing is faster than arrays
 ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower where it has to cast
 
@@ -97,7 +97,7 @@ class PoolLiveness:
             if self.owner[block] == number:
                 self.bereaved[block] = self.any_bereaved = True
 
-    def add(self, slots: Slots) -> None:
+    def add(self, slots: Ints) -> None:
         """One more reader for each of `slots` [n] (each named once)."""
         if len(slots) == 1:  # decoding: plain indexing is several times faster than arrays
             slot = int(slots[0])
@@ -111,7 +111,7 @@ class PoolLiveness:
         np.add.at(self.live, fresh // self.block_size, ONE)
         self.num_live += len(fresh)
 
-    def remove(self, slots: Slots) -> None:
+    def remove(self, slots: Ints) -> None:
         """One reader fewer for each of `slots` [n] (each named once)."""
         if len(slots) == 0:
             return

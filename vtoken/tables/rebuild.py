@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation
 from vtoken.tables.places import ROOM_BLOCKS, Places
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

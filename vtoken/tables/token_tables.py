@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation, UnknownRequestError
-from vtoken.tables.pool import ONE, PoolLiveness, Slots
-from vtoken.tables.token_table import Ids, TokenTable
+from vtoken.tables.pool import ONE, PoolLiveness
+from vtoken.tables.token_table import TokenTable
 
 MAX_NUMBER = 65_535
 
@@ -59,7 +60,7 @@ class TokenTables:
 
     def sync_new_tokens(
         self, request_id: str, block_ids: Sequence[int], total_len: int, start: int | None = None
-    ) -> Slots:
+    ) -> Ints:
         """Register the tokens that `request_id` gained; a new request gets its table.
 
         `block_ids` is the request's whole block table (it may only have grown), `total_len` its
@@ -113,12 +114,12 @@ class TokenTables:
         """Mark one token dead: attention does not read it from the next step on."""
         self.evict_tokens(request_id, np.array([token_id], dtype=np.int64))
 
-    def evict_tokens(self, request_id: str, token_ids: Ids) -> None:
+    def evict_tokens(self, request_id: str, token_ids: Ints) -> None:
         """Batch form of `evict_token`; all or nothing."""
         self[request_id].evict(token_ids)
 
     def apply_moves(
-        self, request_id: str, token_ids: Ids, slots: Slots, block_ids: Sequence[int]
+        self, request_id: str, token_ids: Ints, slots: Ints, block_ids: Sequence[int]
     ) -> list[int]:
         """Commit a relocation, see `TokenTable.apply_moves`; returns the blocks let go."""
         return self[request_id].apply_moves(token_ids, slots, block_ids)

@@ -69,7 +69,7 @@ async def get_status(request: Request, service: Served) -> Response:
         if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
             error.problem.detail += f"; its newest frame is {age_s:.0f} s old"
         raise
-    status.health = service.health()
+    service.complete(status)
     return document(status)
 
 

@@ -54,14 +54,14 @@ class MissedEvents:
 class Hub:
     """One per API server process; `start` once, inside the event loop.
 
-    `on_events` is told every event, as clients are, whether or not there is a client. `health` says
-    how this process is; every frame carries it.
+    `on_events` is told every event, as clients are, whether or not there is a client. `complete`
+    adds to the status of every frame what this process alone knows.
     """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
         self.on_events: Callable[[list[wire.Event], int], None] = lambda _, __: None
-        self.health: Callable[[], list[wire.Health]] = list
+        self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events that one of the clients has missed, cumulative
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
@@ -197,7 +197,7 @@ class Hub:
 
     def _take(self, view: FrameView) -> None:
         self._view, self._view_at = view, asyncio.get_running_loop().time()
-        view.status.health = self.health()
+        self.complete(view.status)
         for subscriber in self._subscribers:
             subscriber.wake()
 

@@ -168,7 +168,7 @@ class CoreEngine:
 
     def due_requests(self) -> list[str]:
         """Those that are in the middle of their prompt, or append one token next."""
-        ends = {name: state.prefill_end for name, state in self.runtime.states.items()}
+        ends = {name: state.prefill_end for name, state in self.runtime.state.requests.items()}
         return [
             r.id
             for r in self.running
@@ -176,11 +176,11 @@ class CoreEngine:
         ]
 
     def step(self) -> StepPlan:
-        self.runtime.report_lag_steps = self.worker_lag_steps
+        self.runtime.state.report_lag_steps = self.worker_lag_steps
         self.runtime.begin_step(self.due_requests())
         message = StepMessage(StepPlan(0))
         grown: list[GrownRequest] = []
-        preempted, known = self.num_preemptions, set(self.runtime.states)
+        preempted, known = self.num_preemptions, set(self.runtime.state.requests)
         for request in list(self.running):
             if request in self.running:  # it may have been preempted meanwhile
                 self._schedule_running(request, grown, message)
@@ -188,7 +188,7 @@ class CoreEngine:
             self._admit(grown, message)
         message.gone, self._gone = self._gone, []
         admits = any(request.request_id not in known for request in grown)
-        if self.passes_steps and self.runtime.resting and not admits:
+        if self.passes_steps and self.runtime.rest.active and not admits:
             self.runtime.pass_step()
             self.num_passed_steps += 1
             message.plan = self.newest_plan = StepPlan(0)
@@ -249,7 +249,7 @@ class CoreEngine:
         """Register the tokens, and hash the blocks that they fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
-        table = None if self.runtime.resting else self.runtime.tables.get(request.id)
+        table = None if self.runtime.rest.active else self.runtime.tables.get(request.id)
         truncated = table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)

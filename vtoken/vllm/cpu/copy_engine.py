@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vtoken.arrays import Ints
 from vtoken.protocol.integrity import LayerBytes
-from vtoken.tables.pool import Slots
 from vtoken.vllm.cpu.layout import KVLayout
 
 View = tuple[torch.Tensor, torch.Tensor]
@@ -27,7 +27,7 @@ class CPUCopyEngine:
         self._views: list[View] = [layout.views(cache) for cache in caches]
         self._block_size = block_size
 
-    def copy(self, source: Slots, destination: Slots) -> int:
+    def copy(self, source: Ints, destination: Ints) -> int:
         """Move `source` [k] to `destination` [k] in every layer; the time that took, in µs."""
         started = time.perf_counter_ns()
         sb, so = self._split(source)
@@ -37,13 +37,13 @@ class CPUCopyEngine:
             value[db, do] = value[sb, so]
         return (time.perf_counter_ns() - started) // 1000
 
-    def contents(self, slots: Slots) -> Iterator[LayerBytes]:
+    def contents(self, slots: Ints) -> Iterator[LayerBytes]:
         """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer."""
         blocks, offsets = self._split(slots)
         for key, value in self._views:
             yield _bytes(key[blocks, offsets]), _bytes(value[blocks, offsets])
 
-    def _split(self, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split(self, slots: Ints) -> tuple[torch.Tensor, torch.Tensor]:
         index = torch.from_numpy(slots)
         return index // self._block_size, index % self._block_size
 

@@ -13,7 +13,7 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.tables.pool import Slots
+from vtoken.arrays import Ints
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch, split_loose
@@ -43,12 +43,12 @@ class CPUDataPath:
         self.layer_number = extract_layer_index(layer.layer_name)
         self.scores = HostScores(lambda _: layout.views(self._cache)[0])
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         self._layer.impl.do_kv_cache_update(
             self._layer, key, value, self._cache, torch.from_numpy(slots)
         )
 
-    def relocate(self, source: Slots, destination: Slots) -> None:
+    def relocate(self, source: Ints, destination: Ints) -> None:
         self._copies.copy(source, destination)
 
     def attend(

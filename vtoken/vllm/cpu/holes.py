@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vtoken.tables.pool import Slots
-from vtoken.tables.token_table import Ids
+from vtoken.arrays import Ints
 from vtoken.vllm.cpu.layout import KVLayout
 
 
@@ -31,7 +30,7 @@ class HoleyRequest:
     """
 
     batch_index: int
-    slots: Slots
+    slots: Ints
     num_new: int
 
 
@@ -40,8 +39,8 @@ class LentRequest:
     """`full_blocks` [f] are read as they lie, `loose_slots` [l] are packed into `lent` blocks."""
 
     batch_index: int
-    full_blocks: Ids
-    loose_slots: Slots
+    full_blocks: Ints
+    loose_slots: Ints
     lent: Sequence[int]
 
 
@@ -55,7 +54,7 @@ class TokenMoves:
     to_offset: torch.Tensor
 
     @classmethod
-    def of(cls, source: list[Slots], target: list[Slots], block_size: int) -> TokenMoves:
+    def of(cls, source: list[Ints], target: list[Ints], block_size: int) -> TokenMoves:
         a = torch.from_numpy(np.concatenate(source))
         b = torch.from_numpy(np.concatenate(target))
         return cls(a // block_size, a % block_size, b // block_size, b % block_size)
@@ -106,7 +105,7 @@ class Apart:
         self.moves.copy(cache, scratch, layout)
 
 
-def split_loose(slots: Slots, num_new: int, block_size: int) -> tuple[Slots, Slots]:
+def split_loose(slots: Ints, num_new: int, block_size: int) -> tuple[Ints, Ints]:
     """Full blocks, and the slots of loose tokens; of several new tokens all are loose and last."""
     n = len(slots) if num_new == 1 else len(slots) - num_new
     blocks, counts = np.unique(slots[:n] // block_size, return_counts=True)

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.integrity import LayerBytes
-from vtoken.tables.pool import Slots
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
 from vtoken.vllm.cuda.staged_copy import StagedCopies
 from vtoken.vllm.cuda.streams import Streams
@@ -81,7 +81,7 @@ class CUDACopyEngine:
             self._direct = TritonSlotCopy(self._layers)
         self.stages = StagedCopies(streams, self._copy, sync=sync)
 
-    def copy(self, source: Slots, destination: Slots) -> int:
+    def copy(self, source: Ints, destination: Ints) -> int:
         """Launch the move of `source` [k] to `destination` [k] in every layer.
 
         Returns the host's time for it in µs, which is not the device's. Raises InvariantViolation
@@ -91,7 +91,7 @@ class CUDACopyEngine:
         self.stages.begin(source, destination)
         return (time.perf_counter_ns() - started) // 1000
 
-    def contents(self, slots: Slots) -> Iterator[LayerBytes]:
+    def contents(self, slots: Ints) -> Iterator[LayerBytes]:
         """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer.
 
         Copies that were launched come first; the host waits for both.
@@ -102,7 +102,7 @@ class CUDACopyEngine:
             kept = rows.index_select(0, at).view(len(slots), self._heads, 2, -1)
             yield _bytes(kept[:, :, 0]), _bytes(kept[:, :, 1])
 
-    def _copy(self, source: Slots, destination: Slots) -> None:
+    def _copy(self, source: Ints, destination: Ints) -> None:
         move = self._direct
         if np.intersect1d(source, destination).size:
             move = self._gathering

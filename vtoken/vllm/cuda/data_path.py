@@ -14,9 +14,9 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from vtoken.arrays import Ints
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import RequestStep
-from vtoken.tables.pool import Slots
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.layout import keys_of
@@ -53,11 +53,11 @@ class CUDADataPath:
         self.layer_number = extract_layer_index(layer.layer_name)
         self.scores = DeviceScores(lambda _: keys_of(self._cache), self.device, streams)
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         at = upload(slots, self.device)
         self._layer.impl.do_kv_cache_update(self._layer, key, value, self._cache, at)
 
-    def relocate(self, source: Slots, destination: Slots) -> None:
+    def relocate(self, source: Ints, destination: Ints) -> None:
         self._copies.stages.forward_ended()
         self._copies.copy(source, destination)
         self._copies.stages.guard()
@@ -109,7 +109,7 @@ class CUDADataPath:
         )
 
 
-def _holey(row: int, slots: Slots) -> HoleyRow:
+def _holey(row: int, slots: Ints) -> HoleyRow:
     before = len(slots) - 1
     part = RequestStep(before, new_slots=slots[-1:], num_live=len(slots), dense=False)
     return HoleyRow(BatchRow(str(row), row, row, 1, before), part, Mirror(np.array(slots)))

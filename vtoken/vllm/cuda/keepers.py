@@ -19,11 +19,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vtoken.arrays import Ints
 from vtoken.policies.signals import Keeper, Kind, Signal
-from vtoken.tables.token_table import Ids
 from vtoken.vllm.cuda.transfer import upload
 
-NO_IDS: Ids = np.empty(0, dtype=np.int64)
+NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 
 class DeviceKeeper(Keeper[torch.Tensor]):
@@ -33,12 +33,12 @@ class DeviceKeeper(Keeper[torch.Tensor]):
 
     def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
         super().__init__(signal, layers)
-        self.ids: Ids = NO_IDS
+        self.ids: Ints = NO_IDS
         self._device = device
 
 
 class DeviceLastKeeper(DeviceKeeper):
-    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+    def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         self.ids, self._row = ids, rows[-1]
 
     def scores(self) -> torch.Tensor | None:
@@ -59,7 +59,7 @@ class ColumnsKeeper(DeviceKeeper):
         self._data = torch.zeros((self._num_rows, 0), dtype=self._dtype, device=device)
         self._next = 0  # the query slot 0 .. W - 1 that is written next
 
-    def _align(self, ids: Ids) -> torch.Tensor:
+    def _align(self, ids: Ints) -> torch.Tensor:
         """Make column j that of `ids[j]`; the columns in use [rows, n]."""
         before, num_ids = self.ids, len(ids)
         known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
@@ -89,7 +89,7 @@ class ColumnsKeeper(DeviceKeeper):
 
 
 class DeviceSumKeeper(ColumnsKeeper):
-    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+    def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         self._align(ids)[0].add_(rows[0])
 
     def _scores(self) -> torch.Tensor:
@@ -101,7 +101,7 @@ class DeviceWindowKeeper(ColumnsKeeper):
         self._num_rows = signal.window_queries
         super().__init__(signal, layers, device)
 
-    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+    def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         self._write(self._align(ids), rows)
 
     def _scores(self) -> torch.Tensor:
@@ -116,7 +116,7 @@ class DeviceHitsKeeper(ColumnsKeeper):
         self._num_rows = signal.window_queries
         super().__init__(signal, layers, device)
 
-    def _add(self, ids: Ids, rows: torch.Tensor) -> None:
+    def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         num_rows, num_ids = rows.shape
         num_seen = torch.arange(
             num_ids - num_rows + 1, num_ids + 1, dtype=torch.float32, device=self._device

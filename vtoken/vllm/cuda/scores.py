@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from vtoken.policies.signals import Floats, Signal, by_id
+from vtoken.arrays import Floats, Ints
+from vtoken.policies.signals import Signal, by_id
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
-from vtoken.tables.token_table import Ids
 from vtoken.vllm.cuda.keepers import DeviceKeeper, make_device_keeper
 from vtoken.vllm.cuda.streams import Stream, Streams
 from vtoken.vllm.cuda.transfer import download, upload
@@ -50,7 +50,7 @@ class DeviceScores:
     ) -> Told:
         for request, rows in settled(probed, ranks):
             request.mirror.keepers[request.signal].add(request.ids, rows, request.num_new)
-        owners: dict[Asked, tuple[Ids, int]] = {}
+        owners: dict[Asked, tuple[Ints, int]] = {}
         own: dict[Asked, torch.Tensor] = {}
         for request_id, signal in plan.want_scores:
             mirror = mirrors.get(request_id)
@@ -74,7 +74,7 @@ class DeviceScores:
         return self._send(ranks.mean(own), owners)
 
     def _send(
-        self, values: Mapping[Asked, torch.Tensor], owners: Mapping[Asked, tuple[Ids, int]]
+        self, values: Mapping[Asked, torch.Tensor], owners: Mapping[Asked, tuple[Ints, int]]
     ) -> Told:
         """`values[asked]` [n] are on their way; they belong to the tokens that `owners` names."""
         if not values:

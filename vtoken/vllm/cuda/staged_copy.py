@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vtoken.tables.pool import Slots
+from vtoken.arrays import Ints
 from vtoken.vllm.cuda.streams import Stream, Streams
 
-Copy = Callable[[Slots, Slots], None]
+Copy = Callable[[Ints, Ints], None]
 
 
 class StagedCopies:
@@ -44,7 +44,7 @@ class StagedCopies:
         self._pending: Any = None
         self._is_pending = False
 
-    def begin(self, source: Slots, destination: Slots) -> None:
+    def begin(self, source: Ints, destination: Ints) -> None:
         """Launch the copies `source` [k] -> `destination` [k] behind the last forward."""
         if self._forward_end is None:  # no forward has ended yet: order behind all there is
             self._forward_end = self._streams.record(Stream.MAIN)

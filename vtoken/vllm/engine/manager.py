@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from vtoken.arrays import Bools
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 
@@ -44,7 +44,7 @@ class VTokenAttentionManager(FullAttentionManager):
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None
         self.num_withheld: Callable[[], int] = lambda: 0
-        self.hashed: npt.NDArray[np.bool_] = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
+        self.hashed: Bools = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
 
     @property
     def has_positionally_stable_blocks(self) -> bool:
@@ -53,7 +53,7 @@ class VTokenAttentionManager(FullAttentionManager):
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         runtime = self.runtime
-        if runtime is None or runtime.resting:
+        if runtime is None or runtime.rest.active:
             return num_tokens
         table = runtime.tables.get(request_id)
         if table is None or not table.virtual:
@@ -75,7 +75,7 @@ class VTokenAttentionManager(FullAttentionManager):
         runtime = self.runtime
         places, extra = self._num_places(request_id, num_tokens), 0
         admission = None  # of a request that waits for its first blocks
-        if runtime is not None and request_id not in runtime.states:
+        if runtime is not None and request_id not in runtime.state.requests:
             admission = runtime.admission
         if admission is not None:
             if apply_admission_cap:  # the whole prompt is asked for, nothing is allocated yet
@@ -106,7 +106,7 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         for block in blocks:
             self.hashed[block.block_id] = False
-        if self.runtime is not None and request_id not in self.runtime.states:
+        if self.runtime is not None and request_id not in self.runtime.state.requests:
             self.runtime.admission.admitted(request_id, len(self.req_to_blocks[request_id]))
         return blocks
 
@@ -128,7 +128,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None and not self.runtime.resting:
+        if self.runtime is not None and not self.runtime.rest.active:
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return

@@ -78,10 +78,10 @@ class VTokenSchedulerMixin:
             report_lag_steps=config.max_concurrent_batches - 1,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             lends_blocks=config.device_config.device_type == "cpu",
+            vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
         )
         manager.runtime = self.vtoken
         manager.num_withheld = self._num_withheld
-        self.vtoken.vocabulary = VLLMVocabulary(config.model_config, self.requests)  # type: ignore[attr-defined]
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
@@ -104,7 +104,7 @@ class VTokenSchedulerMixin:
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        if self.vtoken.resting and not _admits(output):
+        if self.vtoken.rest.active and not _admits(output):
             self.vtoken.pass_step()
         else:
             output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
@@ -133,9 +133,9 @@ class VTokenSchedulerMixin:
         if self.vtoken.idle:
             return [], []  # nothing can be due
         ready, prefilling = [], []
-        states, chunk = self.vtoken.states, self.vtoken.admission.max_chunk_tokens
+        requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
         for request in self.running:  # type: ignore[attr-defined]
-            state = states.get(request.request_id)
+            state = requests.get(request.request_id)
             known = request.num_tokens + request.num_output_placeholders
             left = known - request.num_computed_tokens
             if state is None or left < 1:
@@ -233,7 +233,7 @@ def max_chunk_tokens(scheduling: Any) -> int:
 def _require(runtime: Runtime) -> None:
     """Raises UnsupportedError when this engine cannot serve what it starts with."""
     try:
-        runtime.judge.require_all(runtime.config)
+        runtime.policy_runner.require_all(runtime.config)
     except RefusedError as error:
         raise UnsupportedError(f"initial configuration: {error.detail}") from None
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from vtoken.tables.token_table import Ids, Mask
+from vtoken.arrays import Bools, Ints
 
 
 class VLLMVocabulary:
@@ -23,7 +22,7 @@ class VLLMVocabulary:
     def __init__(self, model_config: Any, requests: Mapping[str, Any]) -> None:
         self._model_config = model_config
         self._requests = requests
-        self._kinds: tuple[Mask, Mask] | None = None  # special, punctuation, by vocabulary id
+        self._kinds: tuple[Bools, Bools] | None = None  # special, punctuation, by vocabulary id
         self._refusal: str | None = None
 
     def refusal(self) -> str | None:
@@ -34,24 +33,24 @@ class VLLMVocabulary:
                 self._refusal = f"the model's tokenizer cannot be used: {error}"
         return self._refusal
 
-    def words(self, request_id: str, ids: Ids) -> npt.NDArray[np.int64]:
+    def words(self, request_id: str, ids: Ints) -> Ints:
         known = self._requests[request_id].all_token_ids[:]
         return np.asarray(known, dtype=np.int64)[ids]
 
-    def special(self, words: npt.NDArray[np.int64]) -> Mask:
+    def special(self, words: Ints) -> Bools:
         return self._look_up(0, words)
 
-    def punctuation(self, words: npt.NDArray[np.int64]) -> Mask:
+    def punctuation(self, words: Ints) -> Bools:
         return self._look_up(1, words)
 
-    def _look_up(self, kind: int, words: npt.NDArray[np.int64]) -> Mask:
+    def _look_up(self, kind: int, words: Ints) -> Bools:
         why = self.refusal()  # loads it, if nobody has asked yet
         if self._kinds is None:
             raise ValueError(why)
-        mask: Mask = self._kinds[kind][words]
+        mask: Bools = self._kinds[kind][words]
         return mask
 
-    def _classify(self) -> tuple[Mask, Mask]:
+    def _classify(self) -> tuple[Bools, Bools]:
         tokenizer = cached_tokenizer_from_config(self._model_config)
         if tokenizer is None:
             raise ValueError("the engine was started with skip_tokenizer_init")

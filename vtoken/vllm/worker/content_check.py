@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from vtoken.arrays import Ints
 from vtoken.protocol.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.tables.placement import Ids
-from vtoken.tables.pool import Slots
 
-Contents = Callable[[Slots], Iterator[LayerBytes]]
+Contents = Callable[[Ints], Iterator[LayerBytes]]
 
 
 class ContentCheck:
@@ -62,7 +61,7 @@ class ContentCheck:
             self._before.clear()
 
 
-def _agrees(mirror: Mirror, ids: Ids, slots: Slots, num_tokens: int) -> bool:
+def _agrees(mirror: Mirror, ids: Ints, slots: Ints, num_tokens: int) -> bool:
     """Whether the mirror has exactly `ids` at `slots`, this step's new tokens aside."""
     known, places = mirror.live()
     old = known < num_tokens

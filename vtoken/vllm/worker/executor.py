@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from vtoken.arrays import Ints
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import RequestStep, StepPlan, WorkerReport
-from vtoken.tables.pool import Slots
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import deliver
 from vtoken.vllm.worker.probe import ProbedRequest
@@ -72,15 +71,15 @@ class PhysicalStep:
     holey: list[HoleyRow] = field(default_factory=list)
     probed: list[ProbedRequest] = field(default_factory=list)
     probe_layers: frozenset[int] = frozenset()
-    _writes: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _writes: list[Ints] = field(default_factory=list)
 
-    def write(self, first: int, slots: Slots) -> None:
+    def write(self, first: int, slots: Ints) -> None:
         """The tokens of the batch from `first` on are written to `slots` [k]."""
         tokens = np.arange(first, first + len(slots), dtype=np.int64)
         self._writes.append(np.stack([tokens, slots]))
 
     @property
-    def writes(self) -> npt.NDArray[np.int64]:
+    def writes(self) -> Ints:
         """[2, k]: token of the batch, and the slot that it is written to."""
         return np.concatenate(self._writes, axis=1)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from vtoken.arrays import Ints
 from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import Mirror
-from vtoken.tables.token_table import Ids
 
 MAX_QUERIES = 256  # rows of attention held at once, and
 MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each
@@ -36,7 +36,7 @@ class ProbedRequest:
     num_new: int
     mirror: Mirror
     signal: Signal
-    ids: Ids
+    ids: Ints
     slots: torch.Tensor
     rows: torch.Tensor | None = None
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from vtoken.policies.signals import Floats, Keeper, Signal, by_id, make_keeper
+from vtoken.arrays import Floats
+from vtoken.policies.signals import Keeper, Signal, by_id, make_keeper
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import ProbedRequest, key_values

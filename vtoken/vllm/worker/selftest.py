@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from vtoken.arrays import Ints
 from vtoken.errors import SelfTestError
 from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
-from vtoken.tables.pool import Slots
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import Scores
@@ -44,7 +44,7 @@ class Read:
     """
 
     blocks: list[int]
-    slots: Slots
+    slots: Ints
     how: str = "dense"
 
 
@@ -66,10 +66,10 @@ class DataPath(Protocol):
     def scores(self) -> Scores:
         """What keeps and tells signals, over the scratch cache."""
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
 
-    def relocate(self, source: Slots, destination: Slots) -> None:
+    def relocate(self, source: Ints, destination: Ints) -> None:
         """Move tokens with the copy engine."""
 
     def attend(
@@ -100,8 +100,8 @@ class SelfTest:
         places = np.arange(2 * s + s // 2 + 1)  # three blocks, the last a little more than half
         live = np.sort(rng.choice(places, size=s + s // 2, replace=False))
 
-        def at(blocks: list[int], index: Any) -> Slots:
-            slots: Slots = np.asarray(blocks, dtype=np.int64)[index // s] * s + index % s
+        def at(blocks: list[int], index: Any) -> Ints:
+            slots: Ints = np.asarray(blocks, dtype=np.int64)[index // s] * s + index % s
             return slots
 
         dense = Read([2, 1, 3], at([2, 1, 3], places))
@@ -126,7 +126,7 @@ class SelfTest:
         self._key, self._value = torch.zeros(shape), torch.zeros(shape)
         self._write(slots)
 
-    def _write(self, slots: Slots) -> None:
+    def _write(self, slots: Ints) -> None:
         """New tokens with new K and V in `slots`, here and in the cache."""
         p = self._path
         shape = (len(slots), p.num_kv_heads, p.head_size)
@@ -137,7 +137,7 @@ class SelfTest:
         p.store(key, value, slots)
         self._key[slots], self._value[slots] = key.float().cpu(), value.float().cpu()
 
-    def _relocate(self, source: Slots, destination: Slots) -> None:
+    def _relocate(self, source: Ints, destination: Ints) -> None:
         self._path.relocate(source, destination)
         self._key[destination], self._value[destination] = self._key[source], self._value[source]
 
@@ -160,7 +160,7 @@ class SelfTest:
                     "serve wrong tokens here and does not start; report this, and start without it"
                 )
 
-    def _oracle(self, query: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def _oracle(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
         """softmax(q k / sqrt(d)) v of one query [Hq, D] over the tokens in `slots`."""
         p = self._path
         value = self._value[slots].repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
@@ -170,7 +170,7 @@ class SelfTest:
         weights = torch.softmax(logits, dim=1)[:, : len(slots)]
         return torch.einsum("hn,nhd->hd", weights, value)
 
-    def _logits(self, query: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def _logits(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
         """q k / sqrt(d) [Hq, n] of one query [Hq, D] over the tokens in `slots` [n]."""
         p = self._path
         key = self._key[slots].repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)

@@ -34,12 +34,12 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     assert engine.step().requests["a"].moved_ids.tolist() == [0, 11]
     assert runtime.counters.relocation_freed_blocks == 1
     assert runtime.counters.reclaimed_blocks == 2  # and the second block, all dead
-    runtime.config = replace(runtime.config, reclamation="paused")
+    runtime.state.config = replace(runtime.config, reclamation="paused")
     for _ in range(gap - 1):
         engine.step()
     assert runtime.tables["a"].is_live(0)
     assert runtime.counters.moved_then_evicted_tokens == (gap > 2)
-    runtime.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
+    runtime.state.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
     engine.step()
     assert not runtime.tables["a"].is_live(0)
     assert runtime.counters.moved_tokens == 2

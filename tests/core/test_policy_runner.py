@@ -120,7 +120,7 @@ def test_another_policy_evicts_after_one_has_failed() -> None:
     Answering.answer = boom
     engine = engine_with(Answering())
     run(engine, 4)
-    engine.runtime.config = VTokenConfig(
+    engine.runtime.state.config = VTokenConfig(
         policy=make_policy("sliding_window", {}), budget_tokens=8, interval_tokens=2
     )
     run(engine, 4)
@@ -179,18 +179,18 @@ def controller_of(engine: CoreEngine) -> Controller:
 )
 def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, said: str) -> None:
     engine = engine_with(make_policy("none", {}))
-    engine.runtime.vocabulary = words
+    engine.runtime.policy_runner.vocabulary = words
     controller = controller_of(engine)
     for validate_only in (True, False):
         with pytest.raises(RefusedError, match=said) as caught:
             controller.patch_config(FASTGEN, validate_only=validate_only)
         assert caught.value.field == "policy.name"
-    assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
+    assert (controller.runtime.state.revision, engine.runtime.config.policy.name) == (1, "none")
 
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     engine = engine_with(make_policy("fastgen", {"recovery": 0.2}))
-    engine.runtime.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     seen: list[View] = []
     profile = type(engine.runtime.config.policy).profile
     engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
@@ -210,10 +210,10 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
     """So that the profile is the prompt's, however late the first eviction comes."""
     config = VTokenConfig(policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2)
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
-    assert engine.runtime.states["a"].profiles
+    assert engine.runtime.state.requests["a"].profiles
     plan = engine.step()
     assert plan.want_scores == ()
 
@@ -226,14 +226,14 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
         evict_during="both",
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 12)
     engine.step()
-    engine.runtime.states["a"].prefill_end = 30  # as if more chunks were to come
+    engine.runtime.state.requests["a"].prefill_end = 30  # as if more chunks were to come
     run(engine, 10)
     assert engine.runtime.counters.evicted_tokens == 0
     assert engine.runtime.counters.violations == 0
-    engine.runtime.states["a"].prefill_end = engine.runtime.tables["a"].num_tokens
+    engine.runtime.state.requests["a"].prefill_end = engine.runtime.tables["a"].num_tokens
     run(engine, 4)
     assert engine.runtime.counters.evicted_tokens > 0
 

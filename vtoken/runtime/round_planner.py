@@ -1,0 +1,173 @@
+"""What a planning round would take now, or after an eviction.
+
+Reads the runtime's state, changes nothing. The relocator applies what it answers; who predicts or
+explains a round asks the same, so both see the same layouts, holders and headroom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.arrays import Ints
+from vtoken.config.values import VTokenConfig
+from vtoken.planning.planner import Layout, num_excess_blocks
+from vtoken.planning.round import Round, plan_round
+from vtoken.planning.sharing import keeps_dead_shared_blocks
+from vtoken.protocol.step import NO_IDS
+from vtoken.runtime.state import RuntimeState
+from vtoken.tables.token_table import TokenTable
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A round that has not been applied.
+
+    `available_blocks`: fresh blocks that it could take. `holders` [N]: how many requests hold each
+    block when it runs. `emptied_blocks`: blocks that the eviction before it returns to the pool.
+    """
+
+    round: Round
+    available_blocks: int
+    holders: npt.NDArray[np.uint16]
+    emptied_blocks: int = 0
+
+
+class RoundPlanner:
+    """Plans the rounds of one runtime."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
+
+    def preview(
+        self,
+        config: VTokenConfig,
+        *,
+        request_ids: Iterable[str] | None = None,
+        batch_size: int | None = None,
+    ) -> Preview:
+        """The round that `config` would take now, over `request_ids` or all requests.
+
+        Requests with a relocation in flight are left out (I4). `batch_size`: another B than that of
+        `config`.
+        """
+        holders = self._state.tables.pool.holders
+        return self._plan(self._layouts(request_ids), config, holders, batch_size)
+
+    def preview_after(self, config: VTokenConfig, victims: Mapping[str, Ints]) -> Preview:
+        """The round that `config` would take once the tokens `victims`, by request, are dead.
+
+        Blocks that hold no live token then leave their tables first. Requests with a relocation in
+        flight are planned for too. With reclamation `off` there is no round.
+        """
+        tables = self._state.tables
+        emptied: Counter[int] = Counter()
+        layouts: list[Layout] = []
+        for table in tables:
+            dead = victims.get(table.request_id, NO_IDS)
+            if len(dead) == 0 and not table.virtual:
+                continue
+            layout = self._layout_of(table, dead)
+            stays = np.count_nonzero(layout.grid >= 0, axis=1) > 0
+            if keeps_dead_shared_blocks(config):
+                stays |= ~layout.movable
+            emptied.update(layout.blocks[i] for i in np.flatnonzero(~stays))
+            kept = Layout(
+                layout.request_id,
+                tuple(b for b, keep in zip(layout.blocks, stays, strict=True) if keep),
+                layout.grid[stays],
+                layout.movable[stays],
+                layout.writable[stays],
+            )
+            num_live = table.num_live - len(dead)
+            if num_excess_blocks(len(kept.blocks), num_live, table.block_size) > 0:
+                layouts.append(kept)
+        holders = tables.pool.holders.copy()
+        for block, n in emptied.items():
+            holders[block] -= n
+        num_emptied = sum(int(holders[block]) == 0 for block in emptied)
+        if config.reclamation == "off":
+            return Preview(Round((), 0), self.headroom(config), holders, num_emptied)
+        layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
+        return self._plan(layouts, config, holders, None, num_emptied)
+
+    def headroom(self, config: VTokenConfig) -> int:
+        """Fresh blocks that one round may take now."""
+        return min(config.headroom_blocks, self._state.store.num_free_blocks())
+
+    def waits_for_reports(self) -> bool:
+        """Whether a request that holds too much is left out because of a relocation in flight."""
+        requests = self._state.requests
+        return any(
+            requests[table.request_id].in_flight_step and has_excess(table)
+            for table in self._state.tables
+        )
+
+    def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
+        """Tables that a round looks at; without any it frees nothing."""
+        known, requests = self._state.tables, self._state.requests
+        asked = known if request_ids is None else map(known.__getitem__, request_ids)
+        return [
+            table
+            for table in asked
+            if has_excess(table) and not requests[table.request_id].in_flight_step
+        ]
+
+    def _plan(
+        self,
+        layouts: Iterable[Layout],
+        config: VTokenConfig,
+        holders: npt.NDArray[np.uint16],
+        batch_size: int | None,
+        emptied_blocks: int = 0,
+    ) -> Preview:
+        available = self.headroom(config)
+        found = plan_round(
+            layouts,
+            config,
+            holders=holders,
+            batch_size=batch_size or config.batch_size,
+            headroom_blocks=available,
+        )
+        return Preview(found, available, holders, emptied_blocks)
+
+    def _layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
+        """Layouts, made when taken, of the virtual requests that hold more blocks than they need.
+
+        The most empty slots first; requests with a relocation in flight are left out (I4).
+        """
+        size = self._state.geometry.block_size
+        tables = self.movable(request_ids)
+        tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
+        return map(self._layout_of, tables)
+
+    def _layout_of(self, table: TokenTable, dead: Ints = NO_IDS) -> Layout:
+        """What the planner sees of one table; `dead`: ids to be counted as dead already."""
+        grid = table.grid()
+        if len(dead):
+            grid[np.isin(grid, dead)] = -1
+        store = self._state.store
+        # Blocks outside `readonly` are private and unhashed, see RequestState.
+        readonly = self._state.requests[table.request_id].readonly
+        asked = [
+            (i, block)
+            for i, block in enumerate(table.blocks if readonly or not table.virtual else ())
+            if not table.virtual or block in readonly
+        ]
+        movable = np.ones(len(table.blocks), dtype=np.bool_)
+        writable = movable.copy()
+        for i, block in asked:
+            movable[i] = not store.is_shared(block)
+            writable[i] = store.is_writable(block)
+        return Layout(table.request_id, tuple(table.blocks), grid, movable, writable)
+
+
+def has_excess(table: TokenTable) -> bool:
+    """Whether the request has evicted, and holds more blocks than it needs."""
+    return table.virtual and (
+        num_excess_blocks(len(table.blocks), table.num_live, table.block_size) > 0
+    )
