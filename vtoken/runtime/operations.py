@@ -34,7 +34,7 @@ MAX_DRY_KEPT = 32  # dry runs push out dry runs only: whoever may only read forg
 class Operations:
     """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT.
 
-    `tell` is called with every operation that has got into a new state.
+    `tell` is called with every operation, dry runs apart, that has got into a new state.
     """
 
     def __init__(self, tell: Callable[[Operation], None] = lambda _: None) -> None:
@@ -63,8 +63,7 @@ class Operations:
         for old in alike[: -MAX_DRY_KEPT if dry_run else -MAX_KEPT]:
             if not TRANSITIONS[old.state]:
                 del self._all[old.id]
-        if not dry_run:
-            self._tell(operation)
+        self._note(operation)
         return operation
 
     def get(self, operation_id: str) -> Operation:
@@ -94,7 +93,7 @@ class Operations:
             moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
         )
         self._parts_left[operation.id] = len(found.plans)
-        self._tell(operation)
+        self._note(operation)
 
     def part_done(self, operation_id: str, moved: Relocation) -> None:
         """One request's relocation has been copied; with the last one the operation is done."""
@@ -147,7 +146,11 @@ class Operations:
                 f"{TRANSITIONS[operation.state]}, found {state}"
             )
         operation.state = state
-        if state != "running" and not operation.dry_run:
+        if state != "running":
+            self._note(operation)
+
+    def _note(self, operation: Operation) -> None:
+        if not operation.dry_run:
             self._tell(operation)
 
 
