@@ -32,6 +32,11 @@ EvictionPhase = Literal["decode", "prefill", "both"]
 AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
 RequestState = Literal["running", "waiting", "preempted"]
+SchedulingState = Literal[
+    "running",
+    "paused_new",  # vLLM starts no further request
+    "paused",  # vLLM schedules nothing
+]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 PatchOutcome = Literal[
     "in_force",  # the engine runs with it
@@ -54,7 +59,7 @@ EventKind = Literal[
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
     "operation",  # data: Operation, whenever its state has changed; of dry runs none is sent
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
-    "server",  # data: {"detail": "started"}
+    "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
 ]
 # As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
 # these, so that they never push out what an operator looks for later.
@@ -218,6 +223,8 @@ class Status(Doc):
     step_ms: float = 0.0  # exponential mean of the time between two steps while busy
     latency: Latency | None = None
     shadow: Shadow | None = None
+    scheduling: SchedulingState = "running"
+    paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
     health: list[Health] = []  # of the API process that answers, which fills it in
 
 

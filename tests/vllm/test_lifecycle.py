@@ -110,6 +110,43 @@ def test_waiting_and_preempted_requests_are_told_as_such(engine: Any) -> None:
         assert reporter.rows() == []
 
 
+def test_a_paused_engine_says_so_and_measures_no_pause(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        controller = scheduler_of(llm).vtoken_controller
+        submit(llm, PROMPTS, 80)
+        step(llm, tokens, 30)
+        controller.patch_config(
+            {"batch_size": 9}, guard_inter_token_p95_ms=2_000.0, guard_preemptions=0
+        )
+        step(llm, tokens, 1)
+        before = controller.reporter.status()
+        assert (before.scheduling, before.requests.running) == ("running", 3)
+        for clear_cache in (False, True):  # the second one preempts all
+            core.pause_scheduler("keep", clear_cache=clear_cache)
+            time.sleep(4)
+            paused = controller.reporter.status()
+            assert paused.scheduling == "paused"
+            assert paused.fragmentation.sentence.startswith(
+                "Paused: vLLM schedules nothing until it is resumed; "
+            )
+            assert core.is_scheduler_paused()
+            core.resume_scheduler()
+            step(llm, tokens, 8)
+        after = controller.reporter.status()
+        assert after.scheduling == "running"
+        assert after.requests.preempted == 3
+        assert after.step_ms < 150  # 4 s would add 200 ms
+        assert after.latency.inter_token.p99_ms < 3_500
+        assert controller.revisions.document().trial is not None  # no guard was tripped
+        events = runtime_of(llm).events.page(0, 10_000, "server").events
+        found = [event.data["detail"] for event in events]
+        assert found == ["started", "paused", "resumed", "paused", "resumed"]
+        step(llm, tokens)
+        assert {len(ids) for ids in tokens.values()} == {80}
+
+
 def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_a_switch(
     engine: Any,
 ) -> None:

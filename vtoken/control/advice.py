@@ -11,7 +11,7 @@ from math import floor
 
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure
-from vtoken.wire import Cause, Gate
+from vtoken.wire import Cause, Gate, SchedulingState
 
 MAX_LENGTH = 180
 
@@ -73,6 +73,17 @@ def sentence(now: Situation) -> str:
     if now.num_waiting and free > now.config.low_watermark_blocks:
         waiting = f"; waiting, not for blocks: {now.num_waiting:,}"
     return f"OK: {_blocks(free)} free; {_holes(now)}{waiting}."
+
+
+def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
+    """What is said of an engine that was told to schedule nothing, or nobody new."""
+    waiting = f"{num_waiting:,} wait{'s' if num_waiting == 1 else ''}"
+    if state == "paused":
+        stands = "request stands" if num_running == 1 else "requests stand"
+        told = f"vLLM schedules nothing until it is resumed; {num_running:,} {stands} still"
+    else:
+        told = f"vLLM starts no further request until it is resumed; {num_running:,} running"
+    return f"Paused: {told}, {waiting}."
 
 
 def _queue(now: Situation) -> str:

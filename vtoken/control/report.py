@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.arrays import Bools
+from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.scheduling import Scheduling
 from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
@@ -75,6 +77,7 @@ class Reporter:
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
+        self.scheduling = Scheduling(runtime)
         self._diagnosis = Diagnosis(runtime, lambda: facts.waiting)
 
     # ------------------------------------------------------------ blocks
@@ -263,6 +266,11 @@ class Reporter:
         free = runtime.state.store.num_free_blocks()
         size = runtime.geometry.block_size
         num_low = pool.num_low_utilization()
+        fragmentation = self._diagnosis.fragmentation(free, num_low)
+        if self.scheduling.state != "running":
+            fragmentation.sentence = paused_sentence(
+                self.scheduling.state, facts.running, facts.waiting
+            )
         return Status(
             schema=SCHEMA_VERSION,
             vtoken_version=facts.vtoken_version,
@@ -289,7 +297,7 @@ class Reporter:
                 evicted=counters.evicted_tokens,
                 generated=counters.generated_tokens,
             ),
-            fragmentation=self._diagnosis.fragmentation(free, num_low),
+            fragmentation=fragmentation,
             reclamation=Reclamation(
                 state=config.reclamation,  # type: ignore[arg-type]
                 in_flight=runtime.relocator.num_in_flight_tokens,
@@ -335,4 +343,6 @@ class Reporter:
             step_ms=facts.step_ms,
             latency=runtime.latency.document(time.monotonic()),
             shadow=runtime.state.shadow.document(),
+            scheduling=self.scheduling.state,
+            paused_since_ts=self.scheduling.since_ts,
         )

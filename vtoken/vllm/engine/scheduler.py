@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
@@ -30,9 +31,14 @@ from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMVocabulary
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.settings import initial_config, read_settings
-from vtoken.wire import Geometry
+from vtoken.wire import Geometry, SchedulingState
 
 STEP_MS_SMOOTHING = 0.05
+SCHEDULING: dict[PauseState, SchedulingState] = {
+    PauseState.UNPAUSED: "running",
+    PauseState.PAUSED_NEW: "paused_new",
+    PauseState.PAUSED_ALL: "paused",
+}
 
 
 def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
@@ -187,6 +193,14 @@ class VTokenSchedulerMixin:
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.vtoken.release(request.request_id, preempted=True)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+        self._last_step_end = 0.0  # the time until the next step is not that of a step
+        reporter = self.vtoken_controller.reporter
+        reporter.scheduling.changed(SCHEDULING[pause_state], time.monotonic())
+        self._count_requests()
+        self._publisher.publish(self.vtoken_controller.frame, force=True)
 
     def shutdown(self) -> None:
         self._publisher.close()

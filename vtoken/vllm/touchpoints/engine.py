@@ -84,6 +84,14 @@ ENGINE_POINTS = (
         ("watermark",),
     ),
     TouchPoint(
+        f"{_SCHEDULER}.set_pause_state",
+        "subclass",
+        "a pause is reported, and not measured",
+        "scheduler_cls",
+        "-",
+        ("pause_state",),
+    ),
+    TouchPoint(
         f"{_SCHEDULER}.get_request_counts",
         "call",
         "running and waiting requests",
