@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu test-models check screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
+.PHONY: help setup demo test test-gpu test-models check tables screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,10 @@ check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+tables: $(SETUP) ## the tables of docs/ that are made from code
+	@$(BIN)/python -m tests.docs
+	@$(BIN)/python -m tests.support.settings_table
 
 screenshots: $(SETUP) ## every picture of docs/console.md, from a live run, into screenshots/
 	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)

@@ -10,11 +10,13 @@ Arrays travel packed: little-endian bytes in msgpack, a plain list of integers i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 SCHEMA_VERSION = 1
+MAX_TOKENS = 1 << 24
 
 PackedArray = bytes | list[int]
 
@@ -27,7 +29,7 @@ FLAG_TAIL = 16  # the block that its request appends to
 
 Cause = Literal["ok", "fragmented", "full"]
 ReclamationMode = Literal["auto", "paused", "off"]
-PlannerName = Literal["pack", "plug"]
+PlannerName = Literal["plug", "pack"]
 EvictionPhase = Literal["decode", "prefill", "both"]
 AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
@@ -46,6 +48,7 @@ PatchOutcome = Literal[
 ]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
 SlotState = Literal["live", "dead", "free"]
+Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
 EventKind = Literal[
     "relocation",  # data: Relocation
     "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
@@ -246,28 +249,101 @@ class PolicyInfo(Doc):
     error: str | None = None  # another package offers it, but it cannot be loaded
 
 
-class ConfigValues(Doc):
-    policy: PolicyChoice
-    theta_f: float
-    batch_size: int  # B
-    low_watermark_blocks: int
-    headroom_blocks: int
-    planner: PlannerName
-    reclamation: ReclamationMode
-    recycle: bool
-    budget_tokens: int
-    interval_tokens: int
-    probe: Probe
-    evict_during: EvictionPhase = "decode"
-    admission: AdmissionRule = "compressed"
-    verify_ratio: float = 0.0  # share of relocations whose contents are hashed before and after
-    prefix_sharing: PrefixSharing = "index"
-    shadow: PolicyChoice | None = None  # asked at every eviction, never obeyed
+BudgetTokens = Annotated[
+    int, Meta(ge=1, le=MAX_TOKENS, description="live tokens that a request may keep")
+]
+IntervalTokens = Annotated[
+    int,
+    Meta(ge=0, le=MAX_TOKENS, description="evict when live exceeds the budget by more than this"),
+]
+VerifyRatio = Annotated[
+    float, Meta(ge=0.0, le=1.0, description="share of relocations verified by content hash")
+]
+P = TypeVar("P")
 
 
-class Probe(Doc):
-    layers: list[int]  # probed layers; [] means the middle layer
-    every_steps: int  # probe every k-th step
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """The step's queries that scores are taken from."""
+
+    layers: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        Meta(description="[]: the middle one"),
+    ] = ()
+    every_steps: Annotated[int, Meta(ge=1, le=1024, description="probe every k-th step")] = 1
+
+
+class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
+    """What operators may change live, described once: names, types, bounds, defaults, meaning.
+
+    Flags, bounds, the console's form and docs/settings.md are made from it. `P` is how a policy is
+    named: by its name and parameters on the wire, by the policy itself in the engine. Bounds and
+    defaults that depend on the pool: `PoolLimits`.
+    """
+
+    policy: Annotated[P, Meta(description="{name, params}; parameters: GET /vtoken/v1/policies")]
+    theta_f: Annotated[float, Meta(ge=0.0, le=1.0, description="reclaim when F exceeds this")] = (
+        0.25  # paper 3.3
+    )
+    batch_size: Annotated[int, Meta(ge=1, description="B: most source blocks in one round")] = 32
+    low_watermark_blocks: Annotated[
+        int, Meta(ge=0, description="reclaim only when this few blocks or fewer are free")
+    ] = 0
+    headroom_blocks: Annotated[
+        int, Meta(ge=0, description="fresh blocks that one round may take")
+    ] = 0
+    planner: Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")] = "plug"
+    reclamation: Annotated[
+        ReclamationMode, Meta(description="auto, paused (no new plans), off (naive-evict)")
+    ] = "auto"
+    recycle: Annotated[bool, Meta(description="write new tokens into dead slots")] = True
+    budget_tokens: BudgetTokens = 2048
+    interval_tokens: IntervalTokens = 128
+    probe: Annotated[
+        Probe,
+        Meta(description="{layers: [0..L-1], every_steps: 1..1024}; [] = middle layer"),
+    ] = Probe()
+    evict_during: Annotated[
+        EvictionPhase,
+        Meta(description="decode: once the prompt is computed; prefill: between its chunks; both"),
+    ] = "decode"
+    admission: Annotated[
+        AdmissionRule,
+        Meta(
+            description="compressed: by what a request will hold after eviction; stock: vLLM's rule"
+        ),
+    ] = "compressed"
+    verify_ratio: VerifyRatio = 0.0
+    prefix_sharing: Annotated[
+        PrefixSharing,
+        Meta(
+            description="shared blocks: skip; index: let go of all-dead ones; copy: also copy out"
+        ),
+    ] = "index"
+    shadow: Annotated[
+        P | None,
+        Meta(description="{name, params} of a policy that is asked and not obeyed; null: none"),
+    ] = None
+
+
+class PoolLimits(msgspec.Struct, frozen=True):
+    """A setting whose bound and default depend on the pool."""
+
+    maximum: int
+    default: int
+
+
+def pool_limits(num_blocks: int) -> dict[str, PoolLimits]:
+    """Field -> limits, for a pool of `num_blocks` usable blocks."""
+    headroom = min(max(2, num_blocks // 32), num_blocks // 2)
+    return {
+        "batch_size": PoolLimits(max(1, num_blocks), default=min(32, num_blocks)),
+        "low_watermark_blocks": PoolLimits(num_blocks, default=max(1, num_blocks // 8)),
+        "headroom_blocks": PoolLimits(num_blocks // 2, default=headroom),
+    }
+
+
+class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
+    pass
 
 
 class Bound(Doc):
@@ -416,7 +492,7 @@ class BlockDetail(Doc):
     live: int
     ref_cnt: int
     flags: int
-    pinned: Literal["shared prefix", "hashed", "in flight", "none"]
+    pinned: Pinned
     owners: list[BlockOwner]
     slots: list[BlockSlot]
 

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
@@ -202,16 +202,16 @@ async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
     return [(act.actor, act.action, act.revision) for act in acts]
 
 
-def pass_guard(core: CoreEngine, theta_f: float) -> None:
+def pass_guard(core: LiveEngine, theta_f: float) -> None:
     """A change on trial that the engine takes back at its next step."""
     args = {"patch": {"theta_f": theta_f}, "guard_preemptions": 0}
     assert core.handle(wire.Command(op="patch_config", args=args)).problem is None
     core.runtime.counters.preemptions += 1
-    core.step()
+    core.steps()
 
 
 async def test_what_the_engine_takes_back_is_entered_once_with_its_event_and_time(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with (
         serve(core.handle, state_dir=str(tmp_path)) as one,
@@ -226,7 +226,7 @@ async def test_what_the_engine_takes_back_is_entered_once_with_its_event_and_tim
 
 
 async def test_engines_acts_are_entered_once_whichever_process_leads_and_after_restarts(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as one, serve(core.handle, **state) as two:
@@ -247,7 +247,7 @@ async def test_engines_acts_are_entered_once_whichever_process_leads_and_after_r
 
 
 async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
-    core: CoreEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_sync, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
@@ -259,7 +259,7 @@ async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
 
 
 async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_process(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     (tmp_path / AUDIT_FILE).symlink_to("/dev/full")
     async with serve(core.handle, state_dir=str(tmp_path)) as one:
@@ -273,7 +273,7 @@ async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_proc
 
 
 async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     journal = Journal(tmp_path / AUDIT_FILE)
     old = wire.AuditEntry(
@@ -328,7 +328,7 @@ async def test_file_that_cannot_be_written_is_noticed_before_there_is_an_entry(
 
 
 async def test_server_without_a_usable_state_directory_serves_and_says_so(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     async with (

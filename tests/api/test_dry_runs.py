@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.doors import bearer
 from tests.support.serving import Served, serve
 from vtoken import wire
@@ -35,7 +35,7 @@ DRY: list[tuple[str, str, Any]] = [
 
 
 @pytest.fixture
-async def guarded(core: CoreEngine, tmp_path: Path) -> AsyncIterator[Served]:
+async def guarded(core: LiveEngine, tmp_path: Path) -> AsyncIterator[Served]:
     """A server that reads with one token and changes with another, with something to undo."""
     for name, token in (("read", READ), ("control", CONTROL)):
         (tmp_path / name).write_text(token)
@@ -61,10 +61,10 @@ async def call(
 
 
 async def test_reader_tries_out_every_change_and_leaves_no_trace(
-    guarded: Served, http: httpx.AsyncClient, core: CoreEngine
+    guarded: Served, http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     before, revision = core.runtime.config, core.runtime.state.revision
-    events, tables = core.runtime.events.last_seq, dict(core.pool.tables)
+    events, tables = core.runtime.events.last_seq, dict(core.store.tables)
     entries = (await guarded.service.audit.page(100)).entries
     for method, path, body in DRY:
         answer = await call(http, method, path, body)
@@ -79,7 +79,7 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
             assert result.changes
             assert result.what_if is not None
     assert (core.runtime.config, core.runtime.state.revision) == (before, revision)
-    assert (core.runtime.events.last_seq, core.pool.tables) == (events, tables)
+    assert (core.runtime.events.last_seq, core.store.tables) == (events, tables)
     assert not core.runtime.operations.pending
     assert (await guarded.service.audit.page(100)).entries == entries
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from websockets.asyncio.client import connect
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
@@ -120,7 +120,7 @@ def test_every_message_has_an_example_that_fits() -> None:
 
 
 async def test_real_messages_of_every_kind_fit_their_schemas(
-    core: CoreEngine, served: Served
+    core: LiveEngine, served: Served
 ) -> None:
     stream = description()
     validators = {
@@ -140,13 +140,13 @@ async def test_real_messages_of_every_kind_fit_their_schemas(
         await take()
         core.configure(reclamation="auto", theta_f=0.0)
         core.admit("c", 40)
-        core.step(2)
+        core.steps(2)
         async with httpx.AsyncClient(base_url=served.url) as http:
             patched = await http.patch("/vtoken/v1/config", json={"budget_tokens": 48})
             assert patched.status_code == 200
-        core.step(5)
+        core.steps(5)
         core.finish("c")
-        core.step()
+        core.steps()
         while not {"hello", "snapshot", "delta", "event"} <= set(seen):
             await take()
         flood = [wire.Event(seq=10**6 + n, ts=0.0, step=1, kind="server", summary="x")

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
@@ -26,20 +26,20 @@ FLIGHT = "/vtoken/v1/recording"
 
 
 @pytest.fixture
-async def core() -> AsyncIterator[CoreEngine]:
-    core = CoreEngine()
+async def core() -> AsyncIterator[LiveEngine]:
+    core = make_quiet()
     core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
     core.admit("a", 100)
-    core.step(3)
+    core.steps(3)
 
-    async with stepping_on(core):
+    async with core.stepping():
         yield core
     core.close()
 
 
 @contextlib.asynccontextmanager
 async def flying(
-    core: CoreEngine, folder: Path, **options: float
+    core: LiveEngine, folder: Path, **options: float
 ) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
     """A server whose recorder starts anew with `options` on the state directory `folder`."""
     async with (
@@ -63,7 +63,7 @@ def lines_of(content: bytes) -> list[wire.RecordingLine]:
 ANA = {"X-VToken-Actor": "ana"}
 
 
-async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: Path) -> None:
+async def test_what_happened_just_now_is_downloaded(core: LiveEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (_, client):
 
         async def deltas() -> list[wire.Delta]:
@@ -100,7 +100,7 @@ async def test_what_happened_just_now_is_downloaded(core: CoreEngine, tmp_path: 
 
 
 async def test_recording_has_the_acts_of_every_process_once_also_after_a_restart(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
@@ -128,7 +128,7 @@ async def test_recording_has_the_acts_of_every_process_once_also_after_a_restart
 
 
 async def test_segments_follow_one_another_without_losing_an_event(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path, segment_bytes=1) as (served, client):
         segments = served.service.flight.segments
@@ -141,7 +141,7 @@ async def test_segments_follow_one_another_without_losing_an_event(
 
 
 async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publisher(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
         await until(lambda: served.service.flight.recording, "not recording")
@@ -156,7 +156,7 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
 
 
 async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path, retry_s=0.1) as (served, client):
         flight = served.service.flight
@@ -185,7 +185,7 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     reason="fills a small file system of its own, which only root can mount",
 )
 async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     mount = await asyncio.create_subprocess_exec(
         "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path), stderr=-3
@@ -213,7 +213,7 @@ async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
 
 
 async def test_of_two_processes_one_records_and_both_answer(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path, retry_s=0.1) as (first, _):
         await until(lambda: first.service.flight.recording, "not recording")
@@ -229,7 +229,7 @@ async def test_of_two_processes_one_records_and_both_answer(
             assert len(first.service.flight.segments.listed()) == 1
 
 
-async def test_seconds_out_of_bounds_are_refused(core: CoreEngine, tmp_path: Path) -> None:
+async def test_seconds_out_of_bounds_are_refused(core: LiveEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (_, client):
         for value in ("0", "90000", "soon"):
             answer = await client.get(FLIGHT, params={"seconds": value})

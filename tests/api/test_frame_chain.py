@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken.stream.frames import FrameSequence, block_arrays
@@ -132,7 +132,7 @@ def test_little_change_makes_a_small_frame_and_much_a_whole_one() -> None:
 
 
 @contextlib.asynccontextmanager
-async def following(core: CoreEngine) -> AsyncIterator[list[FrameView | None]]:
+async def following(core: LiveEngine) -> AsyncIterator[list[FrameView | None]]:
     """What an API process makes of the published frames, one by one, over a real socket."""
     views: list[FrameView | None] = []
     chain = FrameChain()
@@ -155,11 +155,11 @@ async def following(core: CoreEngine) -> AsyncIterator[list[FrameView | None]]:
             await task
 
 
-async def until_shown(core: CoreEngine, *readers: list[FrameView | None]) -> None:
+async def until_shown(core: LiveEngine, *readers: list[FrameView | None]) -> None:
     """Step until every reader shows the step that the engine has just published."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            core.step()
+            core.steps()
             await asyncio.sleep(0.01)
             newest = [views[-1] if views else None for views in readers]
             if all(v is not None and v.step == core.runtime.step for v in newest):
@@ -172,9 +172,9 @@ async def until_shown(core: CoreEngine, *readers: list[FrameView | None]) -> Non
 
 
 @pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoreEngine]:
+def core(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveEngine]:
     monkeypatch.setattr(telemetry, "RESYNC_S", 0.0)
-    engine = CoreEngine(num_blocks=400)
+    engine = make_quiet(num_blocks=400)
     engine.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=4)
     for i in range(4):
         engine.admit(f"r{i}", 200)
@@ -182,17 +182,17 @@ def core(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoreEngine]:
     engine.close()
 
 
-async def test_reader_that_lost_frames_gets_a_whole_one(core: CoreEngine) -> None:
+async def test_reader_that_lost_frames_gets_a_whole_one(core: LiveEngine) -> None:
     async with following(core) as views:
         await until_shown(core, views)
-        core.step()
+        core.steps()
         core.publisher._frames.next(core.controller.frame(), whole=False)  # reaches nobody
         shown = len(views)
         await until_shown(core, views)
         assert None in views[shown:]  # it noticed
 
 
-async def test_one_process_that_starts_late_or_again_disturbs_no_other(core: CoreEngine) -> None:
+async def test_one_process_that_starts_late_or_again_disturbs_no_other(core: LiveEngine) -> None:
     async with following(core) as first:
         await until_shown(core, first)
         for _ in range(2):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
@@ -39,7 +39,7 @@ async def test_status_names_every_part_and_all_are_ok(served: Served) -> None:
 
 
 async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         flight = served.service.flight
@@ -64,7 +64,7 @@ async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
 
 
 async def test_audit_log_that_cannot_be_written_is_told_without_an_entry(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         (tmp_path / "bad").symlink_to(tmp_path)  # a directory where the file should be
@@ -80,7 +80,7 @@ async def test_audit_log_that_cannot_be_written_is_told_without_an_entry(
 
 
 async def test_recorder_of_another_process_is_judged_by_what_it_writes(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as one:
@@ -94,8 +94,18 @@ async def test_recorder_of_another_process_is_judged_by_what_it_writes(
             assert not parts(two)["recorder"].ok
 
 
+async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: LiveEngine) -> None:
+    core.reporter.scheduling.changed("paused", time.monotonic())
+    core.publish()
+    await until(lambda: "paused" in parts(served)["engine"].detail, "not told")
+    assert parts(served)["engine"].ok
+    status = await status_of(served)
+    assert (status.scheduling, status.requests.running) == ("paused", 2)
+    assert status.fragmentation.sentence.startswith("Paused: vLLM schedules nothing ")
+
+
 async def test_peer_that_has_not_written_yet_is_given_the_time_to(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     leader = StateDir(tmp_path)
     assert leader.try_lead()

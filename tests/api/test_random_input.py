@@ -18,20 +18,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.random_calls import DETERMINISTIC, call_at_random, described_operations
 from tests.support.serving import Served, serve_in_thread
 from vtoken_api.log import logger
 from vtoken_api.plugin import MOUNT_PATH
 
 
-def make_engine() -> CoreEngine:
+def make_engine() -> LiveEngine:
     """Two requests with holes, as the API's other tests have them."""
-    core = CoreEngine()
+    core = make_quiet()
     core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
     core.admit("a", 100)
     core.admit("b", 80)
-    core.step(3)
+    core.steps(3)
     return core
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
@@ -48,10 +48,10 @@ def problem(answer: httpx.Response, status: int) -> wire.Problem:
 # ---------------------------------------------------------------- reading
 
 
-async def test_status_is_what_the_engine_counts(http: httpx.AsyncClient, core: CoreEngine) -> None:
+async def test_status_is_what_the_engine_counts(http: httpx.AsyncClient, core: LiveEngine) -> None:
     status = read(await http.get("/status"), wire.Status)
     assert status.step == core.runtime.step
-    assert status.blocks.free == core.pool.num_free_blocks()
+    assert status.blocks.free == core.store.num_free_blocks()
     assert status.tokens.live == core.runtime.tables.pool.num_live
     assert status.policy.name == "random"
 
@@ -71,7 +71,7 @@ async def test_policies_bring_the_schema_of_their_parameters(http: httpx.AsyncCl
 
 
 async def test_blocks_as_json_and_as_octets_agree_with_the_core(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     blocks = read(await http.get("/blocks"), wire.BlocksDocument)
     np.testing.assert_array_equal(blocks.live, core.reporter.live())
@@ -83,9 +83,9 @@ async def test_blocks_as_json_and_as_octets_agree_with_the_core(
 
 
 async def test_octets_saturate_at_255() -> None:
-    core = CoreEngine(num_blocks=8, block_size=512)
+    core = make_quiet(num_blocks=8, block_size=512)
     core.admit("long", 700)
-    core.step()
+    core.steps()
     async with serve(core.handle) as served, httpx.AsyncClient(base_url=served.url) as http:
         answer = await http.get(BASE + "/blocks", headers={"Accept": "application/octet-stream"})
     core.close()
@@ -93,20 +93,20 @@ async def test_octets_saturate_at_255() -> None:
 
 
 async def test_block_detail_names_owner_and_slots(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
-    block_id = core.pool.tables["a"][0]
+    block_id = core.store.tables["a"][0]
     block = read(await http.get(f"/blocks/{block_id}"), wire.BlockDetail)
     assert [owner.request_id for owner in block.owners] == ["a"]
     assert len(block.slots) == 16
     assert sum(slot.state == "live" for slot in block.slots) == block.live
 
 
-async def test_requests_and_their_tokens(http: httpx.AsyncClient, core: CoreEngine) -> None:
+async def test_requests_and_their_tokens(http: httpx.AsyncClient, core: LiveEngine) -> None:
     rows = read(await http.get("/requests"), list[wire.RequestRow])
     assert {row.id for row in rows} == {"a", "b"}
     detail = read(await http.get("/requests/a"), wire.RequestDetail)
-    assert detail.block_table == core.pool.tables["a"]
+    assert detail.block_table == core.store.tables["a"]
     page = read(await http.get("/requests/a/tokens?start=10&limit=5"), wire.TokenPage)
     assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
     assert page.total == 102
@@ -120,7 +120,7 @@ async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
 
 
 async def test_every_answer_is_what_the_openapi_document_says(
-    http: httpx.AsyncClient, served: Served, core: CoreEngine
+    http: httpx.AsyncClient, served: Served, core: LiveEngine
 ) -> None:
     """Good answers and problem documents of every GET route, by an independent validator."""
     document = served.app.openapi()
@@ -143,7 +143,7 @@ async def test_every_answer_is_what_the_openapi_document_says(
 # ---------------------------------------------------------------- changing
 
 
-async def test_patch_is_in_force_and_audited(http: httpx.AsyncClient, core: CoreEngine) -> None:
+async def test_patch_is_in_force_and_audited(http: httpx.AsyncClient, core: LiveEngine) -> None:
     answer = await http.patch(
         "/config", json={"theta_f": 0.5, "batch_size": 7}, headers={"X-VToken-Actor": "ana"}
     )
@@ -161,7 +161,7 @@ async def test_patch_is_in_force_and_audited(http: httpx.AsyncClient, core: Core
 
 
 async def test_validate_only_answers_what_would_happen_and_changes_nothing(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     before, events = core.runtime.config, core.runtime.events.last_seq
     answer = await http.patch("/config?validate_only=true", json={"budget_tokens": 32})
@@ -178,7 +178,7 @@ async def test_validate_only_answers_what_would_happen_and_changes_nothing(
 
 
 async def test_if_match_lets_only_the_current_revision_through(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     tag = (await http.get("/config")).headers["ETag"]
     first = await http.patch("/config", json={"theta_f": 0.5}, headers={"If-Match": tag})
@@ -191,7 +191,7 @@ async def test_if_match_lets_only_the_current_revision_through(
 
 
 async def test_undo_restores_the_revision_before_as_a_new_one(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     assert problem(await http.post("/undo"), 409).title == "Nothing to undo"
     await http.patch("/config", json={"theta_f": 0.5})
@@ -232,17 +232,17 @@ async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.Asyn
 
 
 async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     await http.patch("/config?guard_preemptions=0", json={"theta_f": 0.5})
     core.runtime.counters.preemptions += 1
-    core.step()
+    core.steps()
     config = read(await http.get("/config"), wire.ConfigDocument)
     assert (config.effective_revision, config.effective.theta_f) == (3, 0.25)
     async with asyncio.timeout(LIMIT_S):
         while ("guard", "revert") not in await actions(http):
             await asyncio.sleep(0.02)
-            core.step()
+            core.steps()
     (entry,) = read(await http.get("/audit?limit=1"), wire.AuditPage).entries
     assert (entry.changes, entry.revision) == ({"theta_f": [0.5, 0.25]}, 3)
     events = read(await http.get("/events?limit=1000"), wire.EventPage).events
@@ -266,7 +266,7 @@ async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
 )
 @pytest.mark.parametrize("dry", ["", "&validate_only=true"])
 async def test_bad_terms_of_a_trial_are_refused_and_change_nothing(
-    http: httpx.AsyncClient, core: CoreEngine, query: str, field: str, dry: str
+    http: httpx.AsyncClient, core: LiveEngine, query: str, field: str, dry: str
 ) -> None:
     answer = await http.patch(f"/config?{query}{dry}", json={"theta_f": 0.5})
     refused = problem(answer, 422)
@@ -288,7 +288,7 @@ async def test_trying_out_a_trial_starts_none(http: httpx.AsyncClient) -> None:
 
 
 async def test_compaction_is_accepted_followed_and_done(
-    http: httpx.AsyncClient, core: CoreEngine
+    http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     held = core.runtime.tables.pool.num_used
     answer = await http.post("/compactions")
@@ -297,21 +297,21 @@ async def test_compaction_is_accepted_followed_and_done(
     assert operation.state == "pending"
     location = answer.headers["Location"]
     assert location == f"{BASE}/operations/{operation.id}"
-    core.step()
+    core.steps()
     done = read(await http.get(location.removeprefix(BASE)), wire.Operation)
     assert done.state == "done"
     assert done.result is not None
     assert done.result.freed_blocks == held - core.runtime.tables.pool.num_used == 3
 
 
-async def test_dry_compaction_moves_nothing(http: httpx.AsyncClient, core: CoreEngine) -> None:
-    tables = dict(core.pool.tables)
+async def test_dry_compaction_moves_nothing(http: httpx.AsyncClient, core: LiveEngine) -> None:
+    tables = dict(core.store.tables)
     answer = await http.post("/compactions", json={"request_id": "a", "dry_run": True})
     operation = read(answer, wire.Operation)
     assert operation.plan is not None
     assert operation.plan.freed_blocks == 2
     assert not core.runtime.operations.pending
-    assert core.pool.tables == tables
+    assert core.store.tables == tables
 
 
 # ---------------------------------------------------------------- refusing
@@ -341,7 +341,7 @@ REFUSED_PATCHES: list[tuple[bytes, int, str | None]] = [
 
 @pytest.mark.parametrize(("body", "status", "field"), REFUSED_PATCHES)
 async def test_refused_patch_names_the_field_and_changes_nothing(
-    http: httpx.AsyncClient, core: CoreEngine, body: bytes, status: int, field: str | None
+    http: httpx.AsyncClient, core: LiveEngine, body: bytes, status: int, field: str | None
 ) -> None:
     before = core.runtime.config
     for url in ("/config", "/config?validate_only=true"):
@@ -396,7 +396,7 @@ async def test_body_that_is_not_declared_as_json_is_refused(http: httpx.AsyncCli
     ],
 )
 async def test_wrong_calls_get_problem_documents(
-    http: httpx.AsyncClient, core: CoreEngine, method: str, path: str, status: int, field: str
+    http: httpx.AsyncClient, core: LiveEngine, method: str, path: str, status: int, field: str
 ) -> None:
     body = {"json": {"theta_f": 0.5}} if method == "PATCH" else {}
     answer = await http.request(method, path, **body)  # type: ignore[arg-type]
@@ -417,7 +417,7 @@ async def test_wrong_calls_get_problem_documents(
     ],
 )
 async def test_refused_compaction_starts_nothing(
-    http: httpx.AsyncClient, core: CoreEngine, body: Any, status: int, field: str | None
+    http: httpx.AsyncClient, core: LiveEngine, body: Any, status: int, field: str | None
 ) -> None:
     assert problem(await http.post("/compactions", json=body), status).field == field
     assert not core.runtime.operations.pending
@@ -460,7 +460,7 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
 
 
 async def test_fault_in_the_engine_is_500_and_says_where(
-    http: httpx.AsyncClient, core: CoreEngine, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, core: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError("in the core")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
@@ -42,7 +42,7 @@ async def receive(stream: ClientConnection) -> Any:
 
 @pytest.mark.parametrize("seconds", [DAY_S, -DAY_S])
 async def test_wall_clock_that_jumps_stops_neither_stream_nor_changes(
-    core: CoreEngine, served: Served, jump: Callable[[float], None], seconds: float
+    core: LiveEngine, served: Served, jump: Callable[[float], None], seconds: float
 ) -> None:
     async with (
         connect(served.stream_url + "?fps=30") as stream,
@@ -53,7 +53,7 @@ async def test_wall_clock_that_jumps_stops_neither_stream_nor_changes(
         changed = await http.patch(CONFIG, json={"theta_f": 0.5})
         assert changed.status_code == 200
         assert (await http.get("/vtoken/v1/status")).status_code == 200
-        core.step(3)
+        core.steps(3)
         kinds = set()
         while not {"event", "delta"} <= kinds:
             message = await receive(stream)
@@ -67,7 +67,7 @@ async def test_wall_clock_that_jumps_stops_neither_stream_nor_changes(
 
 
 async def test_call_that_the_clock_jumps_over_is_refused_as_a_whole_and_works_again(
-    core: CoreEngine, jump: Callable[[float], None]
+    core: LiveEngine, jump: Callable[[float], None]
 ) -> None:
     def handle(command: wire.Command) -> wire.Reply:
         if command.op == "patch_config":
@@ -86,21 +86,21 @@ async def test_call_that_the_clock_jumps_over_is_refused_as_a_whole_and_works_ag
 
 
 async def test_trial_lasts_its_time_though_the_clock_jumps(
-    core: CoreEngine, served: Served, jump: Callable[[float], None]
+    core: LiveEngine, served: Served, jump: Callable[[float], None]
 ) -> None:
     async with httpx.AsyncClient(base_url=served.url) as http:
         query = {"confirm_within_s": 300}
         changed = await http.patch(CONFIG, json={"theta_f": 0.5}, params=query)
         assert changed.status_code == 200
         jump(DAY_S)
-        core.step(2)
+        core.steps(2)
         document = (await http.get(CONFIG)).json()
         assert document["desired"]["theta_f"] == 0.5
         assert document["trial"] is not None
 
 
 async def test_client_of_a_restarted_api_server_misses_nothing(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     async with (
         serve(core.handle, state_dir=str(tmp_path)) as first,

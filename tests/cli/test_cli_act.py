@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import run
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from vtoken import wire
 
 
-async def test_config_is_read_set_and_undone(served: Served, core: CoreEngine) -> None:
+async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -> None:
     url = ("--url", served.url)
     shown = await run("config", "get", *url)
     assert "theta_f" in shown.out
@@ -32,7 +32,7 @@ async def test_config_is_read_set_and_undone(served: Served, core: CoreEngine) -
 
 
 async def test_dry_run_tells_the_effect_and_changes_nothing(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     before = core.runtime.config
     for command in (
@@ -48,7 +48,7 @@ async def test_dry_run_tells_the_effect_and_changes_nothing(
 
 
 async def test_every_change_is_tried_out_with_a_token_that_only_reads(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     files = {}
     for name in ("read", "control"):
@@ -80,7 +80,7 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
 
 
 async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     url = ("--url", served.url)
     step = core.runtime.step
@@ -96,7 +96,7 @@ async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
         2,
         0.25,
     )
-    core.step()
+    core.steps()
     shown = (await run("config", "get", *url)).out
     assert shown.startswith("revision 3\n")
     for request_id in ("a", "b"):
@@ -105,7 +105,7 @@ async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
     assert "in force, revision 4" in ran.out
 
 
-async def test_policies_are_listed_and_used(served: Served, core: CoreEngine) -> None:
+async def test_policies_are_listed_and_used(served: Served, core: LiveEngine) -> None:
     url = ("--url", served.url)
     listed = await run("policy", "list", *url)
     assert "streaming_llm" in listed.out
@@ -115,7 +115,7 @@ async def test_policies_are_listed_and_used(served: Served, core: CoreEngine) ->
     assert core.runtime.config.values().policy.params["sinks"] == 2
 
 
-async def test_switch_says_what_becomes_of_the_scores(served: Served, core: CoreEngine) -> None:
+async def test_switch_says_what_becomes_of_the_scores(served: Served, core: LiveEngine) -> None:
     url = ("--url", served.url)
     for arguments in (("tova", "--dry-run"), ("tova",)):
         ran = await run("policy", "use", *arguments, *url)
@@ -123,7 +123,7 @@ async def test_switch_says_what_becomes_of_the_scores(served: Served, core: Core
     assert core.runtime.config.policy.name == "tova"
 
 
-async def test_pause_and_resume(served: Served, core: CoreEngine) -> None:
+async def test_pause_and_resume(served: Served, core: LiveEngine) -> None:
     assert (await run("resume", "--url", served.url)).code == 0
     assert core.runtime.config.reclamation == "auto"
     assert (await run("pause", "--url", served.url)).code == 0
@@ -143,7 +143,7 @@ async def test_compact_that_does_not_come_to_an_end_fails(served: Served) -> Non
     assert "still pending" in ran.err
 
 
-async def test_refusal_shows_field_value_and_bound(served: Served, core: CoreEngine) -> None:
+async def test_refusal_shows_field_value_and_bound(served: Served, core: LiveEngine) -> None:
     ran = await run("config", "set", "theta_f=2", "batch_size=4", "--url", served.url)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.splitlines()[1:] == [
@@ -170,7 +170,7 @@ async def test_stale_revision_unknown_policy_and_unknown_request_are_refused(
 
 
 async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     url = ("--url", served.url)
     nothing = await run("confirm", *url)

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import run
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
 
 
 async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     ran = await run("doctor", "--url", served.url)
     assert ran.code == 0
@@ -30,7 +30,7 @@ async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
 
 
 async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
-    core: CoreEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn, start
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
@@ -48,7 +48,7 @@ async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served)
 
 
 async def test_followed_events_have_no_gap_and_come_line_by_line(
-    served: Served, core: CoreEngine
+    served: Served, core: LiveEngine
 ) -> None:
     process = await start("events", "--follow", "--json", "--url", served.url)
     assert process.stdout is not None
@@ -69,7 +69,7 @@ async def test_followed_events_have_no_gap_and_come_line_by_line(
         await process.communicate()
 
 
-async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None:
+async def test_events_shows_the_newest(served: Served, core: LiveEngine) -> None:
     for number in range(30):
         core.runtime.events.add(0, "server", f"number {number}", {})
     ran = await run("events", "-n", "3", "--url", served.url)
@@ -85,12 +85,12 @@ async def test_events_shows_the_newest(served: Served, core: CoreEngine) -> None
     assert lines == [f"number {number}" for number in range(500, 2000)]
 
 
-async def test_events_of_a_kind_are_those_alone(served: Served, core: CoreEngine) -> None:
+async def test_events_of_a_kind_are_those_alone(served: Served, core: LiveEngine) -> None:
     url = ("--url", served.url)
     core.controller.note_started()
     begun = asyncio.create_task(run("compact", *url))
     await until(lambda: core.runtime.operations.pending, "the compaction")
-    core.step()
+    core.steps()
     assert (await begun).code == 0
     states = [line.split(" operation: ")[1] for line in await told(*url, "--kind", "operation")]
     assert [" runs at the next step" in states[0], " runs: " in states[1]] == [True, True]
@@ -163,7 +163,7 @@ async def test_reader_that_leaves_early_is_no_error(served: Served, command: str
     assert len(ran.out.splitlines()) == 1
 
 
-async def test_events_of_a_kind(served: Served, core: CoreEngine) -> None:
+async def test_events_of_a_kind(served: Served, core: LiveEngine) -> None:
     await run("config", "set", "theta_f=0.5", "--url", served.url)
     for _ in range(30):
         core.runtime.events.add(0, "server", "noise", {})

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import run, spawn
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken import wire
 
 
-async def test_status_reads_as_text_and_as_json(served: Served, core: CoreEngine) -> None:
+async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
     text = await run("status", VTOKEN_URL=served.url)
     assert (text.code, text.err) == (0, "")
     assert text.out.splitlines()[0] == core.reporter.status().fragmentation.sentence
@@ -34,7 +34,7 @@ async def test_config_get_answers_one_value_as_config_set_takes_it(served: Serve
     assert "did you mean name?" in unknown.err
 
 
-async def test_requests_are_listed_and_shown(served: Served, core: CoreEngine) -> None:
+async def test_requests_are_listed_and_shown(served: Served, core: LiveEngine) -> None:
     url = ("--url", served.url)
     listed = (await run("requests", *url)).out.splitlines()
     assert [line.split()[0] for line in listed] == ["REQUEST", "a", "b"]
@@ -42,10 +42,10 @@ async def test_requests_are_listed_and_shown(served: Served, core: CoreEngine) -
     assert {row.id for row in rows} == {"a", "b"}
     shown = await run("request", "a", *url)
     assert "random, budget 64 tokens" in shown.out
-    first = core.pool.tables["a"][0]
+    first = core.store.tables["a"][0]
     assert f"  {first}:" in shown.out
     detail = (await run("request", "a", "--json", *url)).json(wire.RequestDetail)
-    assert detail.block_table == core.pool.tables["a"]
+    assert detail.block_table == core.store.tables["a"]
 
 
 async def test_tokens_of_a_request_come_a_line_each(served: Served) -> None:
@@ -57,8 +57,8 @@ async def test_tokens_of_a_request_come_a_line_each(served: Served) -> None:
     assert len([msgspec.json.decode(row, type=wire.TokenRow) for row in rows]) == 102
 
 
-async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: CoreEngine) -> None:
-    block = str(core.pool.tables["a"][0])
+async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: LiveEngine) -> None:
+    block = str(core.store.tables["a"][0])
     shown = await run("block", block, "--url", served.url)
     detail = (await run("block", block, "--json", "--url", served.url)).json(wire.BlockDetail)
     (slots,) = [line.split()[1] for line in shown.out.splitlines() if line.startswith("slots")]

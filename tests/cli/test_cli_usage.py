@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from vtoken import __version__
 from vtoken.cli import main
@@ -57,7 +57,7 @@ async def test_server_without_vtoken_is_named_as_such(served: Served) -> None:
     assert "vToken is not on there" in ran.err
 
 
-async def test_token_comes_from_the_environment_or_a_file(core: CoreEngine, tmp_path: Path) -> None:
+async def test_token_comes_from_the_environment_or_a_file(core: LiveEngine, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("sesame\n")
     async with serve(core.handle, api_key=["sesame"]) as served:

@@ -10,7 +10,7 @@ import pytest
 
 import vtoken.client
 from tests.support.client_harness import Either
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.client import (
@@ -65,7 +65,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
     )
 
 
-async def test_reading_calls_answer_what_the_core_says(either: Either, core: CoreEngine) -> None:
+async def test_reading_calls_answer_what_the_core_says(either: Either, core: LiveEngine) -> None:
     status = await either.ask("status")
     assert (status.step, status.policy.name) == (core.runtime.step, "random")
     config = await either.ask("config")
@@ -74,15 +74,15 @@ async def test_reading_calls_answer_what_the_core_says(either: Either, core: Cor
     blocks = await either.ask("blocks")
     np.testing.assert_array_equal(blocks.live, core.reporter.live())
     np.testing.assert_array_equal(await either.ask("block_live"), core.reporter.live())
-    block = await either.ask("block", core.pool.tables["a"][0])
+    block = await either.ask("block", core.store.tables["a"][0])
     assert [owner.request_id for owner in block.owners] == ["a"]
     assert {row.id for row in await either.ask("requests")} == {"a", "b"}
-    assert (await either.ask("request", "a")).block_table == core.pool.tables["a"]
+    assert (await either.ask("request", "a")).block_table == core.store.tables["a"]
     page = await either.ask("tokens", "a", 10, 5)
     assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
 
 
-async def test_change_is_applied_audited_and_undone(either: Either, core: CoreEngine) -> None:
+async def test_change_is_applied_audited_and_undone(either: Either, core: LiveEngine) -> None:
     result = await either.ask("patch_config", {"theta_f": 0.5}, revision=1)
     assert (result.revision, result.changes) == (2, {"theta_f": [0.25, 0.5]})
     undone = await either.ask("undo")
@@ -117,7 +117,7 @@ async def test_all_pages_hold_every_token_once(either: Either) -> None:
 
 @pytest.mark.parametrize("num_events", [0, 3, 1500])
 async def test_newest_events_come_over_all_pages(
-    either: Either, core: CoreEngine, num_events: int
+    either: Either, core: LiveEngine, num_events: int
 ) -> None:
     for number in range(2000):
         core.runtime.events.add(0, "server", f"number {number}", {})
@@ -130,7 +130,7 @@ async def test_newest_events_come_over_all_pages(
 # ---------------------------------------------------------------- refusals
 
 
-async def test_refusal_carries_field_value_and_bound(either: Either, core: CoreEngine) -> None:
+async def test_refusal_carries_field_value_and_bound(either: Either, core: LiveEngine) -> None:
     with pytest.raises(ProblemError, match="theta_f") as refused:
         await either.ask("patch_config", {"batch_size": 4, "theta_f": 2})
     problem = refused.value.problem
@@ -149,7 +149,7 @@ async def test_refusal_carries_field_value_and_bound(either: Either, core: CoreE
         assert type(refused.value) is ProblemError
 
 
-async def test_missing_or_wrong_token_is_unauthorized(kind: Any, core: CoreEngine) -> None:
+async def test_missing_or_wrong_token_is_unauthorized(kind: Any, core: LiveEngine) -> None:
     async with serve(core.handle, api_key=["sesame"]) as served:
         for token in (None, "wrong"):
             async with Either(kind, Server(served.url, token)) as stranger:
@@ -183,7 +183,7 @@ async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
         await either.ask("status")
 
 
-async def test_answer_of_another_schema_is_not_taken(either: Either, core: CoreEngine) -> None:
+async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveEngine) -> None:
     wrong = calls.Call("GET", "/status", calls._json(wire.EventPage))
     with pytest.raises(NotVToken, match="not what the schema says"):
         await either.ask("send", wrong)

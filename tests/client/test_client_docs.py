@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 @pytest.mark.usefixtures("stepping")
 async def test_every_example_runs_and_prints(
-    served: Served, core: CoreEngine, monkeypatch: pytest.MonkeyPatch
+    served: Served, core: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VTOKEN_URL", served.url)
     monkeypatch.delenv("VTOKEN_TOKEN", raising=False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.client_harness import Either
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
@@ -27,7 +27,7 @@ from vtoken.client import (
 from vtoken.client.reader import BACKOFF_S, Reader, backoff_s
 
 
-def happen(core: CoreEngine, count: int) -> None:
+def happen(core: LiveEngine, count: int) -> None:
     """`count` events, published as those of a step are."""
     for _ in range(count):
         core.runtime.events.add(0, "server", "test", {})
@@ -42,7 +42,7 @@ def break_connections(served: Served) -> None:
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 async def test_stream_opens_with_hello_and_the_whole_state(
-    either: Either, core: CoreEngine, encoding: Any
+    either: Either, core: LiveEngine, encoding: Any
 ) -> None:
     async with either.stream(fps=30, format=encoding) as streaming:
         hello, snapshot = await streaming.next(), await streaming.next()
@@ -56,7 +56,7 @@ async def test_stream_opens_with_hello_and_the_whole_state(
 
 
 async def test_no_event_is_missed_over_a_loss(
-    either: Either, served: Served, core: CoreEngine
+    either: Either, served: Served, core: LiveEngine
 ) -> None:
     happen(core, 3)
     hellos: list[wire.Hello] = []
@@ -92,7 +92,7 @@ async def test_place_of_another_engine_is_not_resumed_and_not_kept(either: Eithe
         assert streaming.stream.place is None
 
 
-async def test_stream_that_can_never_open_is_not_tried_again(kind: Any, core: CoreEngine) -> None:
+async def test_stream_that_can_never_open_is_not_tried_again(kind: Any, core: LiveEngine) -> None:
     async with serve(core.handle, api_key=["sesame"]) as served:
         for server, error in (
             (Server(served.url, "wrong"), Unauthorized),

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.console.test_console_model import delta, head, hello, snapshot
+from tests.core.test_stream_reducer import delta, head, hello, snapshot
 from vtoken import wire
+from vtoken.stream.reducer import StreamState, apply
 from vtoken_console.feed import activity as module
 from vtoken_console.feed.activity import CHURN_TAU_S, FADE_S, Activity
-from vtoken_console.feed.model import Model, apply
 
 ALL_FREE = msgspec.structs.replace(
     snapshot(), live=bytes(8), flags=bytes(4), owner=bytes(8), requests=[]
 )
 
 
-def start(first: wire.Snapshot | None = None) -> tuple[Model, Activity]:
-    model = apply(apply(Model(), hello()), first or snapshot())
+def start(first: wire.Snapshot | None = None) -> tuple[StreamState, Activity]:
+    model = apply(apply(StreamState(), hello()), first or snapshot())
     seen = Activity()
     seen.observe(model, now=0.0)
     return model, seen
@@ -124,7 +124,7 @@ def test_movement_fades_and_is_summed_over_what_arrived_together() -> None:
 
 
 def test_what_moved_before_this_console_looked_is_not_drawn() -> None:
-    model = apply(apply(apply(Model(), hello()), snapshot()), moved(1, [1], [2]))
+    model = apply(apply(apply(StreamState(), hello()), snapshot()), moved(1, [1], [2]))
     seen = Activity()
     seen.observe(model, now=0.0)
     assert seen.movement is None

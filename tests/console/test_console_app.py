@@ -45,7 +45,9 @@ async def test_p_pauses_and_p_again_resumes(server: FakeServer) -> None:
     async with running(server.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: server.config.reclamation == "paused", "not paused")
-        await until(lambda: app.client.model.status.reclamation.state == "paused", "pause not seen")
+        await until(
+            lambda: app.source.feed.model.status.reclamation.state == "paused", "pause not seen"
+        )
         await until(lambda: "Reclamation paused" in notice(app), "nothing said")
         await pilot.press("p")
         await until(lambda: server.config.reclamation == "auto", "not resumed")
@@ -94,7 +96,7 @@ async def test_theta_is_asked_about_before_it_is_applied(server: FakeServer) -> 
         await until(lambda: server.config.theta_f == 0.23, "not applied")
         assert server.patches[-1] == ({"theta_f": 0.23}, False, '"1"')
         await until(lambda: "Applied: revision 2" in app.screen._outcome.text, "not said")
-        await until(lambda: app.client.model.config.effective.theta_f == 0.23, "not seen")
+        await until(lambda: app.source.feed.model.config.effective.theta_f == 0.23, "not seen")
         await pilot.press("escape")
         assert app.screen is app.dashboard
 
@@ -254,7 +256,7 @@ async def test_empty_pool_says_how_to_send_a_request() -> None:
 async def test_connecting_page_says_where_since_when_and_why_not() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: app.client.connection.failures > 0, "no failure")
+        await until(lambda: app.source.feed.connection.failures > 0, "no failure")
         await pilot.pause(0.2)
         text = screen_text(app)
         for part in ("Connecting to http://127.0.0.1:9", "since", "refused", "next try in"):
@@ -268,7 +270,7 @@ async def test_loss_is_said_the_picture_stays_and_the_link_returns() -> None:
     await first.start()
     async with running(first.url) as (app, pilot):
         await first.stop()
-        await until(lambda: app.client.connection.state is State.LOST, "loss not seen")
+        await until(lambda: app.source.feed.connection.state is State.LOST, "loss not seen")
         await pilot.pause(0.3)
         text = screen_text(app)
         assert "Not connected for" in text.splitlines()[1]
@@ -309,7 +311,7 @@ async def test_ascii_console_draws_ascii_only(server: FakeServer) -> None:
 
 
 async def test_help_lists_every_key(server: FakeServer) -> None:
-    from vtoken_console.app.keys import KEYS
+    from vtoken_console.frame.keys import KEYS
 
     async with running(server.url, size=(120, 60)) as (app, pilot):
         await pilot.press("question_mark")
@@ -381,7 +383,7 @@ async def test_ten_frames_of_seventy_thousand_blocks_leave_the_loop_responsive()
         for _ in range(10):
             live = rng.integers(0, 17, 70_000).astype(np.uint16)
             fake.pool.live, fake.pool.flags = live, np.ones(70_000, np.uint8)
-            await until(lambda want=live: (app.client.model.live == want).all(), "not arrived")
+            await until(lambda want=live: (app.source.feed.model.live == want).all(), "not arrived")
             app.tick()
             await asyncio.sleep(0)
         assert "70,000 blocks" in screen_text(app)

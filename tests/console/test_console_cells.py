@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from vtoken_console.look import cells
 from vtoken_console.look import grid as grid_of
 from vtoken_console.look.appearance import choose
-from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.ramp import LEVELS, RAMPS, level_of, luminance
 from vtoken_console.look.words import BLOCK_STATES
 from vtoken_console.widgets.heatmap import cell_codes
 from vtoken_console.widgets.heatmap.cell_paint import PHASES, Looks
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 SIZE = 16
 BLOCKS = st.lists(st.tuples(st.integers(0, SIZE), st.booleans()), min_size=1, max_size=80)

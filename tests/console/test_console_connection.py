@@ -14,13 +14,13 @@ from starlette.applications import Starlette
 from tests.support.console_harness import screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.feed.client import Client
 from vtoken_console.feed.connection import (
     TRANSITIONS,
     Connection,
     IllegalTransition,
     State,
 )
+from vtoken_console.feed.live import LiveSource
 
 
 @pytest.mark.parametrize("start", list(State))
@@ -44,8 +44,8 @@ def test_since_counts_from_the_loss_across_all_tries() -> None:
 
 
 @contextlib.asynccontextmanager
-async def reading(url: str, token: str | None = None) -> AsyncIterator[Client]:
-    client = Client(url, token, 20)
+async def reading(url: str, token: str | None = None) -> AsyncIterator[LiveSource]:
+    client = LiveSource(url, token, 20)
     task = asyncio.create_task(client.run())
     try:
         yield client
@@ -56,41 +56,43 @@ async def reading(url: str, token: str | None = None) -> AsyncIterator[Client]:
 
 async def test_client_follows_the_server(server: FakeServer) -> None:
     async with reading(server.url) as client:
-        await until(lambda: client.connection.is_live, "never live")
+        await until(lambda: client.feed.connection.is_live, "never live")
         server.frozen = True
         want = server.pool.live
-        await until(lambda: (client.model.live == want).all(), "blocks differ")
-        assert set(client.model.requests) == set(server.pool.requests)
-        await until(lambda: client.model.events[0].seq == 1, "no history of events")
-        seqs = [e.seq for e in client.model.events]
+        await until(lambda: (client.feed.model.live == want).all(), "blocks differ")
+        assert set(client.feed.model.requests) == set(server.pool.requests)
+        await until(lambda: client.feed.model.events[0].seq == 1, "no history of events")
+        seqs = [e.seq for e in client.feed.model.events]
         assert seqs == list(range(1, seqs[-1] + 1))
 
 
 async def test_gap_in_seq_leads_to_a_fresh_snapshot(server: FakeServer) -> None:
     async with reading(server.url) as client:
-        await until(lambda: client.connection.is_live, "never live")
-        before = client.connection.since
+        await until(lambda: client.feed.connection.is_live, "never live")
+        before = client.feed.connection.since
         server.skip_seq = 5
-        await until(lambda: client.connection.since > before and client.connection.is_live, "?")
+        await until(
+            lambda: client.feed.connection.since > before and client.feed.connection.is_live, "?"
+        )
         server.frozen = True
-        await until(lambda: (client.model.live == server.pool.live).all(), "blocks differ")
+        await until(lambda: (client.feed.model.live == server.pool.live).all(), "blocks differ")
 
 
 async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None:
     first = FakeServer(num_blocks=100, num_requests=2, epoch="one")
     await first.start()
     async with reading(first.url) as client:
-        await until(lambda: client.connection.is_live, "never live")
+        await until(lambda: client.feed.connection.is_live, "never live")
         await first.stop()
-        await until(lambda: client.connection.state is State.LOST, "loss not seen")
-        assert client.connection.next_try is not None
-        assert client.model.num_blocks == 100  # the last picture is kept
+        await until(lambda: client.feed.connection.state is State.LOST, "loss not seen")
+        assert client.feed.connection.next_try is not None
+        assert client.feed.model.num_blocks == 100  # the last picture is kept
         second = FakeServer(num_blocks=120, num_requests=3, epoch="two", port=first.port)
         await second.start()
         client.retry_now()
-        await until(lambda: client.connection.is_live, "did not come back")
-        assert client.model.epoch == "two"
-        assert client.model.num_blocks == 120
+        await until(lambda: client.feed.connection.is_live, "did not come back")
+        assert client.feed.model.epoch == "two"
+        assert client.feed.model.num_blocks == 120
         await second.stop()
 
 
@@ -98,20 +100,20 @@ async def test_refused_token_is_said_and_tried_again() -> None:
     fake = FakeServer(num_blocks=50, num_requests=1, token="secret")
     await fake.start()
     async with reading(fake.url, "wrong") as client:
-        await until(lambda: client.connection.state is State.REFUSED, "not refused")
-        assert "VTOKEN_TOKEN" in client.connection.error
+        await until(lambda: client.feed.connection.state is State.REFUSED, "not refused")
+        assert "VTOKEN_TOKEN" in client.feed.connection.error
     async with reading(fake.url, "secret") as client:
-        await until(lambda: client.connection.is_live, "right token refused")
+        await until(lambda: client.feed.connection.is_live, "right token refused")
     await fake.stop()
 
 
 async def test_flood_of_messages_leaves_the_event_loop_running(server: FakeServer) -> None:
     async with reading(server.url) as client:
-        await until(lambda: client.connection.is_live, "never live")
+        await until(lambda: client.feed.connection.is_live, "never live")
         server.event_storm = 2000
-        before = client.model.seq
+        before = client.feed.model.seq
         turns = 0
-        while client.model.seq < before + 6000:
+        while client.feed.model.seq < before + 6000:
             await asyncio.sleep(0)
             turns += 1
         assert turns > 6000 / 64
@@ -119,8 +121,8 @@ async def test_flood_of_messages_leaves_the_event_loop_running(server: FakeServe
 
 async def test_cancelled_client_is_closed(server: FakeServer) -> None:
     async with reading(server.url) as client:
-        await until(lambda: client.connection.is_live, "never live")
-    assert client.connection.state is State.CLOSED
+        await until(lambda: client.feed.connection.is_live, "never live")
+    assert client.feed.connection.state is State.CLOSED
 
 
 async def test_server_without_vtoken_is_named_as_such() -> None:

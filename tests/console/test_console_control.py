@@ -50,7 +50,7 @@ async def test_questions_never_queue_and_the_newest_draft_is_answered(server: Fa
     server.frozen = True
     async with running(server.url) as (app, pilot):
         await pilot.press("t")
-        rest, held, under_way = app.client.rest, asyncio.Event(), []
+        rest, held, under_way = app.source.rest, asyncio.Event(), []
         ask = type(rest).patch_config
 
         class Slow:
@@ -60,7 +60,7 @@ async def test_questions_never_queue_and_the_newest_draft_is_answered(server: Fa
                 await held.wait()
                 return await ask(rest, patch, **options)
 
-        app.client.rest = Slow()
+        app.source.rest = Slow()
         await pilot.press("left")
         await until(lambda: under_way, "not asked")
         for _ in range(5):
@@ -69,7 +69,7 @@ async def test_questions_never_queue_and_the_newest_draft_is_answered(server: Fa
         held.set()
         await until(lambda: "theta_f 0.25 → 0.19" in app.screen._outcome.text, "not the newest")
         assert [p["theta_f"] for p in under_way] == [0.24, 0.19]
-        app.client.rest = rest
+        app.source.rest = rest
 
 
 async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(server: FakeServer) -> None:
@@ -234,7 +234,8 @@ async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
         new = type(server.config)(**{**_fields(server), "batch_size": 8})
         server.commit(new, {"batch_size": [32, 8]}, actor="ana")
         await until(
-            lambda: any(e.data.get("actor") == "ana" for e in app.client.model.events), "not seen"
+            lambda: any(e.data.get("actor") == "ana" for e in app.source.feed.model.events),
+            "not seen",
         )
         await pilot.pause(0.3)
         assert "Overtaken" not in notices(app)

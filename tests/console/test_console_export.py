@@ -17,7 +17,7 @@ from tests.support.fake_console.fake_server import FakeServer
 from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.cli import main
-from vtoken_console.output import export
+from vtoken_console.export import files as export
 from vtoken_console.widgets.notice import Notice
 
 
@@ -59,7 +59,7 @@ async def test_tables_hold_every_block_and_request(
     async with running(server.url) as (app, pilot):
         await pilot.pause(0.3)
         await exported(app, pilot, "c")
-        model = app.client.model
+        model = app.source.feed.model
     found = {path.stem.rpartition("-")[2]: path for path in tmp_path.glob("*.csv")}
     assert set(found) == {"blocks", "requests", "series"}
     blocks = list(csv.DictReader(io.StringIO(found["blocks"].read_text())))
@@ -120,9 +120,9 @@ def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def _empty() -> Any:
-    from vtoken_console.feed.model import Model
+    from vtoken.stream.reducer import StreamState
 
-    return Model(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
+    return StreamState(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["svg", "json", "csv"])

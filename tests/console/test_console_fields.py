@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.fake_console.fake_server import POLICIES, FakeServer
 from vtoken import wire
-from vtoken_console.changes.controls import applied_text, change_text, operation_text
+from vtoken_console.changes.controls import applied_text, operation_text
 from vtoken_console.changes.fields import (
     POLICY,
     Field,
@@ -16,6 +16,7 @@ from vtoken_console.changes.fields import (
     show_value,
     step_value,
 )
+from vtoken_console.look.values import change_text
 from vtoken_console.screens.control import what_if_paragraphs
 from vtoken_console.widgets.notice import problem_text
 

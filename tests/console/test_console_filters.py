@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.console.test_console_model import hello, row, snapshot
+from tests.core.test_stream_reducer import hello, row, snapshot
 from vtoken import wire
-from vtoken_console.app.filters import block_mask, parse, shortfall
-from vtoken_console.feed.model import Model, apply
+from vtoken.stream.reducer import StreamState, apply
+from vtoken_console.frame.filters import block_mask, parse, shortfall
 
 
-def model() -> Model:
+def model() -> StreamState:
     """Six blocks: 0 free, 1-2 of cmpl-a (h2o), 3-4 of cmpl-b (none), 5 of nobody known."""
     rows = [
         msgspec.structs.replace(row("cmpl-a"), policy="h2o", number=1),
@@ -27,7 +27,7 @@ def model() -> Model:
         flags=bytes([0, 3, 1, 5, 1, 1]),
         owner=np.array([0, 1, 1, 2, 2, 9], "<u2").tobytes(),
     )
-    return apply(apply(Model(), hello(num_blocks=6)), shot)
+    return apply(apply(StreamState(), hello(num_blocks=6)), shot)
 
 
 @pytest.mark.parametrize(

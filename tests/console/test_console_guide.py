@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
-from vtoken_console.app.guide import STEPS, seen_path
+from vtoken_console.frame.guide import STEPS, seen_path
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 

@@ -10,9 +10,9 @@ from textual import events
 
 from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
-from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
     async with running(fake.url) as (app, pilot):
         await pilot.press("k", "k")
         await until(lambda: "does not tell the owners" in screen_text(app), "not said")
-        assert app.heatmap.mode_shown(app.client.model) is Mode.UTILISATION
+        assert app.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
     await fake.stop()
 
 

@@ -11,7 +11,7 @@ from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
-from vtoken_console.app.keys import KEYS
+from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 

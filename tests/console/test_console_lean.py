@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from vtoken_console.app.cost import Cost, metered
+from vtoken_console.frame.cost import Cost, metered
 from vtoken_console.look.diff_renderer import encode
 from vtoken_console.look.palette import style
 from vtoken_console.widgets.lines import changed_columns, merge

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.console_harness import running, screen_text, until
-from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
+from vtoken_console.frame import view
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.notice import Notice
 
 
 @pytest.fixture
-async def core() -> AsyncIterator[CoreEngine]:
+async def core() -> AsyncIterator[LiveEngine]:
     """Two requests that lose tokens at random; nobody compacts; it keeps stepping."""
-    core = CoreEngine(num_blocks=512)
+    core = make_quiet(num_blocks=512)
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
@@ -34,15 +37,15 @@ async def core() -> AsyncIterator[CoreEngine]:
     )
     core.admit("a", 300)
     core.admit("b", 280)
-    core.step(3)
+    core.steps(3)
 
-    async with stepping_on(core, pause_s=0.05):
+    async with core.stepping(pause_s=0.05):
         yield core
     core.close()
 
 
 @pytest.fixture
-async def served(core: CoreEngine) -> AsyncIterator[Served]:
+async def served(core: LiveEngine) -> AsyncIterator[Served]:
     async with serve(core.handle) as served:
         yield served
 
@@ -51,7 +54,7 @@ def notices(app) -> str:
     return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
 
 
-async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, served: Served) -> None:
+async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, served: Served) -> None:
     runtime = core.runtime
     async with running(served.url, size=(140, 40)) as (app, pilot):
         await pilot.press("t", *"0.01")
@@ -63,7 +66,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, serve
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.01, "not applied")
         await until(lambda: "Accepted: revision 2" in outcome.text, "not said")
-        await until(lambda: app.client.model.config.effective_revision == 2, "not effective")
+        await until(lambda: app.source.feed.model.config.effective_revision == 2, "not effective")
 
         await pilot.press(*"0.2", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
@@ -92,7 +95,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: CoreEngine, serve
 
 
 async def test_lower_budget_on_a_real_core_is_confirmed_then_evicts(
-    core: CoreEngine, served: Served
+    core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("m", *"32", "enter")
@@ -101,12 +104,12 @@ async def test_lower_budget_on_a_real_core_is_confirmed_then_evicts(
         assert core.runtime.config.budget_tokens == 64
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.budget_tokens == 32, "not applied")
-        rows = lambda: app.client.model.requests.values()  # noqa: E731
+        rows = lambda: app.source.feed.model.requests.values()  # noqa: E731
         await until(lambda: all(row.live <= 32 + 16 + 1 for row in rows()), "not evicted")
 
 
 async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
-    core: CoreEngine, served: Served
+    core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(200, 60)) as (app, pilot):
         await pilot.press("m")
@@ -119,7 +122,7 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
         await until(lambda: "of the victims" in screen_text(app), "not shown")
 
 
-async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngine) -> None:
+async def test_server_that_is_read_only_says_why_and_enforces_it(core: LiveEngine) -> None:
     async with (
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
@@ -128,13 +131,13 @@ async def test_server_that_is_read_only_says_why_and_enforces_it(core: CoreEngin
             await pilot.press(key)
             await until(lambda: "bound to more than loopback" in notices(app), "no reason")
             await pilot.press("escape")
-        app.client.model.hello.can_control = True  # a console that does not care
+        app.source.feed.model.hello.can_control = True  # a console that does not care
         await pilot.press("p")
         await until(lambda: "403" in notices(app), "the server does not enforce it")
         assert core.runtime.config.reclamation == "auto"
 
 
-async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: CoreEngine) -> None:
+async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: LiveEngine) -> None:
     async with (
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
@@ -159,7 +162,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Cor
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 async def test_real_terminal_shows_the_what_if_and_applies(
-    core: CoreEngine, served: Served, tmp_path: Path
+    core: LiveEngine, served: Served, tmp_path: Path
 ) -> None:
     socket = str(tmp_path / "tmux")
     environment = {**os.environ, "TERM": "xterm-256color", "XDG_CONFIG_HOME": str(tmp_path)}
@@ -196,3 +199,31 @@ async def test_real_terminal_shows_the_what_if_and_applies(
         assert core.runtime.config.theta_f == 0.5
     finally:
         await tmux("kill-server")
+
+
+async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine takes no step, and nobody says that it hangs."""
+    monkeypatch.setattr(view, "SILENT_S", 0.5)
+    core = make_quiet(num_blocks=512)
+    core.admit("runs", 300)
+    core.steps(3)
+    core.admit("waits", 280)
+    async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
+        await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
+        core.reporter.scheduling.changed("paused", time.monotonic())
+        told = (
+            "Paused: vLLM schedules nothing until it is resumed; 1 request stands still, 1 waits."
+        )
+        await until(lambda: told in screen_text(app), "not told")
+        assert "No step for" not in screen_text(app)
+        assert "● live" in screen_text(app).splitlines()[0]
+        assert re.search(r"~waits .* 0 ", screen_text(app))
+        core.reporter.scheduling.changed("running", time.monotonic())
+        core.steps(1)
+        core.publish()
+        await until(
+            lambda: "Paused" not in app.source.feed.model.status.fragmentation.sentence, "?"
+        )
+    core.close()

@@ -20,7 +20,7 @@ from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.feed.feed import Feed
+from vtoken_console.feed.picture import Picture
 from vtoken_console.feed.replay import Replay
 from vtoken_console.widgets.notice import Notice
 
@@ -34,21 +34,21 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told_until(path: Path, ts: float) -> Feed:
+def told_until(path: Path, ts: float) -> Picture:
     """The state that every message up to `ts` adds up to, read from the start."""
-    feed = Feed()
+    picture = Picture()
     with RecordingReader(path) as reader:
         for entry in iter(reader.next, None):
             if isinstance(entry.line, wire.Message) and entry.line.ts <= ts:
-                feed.take(entry.line)
-    return feed
+                picture.take(entry.line)
+    return picture
 
 
 @contextlib.asynccontextmanager
 async def playing(path: Path, **options: Any) -> AsyncIterator[Replay]:
-    replay = Replay(path, fps=10.0, **options)
+    replay = Replay(path, **options)
     task = asyncio.create_task(replay.run())
-    await until(lambda: replay.connection.is_live and replay.index.complete, "does not play")
+    await until(lambda: replay.feed.connection.is_live and replay.index.complete, "does not play")
     try:
         yield replay
     finally:
@@ -64,8 +64,8 @@ async def shown(
     """The real app on a recording, paused at `moment`; yields (app, pilot)."""
     app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
     async with app.run_test(size=size) as pilot:
-        await until(lambda: app.client is not None and app.dashboard.synced, "no picture")
-        await until(lambda: app.client.replay.indexed, "not indexed")
+        await until(lambda: app.source is not None and app.dashboard.synced, "no picture")
+        await until(lambda: app.source.replay.indexed, "not indexed")
         await pilot.pause(0.2)
         yield app, pilot
 
@@ -76,25 +76,25 @@ async def test_a_jump_shows_what_every_message_up_to_there_adds_up_to(recording:
             replay.seek(START_TS + after_s)
             await until(lambda: replay._goal is None, "does not arrive")
             expected = told_until(recording, START_TS + after_s)
-            assert np.array_equal(replay.model.live, expected.model.live)
-            assert np.array_equal(replay.model.flags, expected.model.flags)
-            assert dict(replay.model.requests) == dict(expected.model.requests)
-            assert replay.model.status == expected.model.status
-            assert replay.model.config == expected.model.config
-            assert replay.model.events == expected.model.events
-            assert replay.series.markers == expected.series.markers
-            assert replay.series.last_ts == expected.series.last_ts
-            ours, theirs = (f.series.window(60, 60).row("f") for f in (replay, expected))
+            assert np.array_equal(replay.feed.model.live, expected.model.live)
+            assert np.array_equal(replay.feed.model.flags, expected.model.flags)
+            assert dict(replay.feed.model.requests) == dict(expected.model.requests)
+            assert replay.feed.model.status == expected.model.status
+            assert replay.feed.model.config == expected.model.config
+            assert replay.feed.model.events == expected.model.events
+            assert replay.feed.series.markers == expected.series.markers
+            assert replay.feed.series.last_ts == expected.series.last_ts
+            ours, theirs = (p.series.window(60, 60).row("f") for p in (replay.feed, expected))
             assert np.array_equal(ours, theirs, equal_nan=True)
 
 
 async def test_playing_leads_to_the_same_state_as_jumping(recording: Path) -> None:
     async with playing(recording) as replay:
         replay.faster(99)
-        await until(lambda: replay.model.status.ts >= START_TS + 12, "does not move")
+        await until(lambda: replay.feed.model.status.ts >= START_TS + 12, "does not move")
         replay.toggle_pause()
-        at = replay.model.status.ts
-        assert np.array_equal(replay.model.live, told_until(recording, at).model.live)
+        at = replay.feed.model.status.ts
+        assert np.array_equal(replay.feed.model.live, told_until(recording, at).model.live)
         before = replay.replay.ts
         await asyncio.sleep(0.3)
         assert replay.replay.ts == before
@@ -111,7 +111,7 @@ async def test_a_step_is_one_message(recording: Path) -> None:
             replay.step()
             await until(lambda now=before: replay._next is not now or not replay._steps, "no step")
             await until(lambda: not replay._steps, "no step")
-            seen.append(replay.model.seq)
+            seen.append(replay.feed.model.seq)
         held = [seq for seq in dict.fromkeys(seen) if seq in seqs]
         first = seqs.index(held[0])
         assert held == seqs[first : first + len(held)]
@@ -160,7 +160,7 @@ async def test_log_tells_who_tried_out_what_up_to_the_moment(
         told = "config (dry run) by {}: theta_f 0.25 → {}"
         await until(lambda: told.format("ana", "0.11") in screen_text(app), "not told")
         assert "by ben" not in screen_text(app)
-        app.client.seek(START_TS + 45)
+        app.source.seek(START_TS + 45)
         await until(lambda: told.format("ben", "0.12") in screen_text(app), "not told later")
         assert told.format("ana", "0.11") in screen_text(app)
 
@@ -191,15 +191,15 @@ async def test_gap_is_said_and_passed_at_the_next_key_frame(
         await until(lambda: replay._goal is None, "does not arrive")
         assert replay.replay.note == ""
         expected = told_until(recording, START_TS + 30)
-        assert np.array_equal(replay.model.live, expected.model.live)
+        assert np.array_equal(replay.feed.model.live, expected.model.live)
 
 
 async def test_recording_without_a_snapshot_is_refused_in_words(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     RecordingWriter(empty, source="test").close()
-    replay = Replay(empty, fps=10.0)
+    replay = Replay(empty)
     task = asyncio.create_task(replay.run())
-    await until(lambda: "no snapshot" in replay.connection.error, "nothing said")
+    await until(lambda: "no snapshot" in replay.feed.connection.error, "nothing said")
     task.cancel()
 
 
@@ -207,7 +207,7 @@ async def test_recording_without_a_snapshot_is_refused_in_words(tmp_path: Path) 
 
 
 def at(seconds: float) -> Callable[[Any], bool]:
-    return lambda app: abs(app.client.replay.ts - START_TS - seconds) < 1e-6
+    return lambda app: abs(app.source.replay.ts - START_TS - seconds) < 1e-6
 
 
 async def test_keys_seek_step_and_change_the_speed(recording: Path) -> None:
@@ -224,12 +224,12 @@ async def test_keys_seek_step_and_change_the_speed(recording: Path) -> None:
             await pilot.press(key)
             await until(lambda to=seconds: at(to)(app), f"{key} leads elsewhere")
         await pilot.press("greater_than_sign", "greater_than_sign")
-        assert app.client.replay.speed == 4.0
+        assert app.source.replay.speed == 4.0
         await pilot.press("less_than_sign")
-        assert app.client.replay.speed == 2.0
-        assert app.client.replay.paused
+        assert app.source.replay.speed == 2.0
+        assert app.source.replay.paused
         await pilot.press("space")
-        assert not app.client.replay.paused
+        assert not app.source.replay.paused
 
 
 async def test_digits_are_a_moment_to_go_to(recording: Path) -> None:
@@ -282,14 +282,14 @@ async def test_controls_are_refused_because_it_is_a_recording(recording: Path, k
 
 async def test_pages_that_ask_a_server_say_what_a_recording_holds(recording: Path) -> None:
     async with shown(recording) as (app, pilot):
-        model = app.client.model
+        model = app.source.feed.model
         used = int(np.flatnonzero(model.flags)[3])
         await app.open_block(used)
         await pilot.pause(0.3)
         text = screen_text(app)
         assert "This is a recording" in text
         with pytest.raises(ProblemError, match=f"Block {used}: {int(model.live[used])} of 16 live"):
-            await app.client.rest.block(used)
+            await app.source.rest.block(used)
         await pilot.press("escape")
         await app.open_request(next(iter(model.requests)))
         await pilot.pause(0.3)
@@ -321,7 +321,7 @@ async def main():
     path = pathlib.Path(sys.argv[1])
     app = ConsoleApp(path.name, recording=path, moment="30", read_only=True)
     async with app.run_test(size=(120, 36)) as pilot:
-        while not (app.client and app.client.replay.indexed and app.client.model.status):
+        while not (app.source and app.source.replay.indexed and app.source.feed.model.status):
             await pilot.pause(0.05)
         await pilot.pause(0.3)
         print(*(strip.text for strip in app.screen._compositor.render_strips()), sep="\\n")

@@ -11,9 +11,9 @@ from rich.style import Style
 from tests.support.console_harness import running, screen_text, until
 from tests.support.fake_console.fake_server import FakeServer
 from vtoken import wire
-from vtoken_console.app import view
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.app.keys import KEYS
+from vtoken_console.frame import view
+from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.help import HelpLines
 from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.events import Events
@@ -47,7 +47,7 @@ async def test_sentence_is_whole_on_eighty_columns(server: FakeServer) -> None:
     server.frozen = True
     server.config = msgspec.structs.replace(server.config, theta_f=0.0)
     async with running(server.url, SMALL) as (app, _):
-        sentence = app.client.model.status.fragmentation.sentence
+        sentence = app.source.feed.model.status.fragmentation.sentence
         assert len(sentence) > SMALL[0]
         assert sentence in words(app)
 
@@ -169,7 +169,7 @@ async def test_lost_link_offers_to_try_again_not_to_act() -> None:
 async def test_key_that_acts_stands_behind_the_sentences_end(server: FakeServer) -> None:
     server.frozen = True
     async with running(server.url, SMALL) as (app, _):
-        status = app.client.model.status
+        status = app.source.feed.model.status
         sentence = status.fragmentation.sentence
         assert status.fragmentation.reclaimable_blocks > 0
         line = next(x for x in screen_text(app).splitlines() if sentence[:20] in x)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
 from vtoken.policies import make_policy
 from vtoken.runtime.admission import Admission
 
@@ -15,8 +15,8 @@ CHUNK = 64
 
 
 @pytest.fixture
-def engine() -> Iterator[CoreEngine]:
-    made = CoreEngine(num_blocks=65, block_size=16)
+def engine() -> Iterator[LiveEngine]:
+    made = make_quiet(num_blocks=65, block_size=16)
     made.runtime.admission = Admission(made.runtime.state, CHUNK)
     made.configure(
         policy={"name": "streaming_llm"},
@@ -29,13 +29,13 @@ def engine() -> Iterator[CoreEngine]:
     made.close()
 
 
-def running(engine: CoreEngine, request_id: str, prompt: int, max_tokens: int) -> None:
+def running(engine: LiveEngine, request_id: str, prompt: int, max_tokens: int) -> None:
     engine.runtime.announce(request_id, None, num_prompt_tokens=prompt, max_tokens=max_tokens)
     engine.admit(request_id, prompt)
-    engine.step()
+    engine.steps()
 
 
-def asks(engine: CoreEngine, prompt: int, max_tokens: int) -> int:
+def asks(engine: LiveEngine, prompt: int, max_tokens: int) -> int:
     """Blocks that a request must find free to be admitted now."""
     admission = engine.runtime.admission
     engine.runtime.announce("new", None, num_prompt_tokens=prompt, max_tokens=max_tokens)
@@ -43,11 +43,11 @@ def asks(engine: CoreEngine, prompt: int, max_tokens: int) -> int:
     return -(-peak // 16) + admission.extra_blocks("new", peak)
 
 
-def test_an_idle_pool_asks_for_the_prompt_alone(engine: CoreEngine) -> None:
+def test_an_idle_pool_asks_for_the_prompt_alone(engine: LiveEngine) -> None:
     assert asks(engine, 200, 1000) == 13
 
 
-def test_a_request_is_counted_by_its_peak_under_eviction(engine: CoreEngine) -> None:
+def test_a_request_is_counted_by_its_peak_under_eviction(engine: LiveEngine) -> None:
     running(engine, "a", 160, 160)  # at its peak: it grows no more
     headroom = 2
     assert asks(engine, 200, 1000) == 13 + headroom  # the prompt is the peak
@@ -60,7 +60,7 @@ def test_a_request_is_counted_by_its_peak_under_eviction(engine: CoreEngine) -> 
 
 
 def test_what_a_failed_policy_would_have_evicted_is_counted(
-    engine: CoreEngine, monkeypatch: pytest.MonkeyPatch
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.configure(evict_during="both")
     policy = engine.runtime.config.policy
@@ -68,13 +68,13 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     assert asks(engine, 1000, 2000) == 12 + 2
     monkeypatch.setattr(type(policy), "select_victims", lambda *_: None)
     running(engine, "b", 160, 160)  # longer than budget + interval
-    engine.step()
+    engine.steps()
     assert engine.runtime.policy_runner.is_suspended(policy)
     assert asks(engine, 500, 2000) == 32 + 2
 
 
 def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
-    engine: CoreEngine,
+    engine: LiveEngine,
 ) -> None:
     engine.configure(evict_during="both")
     admission, runtime = engine.runtime.admission, engine.runtime
@@ -83,7 +83,7 @@ def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
     assert admission.peak_tokens("new", 1000) == 1000
 
 
-def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreEngine) -> None:
+def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: LiveEngine) -> None:
     engine.configure(evict_during="both")
     engine.runtime.announce("new", None, num_prompt_tokens=1000, max_tokens=2000)
     admission = engine.runtime.admission
@@ -93,7 +93,7 @@ def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: CoreE
 
 
 def test_a_chunk_that_comes_before_the_scores_of_the_last_one_is_counted_too(
-    engine: CoreEngine,
+    engine: LiveEngine,
 ) -> None:
     engine.configure(evict_during="both", policy={"name": "h2o"})
     admission, runtime = engine.runtime.admission, engine.runtime
@@ -104,21 +104,21 @@ def test_a_chunk_that_comes_before_the_scores_of_the_last_one_is_counted_too(
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
 
 
-def test_what_running_requests_may_still_take_stays_free(engine: CoreEngine) -> None:
+def test_what_running_requests_may_still_take_stays_free(engine: LiveEngine) -> None:
     running(engine, "a", 16, 1000)  # holds 1 of the 9 blocks of 129 tokens
     assert asks(engine, 32, 64) == 4 + 8 + 2
-    engine.step(16)
+    engine.steps(16)
     assert asks(engine, 32, 64) == 4 + 7 + 2
 
 
-def test_requests_admitted_in_one_step_count_for_each_other(engine: CoreEngine) -> None:
-    engine.step()
+def test_requests_admitted_in_one_step_count_for_each_other(engine: LiveEngine) -> None:
+    engine.steps()
     engine.runtime.announce("first", None, num_prompt_tokens=16, max_tokens=1000)
     engine.runtime.admission.admitted("first", 1)
     assert asks(engine, 32, 64) == 4 + 8 + 2
 
 
-def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: CoreEngine) -> None:
+def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: LiveEngine) -> None:
     running(engine, "a", 16, 1000)
     for patch in (
         {"admission": "stock"},
@@ -130,22 +130,22 @@ def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: CoreEngi
         assert asks(engine, 200, 1000) == 13
 
 
-def test_a_waiting_request_opens_the_gates(engine: CoreEngine) -> None:
+def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     engine.configure(policy={"name": "random"}, interval_tokens=0, recycle=False)
-    engine.step(4)
+    engine.steps(4)
     assert engine.runtime.counters.relocations == 0  # enough blocks are free
-    engine.runtime.admission.asked(engine.pool.num_free_blocks() - 4)
-    engine.step()
+    engine.runtime.admission.asked(engine.store.num_free_blocks() - 4)
+    engine.steps()
     assert engine.runtime.counters.relocations == 0  # it would fit and leave more than it needs
-    engine.runtime.admission.asked(engine.pool.num_free_blocks() + 40)
-    engine.step()
+    engine.runtime.admission.asked(engine.store.num_free_blocks() + 40)
+    engine.steps()
     assert engine.runtime.counters.relocations > 0
 
 
-def test_what_the_engine_withholds_is_lacking_too(engine: CoreEngine) -> None:
+def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
-    admission, free = engine.runtime.admission, engine.pool.num_free_blocks()
+    admission, free = engine.runtime.admission, engine.store.num_free_blocks()
     admission.asked(4, withheld_blocks=free - 4)
     assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
     admission.asked(4, withheld_blocks=free + 3, compressed=False)

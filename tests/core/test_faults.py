@@ -10,6 +10,7 @@ from tests.faults.catalogue import Fault
 from tests.faults.core import run_core_fault
 from tests.faults.core_blocks import BLOCKS
 from tests.faults.core_tokens import TOKENS
+from tests.faults.document import is_current
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,7 @@ def test_the_fault_is_noticed_by_its_check(fault: Fault) -> None:
     found = run_core_fault(fault)
     assert found is not None, f"nothing noticed: {fault.name}"
     assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
+    assert is_current(fault, found), "run python -m tests.faults core"
 
 
 def test_the_document_lists_every_fault() -> None:

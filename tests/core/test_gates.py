@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.support.core.harness import CoreEngine
 from vtoken.config.values import VTokenConfig, merge_patch
@@ -77,11 +78,16 @@ def test_the_gates_are_open_under_pressure() -> None:
         ),
         (
             "reclamation",
-            replace(CONFIG, reclamation="paused"),
+            structs.replace(CONFIG, reclamation="paused"),
             OPEN,
             "reclamation paused, not auto",
         ),
-        ("reclamation", replace(CONFIG, reclamation="off"), OPEN, "reclamation off, not auto"),
+        (
+            "reclamation",
+            structs.replace(CONFIG, reclamation="off"),
+            OPEN,
+            "reclamation off, not auto",
+        ),
     ],
 )
 def test_one_closed_gate_is_enough_and_tells_both_numbers(
@@ -172,7 +178,7 @@ def test_pausing_lets_the_relocation_in_flight_finish() -> None:
     engine.worker_lag_steps = 1
     while engine.runtime.relocator.num_in_flight_tokens == 0:
         engine.step()
-    engine.runtime.state.config = replace(engine.runtime.config, reclamation="paused")
+    engine.runtime.state.config = structs.replace(engine.runtime.config, reclamation="paused")
     relocations = engine.runtime.counters.relocations
     engine.step()
     assert engine.runtime.counters.relocations > relocations
@@ -283,7 +289,7 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     run(engine, 6)
     assert engine.runtime.state.requests["r0"].hole is not None
     recycled = engine.runtime.counters.recycled_slots
-    engine.runtime.state.config = replace(engine.runtime.config, recycle=False)
+    engine.runtime.state.config = structs.replace(engine.runtime.config, recycle=False)
     run(engine, 3)
     assert engine.runtime.state.requests["r0"].hole is None
     assert engine.runtime.counters.recycled_slots == recycled
@@ -365,7 +371,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     engine = run(holed(num_requests=1, reclamation="off"), 12)
     engine.worker_lag_steps = 2
     runtime = engine.runtime
-    runtime.state.config = replace(
+    runtime.state.config = structs.replace(
         runtime.config, reclamation="auto", batch_size=1, policy=make_policy("none", {})
     )
     moved = []

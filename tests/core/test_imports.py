@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,7 @@ LIGHT = [
     "vtoken.cli",
 ]
 MODULES = [*LIGHT, "vtoken_console", "vtoken_api"]
+PACKAGES = ["vtoken", "vtoken_api", "vtoken_console"]
 
 
 def loaded_by(module: str) -> set[str]:
@@ -44,6 +46,10 @@ def test_the_client_brings_no_library_before_it_is_used() -> None:
     assert not loaded_by("vtoken.client") & {"numpy", "httpx", "websockets", "rich"}
 
 
+def test_the_reducer_of_the_stream_brings_neither_numpy_nor_the_network() -> None:
+    assert not loaded_by("vtoken.stream.reducer") & {"numpy", "zmq", "httpx", "websockets"}
+
+
 def test_the_probe_sees_what_a_module_imports() -> None:
     assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime.runtime")
 
@@ -57,3 +63,39 @@ def test_the_import_contracts_hold() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def cycles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that import each other, directly or through others of the set."""
+
+    def reached(module: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [module]
+        while ahead:
+            for imported in imports[ahead.pop()] - found:
+                found.add(imported)
+                ahead.append(imported)
+        return found
+
+    reach = {module: reached(module) for module in imports}
+    rings = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in imports
+        if module in reach[module]
+    }
+    return [set(ring) for ring in rings]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_itself_through_others(package: str) -> None:
+    """Imports for type checking count too: who reads one module of a cycle has to read them all."""
+    graph = grimp.build_graph(package, cache_dir=None)
+    imports = {
+        module: graph.find_modules_directly_imported_by(module) & graph.modules
+        for module in graph.modules
+    }
+    assert not cycles(imports)
+
+
+def test_the_search_for_cycles_finds_one() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
 from vtoken.policies.signals import Signal

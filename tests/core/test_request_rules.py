@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import make_quiet
 from vtoken.config.request_rules import RequestRules, request_rules
 from vtoken.config.values import default_config
 from vtoken.errors import RefusedError
@@ -83,7 +83,7 @@ def test_a_bad_argument_is_refused_by_name(arguments: dict[str, Any], field: str
 
 
 def test_two_requests_under_different_rules_in_one_step() -> None:
-    engine = CoreEngine(num_blocks=64)
+    engine = make_quiet(num_blocks=64)
     try:
         engine.configure(policy={"name": "none"}, interval_tokens=0)
         for name, arguments in {
@@ -93,7 +93,7 @@ def test_two_requests_under_different_rules_in_one_step() -> None:
         }.items():
             engine.runtime.announce(name, request_rules(arguments))
             engine.admit(name, 100)
-        engine.step(20)
+        engine.steps(20)
         live = {table.request_id: table.num_live for table in engine.runtime.tables}
         assert live == {"small": 33, "large": 65, "none": 119}
         rows = {row.id: row for row in engine.reporter.rows()}

@@ -129,12 +129,12 @@ def test_an_engine_rests_again_once_nobody_holds_holes() -> None:
     assert engine.runtime.counters.evicted_tokens > 0
     configure(engine, policy=IDLE)
     engine.step()
-    assert not engine.runtime.rest.active  # r has holes, or has moved
+    assert not engine.runtime.resting.active  # r has holes, or has moved
     engine.remove("r")
     engine.add("s", 20, max_tokens=40)
     engine.step()
     engine.step()
-    assert engine.runtime.rest.active
+    assert engine.runtime.resting.active
     assert engine.num_passed_steps == 1
     engine.check()
 
@@ -157,14 +157,26 @@ def test_a_requests_own_policy_ends_the_rest_of_all() -> None:
     engine.add("r", 6)
     engine.step()
     engine.step()
-    assert engine.runtime.rest.active
+    assert engine.runtime.resting.active
     engine.runtime.announce("s", request_rules({"vtoken_policy": "sliding_window"}))
     engine.add("s", 20)
     for _ in range(4):
         engine.step()
-        assert not engine.runtime.rest.active
+        assert not engine.runtime.resting.active
     assert engine.runtime.counters.evicted_tokens > 0
     engine.check()
+
+
+def test_an_eviction_that_nobody_noted_fails_the_check() -> None:
+    engine = make(passes=True)
+    configure(engine, policy=BUSY)
+    engine.add("r", 20, max_tokens=40)
+    for _ in range(4):
+        engine.step()
+    assert not engine.runtime.resting.all_positional
+    engine.runtime.resting.all_positional = True
+    with pytest.raises(InvariantViolation, match="none is known to"):
+        engine.runtime.check()
 
 
 def test_books_that_lost_tokens_are_a_violation_not_a_shorter_table() -> None:

@@ -5,12 +5,12 @@ where breaking it is possible from outside: without the control a rule's test co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from vtoken.errors import InvariantViolation

@@ -5,7 +5,7 @@ holders at once; never written, and never freed while somebody reads them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore
 from vtoken.config.values import VTokenConfig

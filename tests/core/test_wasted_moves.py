@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, make_engine
 from vtoken.policies import make_policy
-from vtoken.runtime.wasted_moves import PAYBACK_STEPS, LastMoves
+from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS, LastMoves
 from vtoken.wire import Status
 
 EAGER: dict[str, Any] = {"interval_tokens": 0, "theta_f": 0.0, "low_watermark_blocks": 32}
@@ -63,7 +63,7 @@ def test_moves_are_remembered_by_token_as_a_dictionary_would(
             moves.moved(ids, step)
             shadow |= dict.fromkeys(tokens, step)
         else:
-            recent = [t for t in tokens if t in shadow and step - shadow[t] <= PAYBACK_STEPS]
+            recent = [t for t in tokens if t in shadow and step - shadow[t] <= WASTED_WITHIN_STEPS]
             assert moves.num_recent(ids, step) == len(recent)
 
 
@@ -87,13 +87,13 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
             for request_id, part in plan.requests.items():
                 for token in part.evicted.tolist():
                     moved = shadow.pop((request_id, token), -1000)
-                    in_vain += plan.step - moved <= PAYBACK_STEPS
+                    in_vain += plan.step - moved <= WASTED_WITHIN_STEPS
                 for token in part.moved_ids.tolist():
                     shadow[request_id, token] = plan.step
         status: Status = engine.call("status")
         told = status.reclamation
         assert told.moved_then_evicted_tokens == in_vain > 0
-        assert told.payback_steps == PAYBACK_STEPS
+        assert told.payback_steps == WASTED_WITHIN_STEPS
         freed = [
             event.data["freed_blocks"]
             for event in runtime.events.page(0, 10_000).events

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.core_engine import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import serve
 from vtoken import wire
 from vtoken.client import Client
@@ -20,27 +20,18 @@ Handle = Callable[[wire.Command], wire.Reply]
 
 
 @asynccontextmanager
-async def stepping(core: CoreEngine) -> AsyncIterator[None]:
+async def stepping(core: LiveEngine) -> AsyncIterator[None]:
     """Steps of two requests in the background."""
-
-    async def step() -> None:
-        while True:
-            core.step(1)
-            await asyncio.sleep(0.02)
-
     core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
     core.admit("a", 100)
     core.admit("b", 80)
-    task = asyncio.create_task(step())
-    try:
+    async with core.stepping():
         yield
-    finally:
-        task.cancel()
-        core.close()
+    core.close()
 
 
 def work(url: str, recording: Path) -> list[Row]:
-    with Client(url, timeout_s=30.0) as client, Recorder(url, recording) as recorder:
+    with Client(url, timeout_s=30.0) as client, Recorder(client, recording) as recorder:
         announced: list[Row] = []
         exercise = Exercise(client, recorder, on_row=announced.append)
         exercise.run(exercise.plan(), settle_s=0.0)
@@ -49,14 +40,14 @@ def work(url: str, recording: Path) -> list[Row]:
         return announced
 
 
-async def exercised(core: CoreEngine, handle: Handle, recording: Path) -> dict[str, Row]:
+async def exercised(core: LiveEngine, handle: Handle, recording: Path) -> dict[str, Row]:
     async with stepping(core), serve(handle) as served:
         rows = await asyncio.to_thread(work, served.url, recording)
     return {row.control: row for row in rows}
 
 
 async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
-    core = CoreEngine(num_blocks=1024)
+    core = make_quiet(num_blocks=1024)
     rows = await exercised(core, core.handle, tmp_path / "recording.ndjson")
     assert {name: row.outcome for name, row in rows.items() if not row.ok} == {}
     assert {"policy h2o", "pause", "resume", "compact", "undo", "refused change"} <= rows.keys()
@@ -68,7 +59,7 @@ async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_answers_without_changing_is_found_out(tmp_path: Path) -> None:
-    core = CoreEngine(num_blocks=1024)
+    core = make_quiet(num_blocks=1024)
 
     def lie(command: wire.Command) -> wire.Reply:
         reply = core.handle(command)

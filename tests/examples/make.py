@@ -1,14 +1,13 @@
 """Makes `vtoken_api/rest/examples.json`: real answers of a real server, as documentation.
 
-Run from the repository: `python tests/examples/make.py`. The engine is the real core over a small
-pool (`core_engine`), the server is the real plugin; what cannot be had otherwise (429, 408, 503) is
+Run from the repository: `python -m tests.examples.make`. The engine is the real core over a small
+pool (`make_quiet`), the server is the real plugin; what cannot be had otherwise (429, 408, 503) is
 provoked. `tests/api/test_examples.py` checks the file against the schemas and the wire's structs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ import httpx
 import msgspec
 import websockets
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT), str(ROOT / "api")]
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.serving import Served, serve
+from vtoken_api.auth.limits import Rate, RateLimits
+from vtoken_api.rest import inputs
 
-from tests.support.core_engine import CoreEngine  # noqa: E402
-from tests.support.serving import Served, serve  # noqa: E402
-from vtoken_api.auth.limits import Rate, RateLimits  # noqa: E402
-from vtoken_api.rest import inputs  # noqa: E402
-
-TARGET = ROOT / "api/vtoken_api/rest/examples.json"
+TARGET = Path(__file__).parents[2] / "api/vtoken_api/rest/examples.json"
 BODIES: dict[str, Any] = {
     "vtoken_patch_config": {"theta_f": 0.25, "policy": {"name": "streaming_llm"}},
     "vtoken_compact": {"request_id": "cmpl-1", "batch_size": 8, "dry_run": True},
@@ -32,8 +28,8 @@ BODIES: dict[str, Any] = {
 JSON = {"Content-Type": "application/json"}
 
 
-def make_engine() -> CoreEngine:
-    core = CoreEngine(num_blocks=24)
+def make_engine() -> LiveEngine:
+    core = make_quiet(num_blocks=24)
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
@@ -43,7 +39,7 @@ def make_engine() -> CoreEngine:
     )
     core.admit("cmpl-1", 100)
     core.admit("cmpl-2", 80)
-    core.step(3)
+    core.steps(3)
     return core
 
 
@@ -114,7 +110,7 @@ async def problems(served: Served, http: httpx.AsyncClient) -> dict[str, Any]:
     return found
 
 
-async def messages(served: Served, http: httpx.AsyncClient, core: CoreEngine) -> dict[str, Any]:
+async def messages(served: Served, http: httpx.AsyncClient, core: LiveEngine) -> dict[str, Any]:
     """One message a kind, as they came."""
     found: dict[str, Any] = {"auth": {"type": "auth", "token": "0123456789abcdef"}}
     async with websockets.connect(served.stream_url + "?fps=30") as stream:
@@ -122,7 +118,7 @@ async def messages(served: Served, http: httpx.AsyncClient, core: CoreEngine) ->
             message = msgspec.json.decode(await stream.recv())
             if message["type"] == "snapshot" and "hello" in found:
                 await http.post("/vtoken/v1/compactions", json={})
-                core.step()
+                core.steps()
             found.setdefault(message["type"], message)
     found["hello"]["policies"] = found["hello"]["policies"][:1]
     head = {name: found["heartbeat"][name] for name in ("epoch", "step", "ts")}

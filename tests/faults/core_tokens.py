@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_plan, each_relocation, swapped
@@ -198,7 +199,7 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
         raise error  # the engine itself goes on, without evicting
 
     engine.runtime.policy_runner._suspend = tell
-    engine.runtime.state.config = replace(engine.runtime.config, policy=Wrong())
+    engine.runtime.state.config = structs.replace(engine.runtime.config, policy=Wrong())
 
 
 @TOKENS.fault("policy", "policy, `_checked`")

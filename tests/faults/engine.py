@@ -81,7 +81,7 @@ class EngineUnderFaults:
 
         self._configure(CONFIG | fault.options.get("config", {}))
         with self.stack:
-            self.stack.enter_context(patch.object(self.runtime, "violated", violated))
+            self.stack.enter_context(patch.object(self.runtime.state, "violated", violated))
             self._runs += 1
             outputs = self._traffic(fault, hit, found)
         assert hit.times, f"{fault.name}: never injected"

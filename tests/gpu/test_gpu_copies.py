@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vtoken.vllm.cuda.checks import copies, overlap
-from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.streams import CUDAStreams
 from vtoken.vllm.cuda.layout import slot_rows
-from vtoken.vllm.cuda.streams import CUDAStreams
 
 LAYERS, BLOCKS, S = 4, 512, 16
 

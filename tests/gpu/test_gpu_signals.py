@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("vllm")
 
 from tests.support.two_workers import DeviceWorker, Life, Worker
-from vtoken.vllm.cuda.streams import CUDAStreams
-from vtoken.vllm.cuda.transfer import download
+from vtoken.vllm.cuda.copies.streams import CUDAStreams
+from vtoken.vllm.cuda.copies.transfer import download
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def probe() -> dict[str, Any]:
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.layout import keys_of
     from vtoken.vllm.cuda.pages import LiveRow, PageTables
-    from vtoken.vllm.cuda.probing import DeviceProbe
+    from vtoken.vllm.cuda.signals.probing import DeviceProbe
     from vtoken.vllm.worker.probe import ProbedRequest
 
     torch.manual_seed(1)

@@ -195,5 +195,5 @@ CONFIG_VALUES = wire.ConfigValues(
     recycle=True,
     budget_tokens=2048,
     interval_tokens=128,
-    probe=wire.Probe(layers=[], every_steps=1),
+    probe=wire.Probe(every_steps=1),
 )

@@ -1,4 +1,4 @@
-"""Fixtures: a real server on loopback in front of the real core, for tests of API, client and CLI.
+"""Fixtures: a real server on loopback in front of the real core, for tests of all its clients.
 
 A folder's conftest imports what its tests use.
 """
@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.core_engine import CoreEngine, stepping_on
+from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 
 
 @pytest.fixture
-async def core() -> AsyncIterator[CoreEngine]:
+async def core() -> AsyncIterator[LiveEngine]:
     """Two requests with holes: fragmented, and nothing compacts on its own."""
-    core = CoreEngine()
+    core = make_quiet()
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
@@ -26,20 +26,20 @@ async def core() -> AsyncIterator[CoreEngine]:
     )
     core.admit("a", 100)
     core.admit("b", 80)
-    core.step(3)
+    core.steps(3)
     yield core
     core.close()
 
 
 @pytest.fixture
-async def served(core: CoreEngine) -> AsyncIterator[Served]:
+async def served(core: LiveEngine) -> AsyncIterator[Served]:
     async with serve(core.handle) as served:
         yield served
 
 
 @pytest.fixture
-async def stepping(core: CoreEngine) -> AsyncIterator[None]:
+async def stepping(core: LiveEngine) -> AsyncIterator[None]:
     """The engine takes steps, as it does while requests run."""
 
-    async with stepping_on(core):
+    async with core.stepping():
         yield

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "api"))  # scripted.py
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire

@@ -13,7 +13,7 @@ from vtoken.policies.signals import Signal
 from vtoken.protocol.step import RequestStep, StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.scores import DeviceScores
+from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe

@@ -21,7 +21,7 @@ def told_while_waiting(llm: Any) -> list[str]:
 
     def note_and_listen(now: float) -> None:
         note(now)
-        status = scheduler.vtoken_controller.status()
+        status = scheduler.vtoken_controller.reporter.status()
         if status.requests.waiting:
             sentences.append(status.fragmentation.sentence)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from vtoken.errors import InvariantViolation, UnsupportedError
-from vtoken.vllm.cuda.copy_engine import CUDACopyEngine, TorchSlotCopy
+from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine, TorchSlotCopy
+from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
+from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
 from vtoken.vllm.cuda.layout import page_view, slot_rows, stacked_rows
-from vtoken.vllm.cuda.staged_copy import StagedCopies
-from vtoken.vllm.cuda.streams import HostStreams, Stream
 
 N, H, S, D, LAYERS = 6, 2, 16, 8, 3
 
@@ -147,7 +147,7 @@ def make_caches(*, apart: bool = False) -> list[torch.Tensor]:
 def test_a_copy_moves_every_layer_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, apart: bool, limit: int
 ) -> None:
-    monkeypatch.setattr("vtoken.vllm.cuda.copy_engine.MAX_GATHERED_BYTES", limit)
+    monkeypatch.setattr("vtoken.vllm.cuda.copies.copy_engine.MAX_GATHERED_BYTES", limit)
     caches = make_caches(apart=apart)
     assert (stacked_rows(caches) is None) == apart
     before = [cache.clone() for cache in caches]

@@ -22,10 +22,10 @@ from vtoken.policies.signals import Signal, make_keeper
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.cuda import kernels
-from vtoken.vllm.cuda import scores as device_scores
-from vtoken.vllm.cuda.keepers import make_device_keeper
-from vtoken.vllm.cuda.scores import DeviceScores
-from vtoken.vllm.cuda.streams import HostStreams, Stream
+from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
+from vtoken.vllm.cuda.signals import scores as device_scores
+from vtoken.vllm.cuda.signals.keepers import make_device_keeper
+from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.delivery import deliver
 from vtoken.vllm.worker.executor import PhysicalStep
 from vtoken.vllm.worker.scores import Told

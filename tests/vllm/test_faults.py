@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.catalogue import Fault
+from tests.faults.document import is_current
 from tests.faults.engine import ENGINE_ARGUMENTS, EngineUnderFaults
 from tests.faults.engine_faults import ENGINE
 from vtoken.vllm import engine_args
@@ -44,6 +45,7 @@ def test_the_fault_is_noticed(fault: Fault, under_faults: Any) -> None:
     found = under_faults().run(fault)
     assert found is not None, f"nothing noticed: {fault.name}"
     assert found.by.startswith(fault.by), f"{found.by}: {found.detail}"
+    assert is_current(fault, found), "run python -m tests.faults"
 
 
 def test_the_document_lists_every_fault() -> None:

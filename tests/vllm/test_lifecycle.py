@@ -159,7 +159,7 @@ def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_
         table = next(iter(runtime.tables))
         known = table.num_tokens
         step(llm, tokens, 30)
-        assert (runtime.rest.active, table.num_tokens) == (True, known)  # nobody asked
+        assert (runtime.resting.active, table.num_tokens) == (True, known)  # nobody asked
         follow_up = PROMPTS[0] + tokens["r0"]  # its blocks were hashed in steps that passed
         submit(llm, [follow_up], 60, first=3)
         step(llm, tokens, 1)

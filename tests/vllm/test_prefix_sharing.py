@@ -349,7 +349,7 @@ def test_control_a_store_that_calls_hashed_blocks_writable_poisons_later_hits(
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     expected = reference.generate(hf_model, PROMPTS[0], 12, evict)
     assert poisoned(llm, session()) == expected
-    store = runtime_of(llm).store
+    store = runtime_of(llm).state.store
     honest = store.is_writable
     store.is_writable = lambda block: store._pool.blocks[block].ref_cnt == 1
     try:

@@ -37,7 +37,7 @@ def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy
             runs[name] = tokens, observer.logs()
             observer.runtime.evictor.pick_victims = pick
             observer.runtime.commit_step = commit
-            shadow = control.status().shadow
+            shadow = control.reporter.status().shadow
             if name == "none":
                 assert shadow is None
                 continue

@@ -80,7 +80,7 @@ def test_lenient_the_engine_serves_on_and_says_so(engine: Any) -> None:
     with engine(**broken(strict=False)) as llm:
         run(llm, tokens)
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        invariants = scheduler.vtoken_controller.status().invariants
+        invariants = scheduler.vtoken_controller.reporter.status().invariants
         assert invariants.violations > 0
         assert not invariants.strict
         assert invariants.verified_relocations >= invariants.violations

@@ -244,10 +244,10 @@ def test_what_the_other_rank_finds_reaches_the_scheduler(two_ranks: Any, greedy:
 
 
 def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any, greedy: Any) -> None:
-    runtime_of(two_ranks).strict = True
+    runtime_of(two_ranks).state.strict = True
     with pytest.raises(InvariantViolation, match="rank 1 has another mirror"):
         run_and_break(two_ranks, greedy, move_a_token)
-    two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).states), internal=True)
+    two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).state.requests), internal=True)
 
 
 def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any, greedy: Any) -> None:

@@ -230,7 +230,7 @@ def _config() -> wire.ConfigDocument:
         recycle=True,
         budget_tokens=BUDGET,
         interval_tokens=INTERVAL,
-        probe=wire.Probe(layers=[], every_steps=4),
+        probe=wire.Probe(every_steps=4),
     )
     return wire.ConfigDocument(revision=1, desired=values, effective=values, bounds={})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -63,8 +63,9 @@ def field_names() -> list[str]:
 
 
 def _structs(kind: Any) -> list[Any]:
-    kinds = getattr(kind, "__args__", (kind,))
-    return [part for part in kinds if isinstance(part, type) and issubclass(part, wire.Doc)]
+    if isinstance(kind, type):
+        return [kind] if issubclass(kind, msgspec.Struct) else []
+    return [found for part in get_args(kind) for found in _structs(part)]
 
 
 def _fields(prefix: str, **_: Any) -> list[str]:

@@ -16,7 +16,7 @@ from vtoken.cli.text import say
 from vtoken.client import Client
 
 if TYPE_CHECKING:
-    from vtoken_console.app.keys import Key
+    from vtoken_console.frame.keys import Key
 
 
 def console(arguments: Namespace, client: Client) -> int:

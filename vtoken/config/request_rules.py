@@ -8,22 +8,31 @@ in force needs counts as that least budget, so that a live switch never strands 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.bounds import fault
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, make_policy
+from vtoken.wire import BudgetTokens, IntervalTokens
 
 PREFIX = "vtoken_"
-ARGUMENTS = (
-    "vtoken_policy",
-    "vtoken_policy_params",
-    "vtoken_budget_tokens",
-    "vtoken_interval_tokens",
-)
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, rename=lambda name: PREFIX + name):
+    """What a request may bring along; it travels under these names, with `vtoken_` before them."""
+
+    policy: str | None = None
+    policy_params: Any = None  # a JSON object, as text or as it is
+    budget_tokens: BudgetTokens | None = None
+    interval_tokens: IntervalTokens | None = None
+
+
+ARGUMENTS = tuple(item.encode_name for item in structs.fields(Arguments))
 
 
 @dataclass(slots=True)
@@ -41,7 +50,7 @@ class RequestRules:
             policy = config.policy if self.policy is None else self.policy
             budget = config.budget_tokens if self.budget_tokens is None else self.budget_tokens
             interval = self.interval_tokens
-            merged = replace(
+            merged = structs.replace(
                 config,
                 policy=policy,
                 budget_tokens=max(budget, policy.min_budget_tokens()),
@@ -66,8 +75,11 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
             raise RefusedError(
                 f"unknown argument {key}", field=key, value=value, bound=", ".join(ARGUMENTS)
             )
-    policy = _policy(ours)
-    budget = _integer(ours, "vtoken_budget_tokens", low=1)
+    try:
+        asked = msgspec.convert(ours, Arguments)
+    except msgspec.ValidationError as error:
+        raise fault(error, ours, Arguments) from None
+    policy, budget = _policy(asked), asked.budget_tokens
     if policy is not None and budget is not None and budget < policy.min_budget_tokens():
         raise RefusedError(
             f"vtoken_budget_tokens = {budget} is too small for policy {policy.name}",
@@ -75,12 +87,12 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
             value=budget,
             bound=f"at least {policy.min_budget_tokens()} with these parameters",
         )
-    return RequestRules(policy, budget, _integer(ours, "vtoken_interval_tokens", low=0))
+    return RequestRules(policy, budget, asked.interval_tokens)
 
 
-def _policy(ours: dict[str, Any]) -> Policy | None:
-    name, text = ours.get("vtoken_policy"), ours.get("vtoken_policy_params")
-    if name is None:
+def _policy(asked: Arguments) -> Policy | None:
+    text = asked.policy_params
+    if asked.policy is None:
         if text is not None:
             raise RefusedError(
                 "vtoken_policy_params needs vtoken_policy",
@@ -99,24 +111,10 @@ def _policy(ours: dict[str, Any]) -> Policy | None:
             bound="a JSON object as text",
         ) from None
     try:
-        return make_policy(name, params)
+        return make_policy(asked.policy, params)
     except RefusedError as error:
         of_params = str(error.field).removeprefix("policy.params")
         error.field = (
             "vtoken_policy" if error.field == "policy.name" else f"vtoken_policy_params{of_params}"
         )
         raise
-
-
-def _integer(ours: dict[str, Any], key: str, *, low: int) -> int | None:
-    value = ours.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_TOKENS:
-        raise RefusedError(
-            f"{key} = {value!r} is not an integer in {low}..{MAX_TOKENS}",
-            field=key,
-            value=value,
-            bound=f"{low}..{MAX_TOKENS}",
-        )
-    return value

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
@@ -235,7 +237,7 @@ class Diagnosis:
         preview = runtime.round_planner.preview(config)
         found, copied = preview.round, None
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
-            copying = replace(config, prefix_sharing="copy")
+            copying = structs.replace(config, prefix_sharing="copy")
             copied = runtime.round_planner.preview(copying).round
         return Offer(
             tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),

@@ -20,7 +20,7 @@ from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
 from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.wasted_moves import PAYBACK_STEPS
+from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
@@ -33,11 +33,13 @@ from vtoken.wire import (
     BlockOwner,
     BlockSlot,
     Invariants,
+    Pinned,
     PolicyChoice,
     Reclamation,
     RequestCounts,
     RequestDetail,
     RequestRow,
+    SlotState,
     Status,
     TokenCounts,
     TokenPage,
@@ -126,6 +128,7 @@ class Reporter:
             )
             for offset in range(size):
                 slot = slots[offset]
+                state: SlotState
                 if live[offset] >= 0 and slot.state != "live":
                     state = "live"
                 elif last[offset] >= 0 and slot.state == "free":
@@ -134,11 +137,12 @@ class Reporter:
                     continue
                 slots[offset] = BlockSlot(
                     offset=offset,
-                    state=state,  # type: ignore[arg-type]
+                    state=state,
                     token_id=int(last[offset]),
                     request_id=table.request_id,
                 )
         flags = int(self.flags()[block_id])
+        pinned: Pinned
         if flags & FLAG_IN_FLIGHT:
             pinned = "in flight"
         elif flags & FLAG_SHARED:
@@ -150,7 +154,7 @@ class Reporter:
             live=int(runtime.tables.pool.live[block_id]),
             ref_cnt=len(owners),
             flags=flags,
-            pinned=pinned,  # type: ignore[arg-type]
+            pinned=pinned,
             owners=owners,
             slots=slots,
         )
@@ -299,7 +303,7 @@ class Reporter:
             ),
             fragmentation=fragmentation,
             reclamation=Reclamation(
-                state=config.reclamation,  # type: ignore[arg-type]
+                state=config.reclamation,
                 in_flight=runtime.relocator.num_in_flight_tokens,
                 relocations=counters.relocations,
                 moved_tokens=counters.moved_tokens,
@@ -320,7 +324,7 @@ class Reporter:
                 shared_freed_blocks=counters.shared_freed_blocks,
                 relocation_freed_blocks=counters.relocation_freed_blocks,
                 moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
-                payback_steps=PAYBACK_STEPS,
+                payback_steps=WASTED_WITHIN_STEPS,
             ),
             policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
             budget_tokens=config.budget_tokens,

@@ -1,8 +1,8 @@
 """Reads the server's stream in a thread: writes it down, and remembers what the report needs.
 
-Knows the wire and how recordings are written.
+Knows the typed client, the wire and how recordings are written.
 
-1. `seq` rises by one a message; every break is counted in `gaps`.
+1. A gap in `seq` ends the stream and is counted in `gaps`.
 2. A lost connection is an error that `check` raises; the recorder never reconnects silently.
 """
 
@@ -14,37 +14,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import connect
-
 from vtoken import recording as recordings
 from vtoken import wire
+from vtoken.client import Client, ProblemError, StreamGap
 from vtoken.demo.server import DemoError
 
 FPS = 5
-QUERY = f"topics=blocks,requests,events,metrics&fps={FPS}&format=json"
 JOIN_S = 10.0
 
 
 class Recorder:
-    """The stream of the server at `url`, recorded into `path` inside the `with` block."""
+    """The stream of `client`'s server, recorded into `path` inside the `with` block."""
 
-    def __init__(self, url: str, path: Path) -> None:
+    def __init__(self, client: Client, path: Path) -> None:
         self.gaps = 0
         self.messages = 0
         self.dropped_events = 0
         self.violations: list[str] = []  # summaries of violation events
         self.samples: list[wire.Status] = []
-        self._source = url
-        self._url = f"{url.replace('http', 'ws', 1)}/vtoken/v1/stream?{QUERY}"
+        self._source = client.server.url
+        self._stream = client.stream(fps=FPS, format="json")
         self._path = path
-        self._decoder = msgspec.json.Decoder(wire.StreamMessage)
         self._changed = threading.Condition()
         self._config: wire.ConfigDocument | None = None
         self._error: str | None = None
-        self._last_seq: int | None = None
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def __enter__(self) -> Self:
@@ -58,7 +51,7 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop.set()
+        self._stream.close()
         self._thread.join(JOIN_S)
 
     def check(self) -> None:
@@ -83,36 +76,19 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            with (
-                recordings.RecordingWriter(self._path, source=self._source) as writer,
-                connect(self._url, max_size=None, compression=None, proxy=None) as socket,
-            ):
+            with recordings.RecordingWriter(self._path, source=self._source) as writer:
                 recorder = recordings.Recorder(writer)
-                while not self._stop.is_set():
-                    try:
-                        text = socket.recv(timeout=0.5)
-                    except TimeoutError:
-                        continue
-                    assert isinstance(text, str)
-                    message = self._decoder.decode(text)
-                    recorder.take(text.encode(), message)
+                for message in self._stream:
+                    recorder.take(str(self._stream.raw).encode(), message)
                     self._take(message)
-        except (
-            OSError,
-            WebSocketException,
-            msgspec.MsgspecError,
-            recordings.RecordingError,
-        ) as error:
-            if not self._stop.is_set():
-                with self._changed:
-                    self._error = f"{type(error).__name__}: {error}"
-                    self._changed.notify_all()
+        except (ProblemError, recordings.RecordingError) as error:
+            with self._changed:
+                self.gaps += isinstance(error, StreamGap)
+                self._error = f"{type(error).__name__}: {error}"
+                self._changed.notify_all()
 
     def _take(self, message: wire.StreamMessage) -> None:
         self.messages += 1
-        if self._last_seq is not None and message.seq != self._last_seq + 1:
-            self.gaps += 1
-        self._last_seq = message.seq
         if isinstance(message, wire.Dropped):
             self.dropped_events += message.n
         elif isinstance(message, wire.EventMessage):

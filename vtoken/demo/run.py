@@ -202,7 +202,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     recording.unlink(missing_ok=True)  # of the run before
     with (
         Client(server.url, timeout_s=30.0) as client,
-        Recorder(server.url, recording) as recorder,
+        Recorder(client, recording) as recorder,
     ):
         exercise = Exercise(client, recorder, on_row=announce)
         with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:

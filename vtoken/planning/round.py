@@ -57,18 +57,14 @@ def plan_round(
     sources_left, headroom_left = batch_size, headroom_blocks
     for layout in layouts:
         num_candidates += num_shared_candidates(layout)
-        planner = config.planner
         plan = plan_relocation(
-            layout,
-            planner,  # type: ignore[arg-type]
-            batch_size=sources_left,
-            headroom_blocks=headroom_left,
+            layout, config.planner, batch_size=sources_left, headroom_blocks=headroom_left
         )
         seen.append((layout, plan))
         if plan is None:
             unbounded = plan_relocation(
                 layout,
-                planner,  # type: ignore[arg-type]
+                config.planner,
                 batch_size=sources_left,
                 headroom_blocks=len(layout.blocks),
             )
@@ -85,7 +81,7 @@ def plan_round(
             [layout for layout, _ in seen],
             [plan for _, plan in seen],
             holders,
-            config.planner,  # type: ignore[arg-type]
+            config.planner,
             batch_size=sources_left,
             headroom_blocks=headroom_left,
         )

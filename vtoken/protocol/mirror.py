@@ -1,7 +1,8 @@
 """The worker's mirror of one token table: the slot of every live token, and its signals.
 
-Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute count
-is verified, so a mirror that drifts stops the worker before a wrong token is computed.
+Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute counts
+are verified, so a mirror that loses count stops the worker before the forward. Right counts in
+wrong places are found by the content check alone (`verify_ratio`).
 """
 
 from __future__ import annotations

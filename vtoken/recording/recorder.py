@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import msgspec
 
 from vtoken import wire
-from vtoken.recording.state import StreamState
+from vtoken.recording.keyframe import keyframe
 from vtoken.recording.writer import RecordingWriter
+from vtoken.stream.reducer import ResyncNeeded, StreamState, apply
 
 KEYFRAME_S = 10.0
 AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
@@ -30,12 +31,18 @@ class Recorder:
         self._audited: set[tuple[float, str, str, int]] = set()
 
     def take(self, text: bytes, message: wire.StreamMessage) -> None:
-        """Write one message; raises RecordingError."""
+        """Write one message; raises RecordingError.
+
+        Messages whose state cannot be known are written too; no key frame follows them.
+        """
         if isinstance(message, wire.Hello):
             self._writer.begin_member()
         self._writer.write(text)
         self.num_messages += 1
-        self._state.take(message)
+        try:
+            self._state = apply(self._state, message)
+        except ResyncNeeded:
+            self._state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
             self._keyframe_ts = message.ts
         elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also when it jumped back
@@ -52,10 +59,10 @@ class Recorder:
             self._audited = set(seen)
 
     def _write_keyframe(self) -> None:
-        keyframe = self._state.keyframe()
-        if keyframe is not None:
+        messages = keyframe(self._state)
+        if messages is not None:
             self._writer.begin_member()
-            for message in keyframe:
+            for message in messages:
                 self._writer.write(self._encoder.encode(message))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from vtoken.arrays import Ints
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.protocol.step import NO_IDS
@@ -18,6 +18,7 @@ from vtoken.runtime.events import counted
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
+from vtoken.wire import MAX_TOKENS
 
 
 class Evictor:

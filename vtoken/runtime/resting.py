@@ -6,7 +6,8 @@ then pass without them; they are caught up, from those books, when somebody read
 enter and leave their tables at once, never late.
 
 Invariants:
-1. active => at the start of the newest step nothing could evict and every table was positional
+1. active => when the newest step began nothing could evict, every table was positional, no
+   operation was pending and no policy read a signal (`Runtime.begin_step`)
 2. behind => all_positional: only positional tables are caught up
 3. not all_positional => some request that holds a block has evicted something, or is about to
 4. whoever reads `tables` finds them as if every step had been committed

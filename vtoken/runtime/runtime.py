@@ -5,7 +5,7 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
     begin_step(ready, …)    before allocation: evict, give all-dead blocks back, relocate
     required_extent(id, n)  during it: how many places the request needs for n new tokens
     commit_step(grown)      after it: register the new tokens, return the worker's plan
-    pass_step()             instead, where `rest.active` and the step admitted nobody
+    pass_step()             instead, where `resting.active` and the step admitted nobody
     finish_step(report)     what the worker reports of a step
     sampled(ids, n)         which requests were given a token by it
 
@@ -30,7 +30,7 @@ from functools import partial
 from itertools import chain
 
 from vtoken.config.request_rules import RequestRules
-from vtoken.config.values import MAX_TOKENS, VTokenConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.protocol.step import StepPlan, WorkerReport
@@ -48,7 +48,7 @@ from vtoken.runtime.round_planner import RoundPlanner
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables
-from vtoken.wire import Geometry
+from vtoken.wire import MAX_TOKENS, Geometry
 
 __all__ = ["BlockStore", "GrownRequest", "Runtime"]
 
@@ -79,7 +79,7 @@ class Runtime:
         self.state = RuntimeState(
             geometry, store, config, strict=strict, report_lag_steps=report_lag_steps
         )
-        self.rest = self.state.rest
+        self.resting = self.state.resting
         self.operations = Operations(partial(tell_operation, self.state))
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
@@ -98,7 +98,7 @@ class Runtime:
     @property
     def tables(self) -> TokenTables:
         """The tables as the newest step left them, whoever asks and whenever."""
-        return self.state.rest.tables
+        return self.state.resting.tables
 
     @property
     def config(self) -> VTokenConfig:
@@ -124,7 +124,7 @@ class Runtime:
     @property
     def idle(self) -> bool:
         """Whether nothing may evict, and nobody who holds a block has evicted anything."""
-        return self.rest.all_positional and not self.state.may_evict
+        return self.resting.all_positional and not self.state.may_evict
 
     # ------------------------------------------------------------ requests come and go
 
@@ -188,12 +188,12 @@ class Runtime:
         `ready`: requests whose prompt is computed and that will append one token next.
         `prefilling`: those in the middle of their prompt, each with its next chunk's most tokens.
         """
-        state, rest = self.state, self.rest
+        state, resting = self.state, self.resting
         state.begin_step()
         can_be_due = not self.idle or self.operations.pending or self.scoring.active
-        if rest.begin_step(can_be_due=can_be_due):
+        if resting.begin_step(can_be_due=can_be_due):
             self.relocator.forget_step()
-        if rest.active:
+        if resting.active:
             state.begin_allocation()
             return  # nothing is dead: no holes, nothing to move, nothing to give back
         freed: list[int] = []
@@ -211,7 +211,7 @@ class Runtime:
 
     def required_extent(self, request_id: str, num_new: int) -> int | None:
         """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        return None if self.rest.active else self.appender.required_extent(request_id, num_new)
+        return None if self.resting.active else self.appender.required_extent(request_id, num_new)
 
     def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
@@ -245,7 +245,7 @@ class Runtime:
         Instead of `commit_step`, where the runtime rests and no request without a table was
         scheduled.
         """
-        self.rest.pass_step()
+        self.resting.pass_step()
         self._count_commit()
 
     def _count_commit(self) -> None:
@@ -317,7 +317,7 @@ class Runtime:
         """All invariants, recomputed from nothing; raises InvariantViolation."""
         tables, state = self.tables, self.state
         tables.check()
-        self.rest.check()
+        self.resting.check()
         if set(state.requests) != {table.request_id for table in tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
         if differences := state.store.differences(tables):

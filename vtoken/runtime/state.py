@@ -24,10 +24,10 @@ from vtoken.wire import Geometry
 class RuntimeState:
     """The state of one block pool at engine step `step`.
 
-    Every part reads all of it. A field changes by a method of this class alone; `counters`,
-    `events`, `latency`, `shadow` and `rest` are objects that have methods, or an owner, of their
-    own. `report_lag_steps`: how many steps may be with the worker while the next one is planned.
-    `config`, of number `revision`, is what the next step takes.
+    Every part may read all of it. Only the methods of this class assign its fields. `counters`,
+    `events`, `latency`, `shadow`, `resting` and each `RequestState` are objects of their own, whose
+    docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker while
+    the next one is planned. `config`, of number `revision`, is what the next step takes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RuntimeState:
         self.config = config
         self.revision = 1
         self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
-        self.rest = Resting(
+        self.resting = Resting(
             TokenTables(geometry.num_blocks, geometry.block_size), store, self.violated
         )
         self.requests: dict[str, RequestState] = {}  # all that have a table
@@ -66,7 +66,7 @@ class RuntimeState:
     @property
     def tables(self) -> TokenTables:
         """The tables as the newest step left them, whoever asks and whenever."""
-        return self.rest.tables
+        return self.resting.tables
 
     def admit(self, request: RequestState) -> None:
         """The request gets its first blocks in this step."""
@@ -74,7 +74,7 @@ class RuntimeState:
 
     def release(self, request_id: str) -> None:
         """The request lets go of its blocks, and of its part of the step being planned."""
-        self.rest.release(request_id)
+        self.resting.release(request_id)
         del self.requests[request_id]
         self._parts.pop(request_id, None)
 
@@ -85,7 +85,7 @@ class RuntimeState:
             self.requests[table.request_id].readonly = frozenset(
                 block for block in table.blocks if not self.store.is_writable(block)
             )
-        self.rest.note_eviction()
+        self.resting.note_eviction()
 
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""
@@ -167,7 +167,7 @@ class RuntimeState:
     # ------------------------------------------------------------ violations
 
     def violated(self, violation: InvariantViolation) -> None:
-        """An invariant broke: count it, report it, and in strict mode stop before a wrong token."""
+        """An invariant broke: count it, report it, and in strict mode stop before the step ends."""
         self.counters.violations += 1
         self.events.add(
             self.step,

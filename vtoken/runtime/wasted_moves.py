@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vtoken.arrays import Ints
 
-PAYBACK_STEPS = 64
+WASTED_WITHIN_STEPS = 64
 NEVER = -(1 << 30)
 
 
@@ -31,6 +31,6 @@ class LastMoves:
         self._steps[ids] = step
 
     def num_recent(self, ids: Ints, step: int) -> int:
-        """How many of the tokens `ids` [n] were moved at most `PAYBACK_STEPS` before `step`."""
+        """How many of the tokens `ids` [n] were moved within `WASTED_WITHIN_STEPS` of `step`."""
         known = ids if int(ids.max(initial=-1)) < len(self._steps) else ids[ids < len(self._steps)]
-        return int(np.count_nonzero(self._steps[known] >= step - PAYBACK_STEPS))
+        return int(np.count_nonzero(self._steps[known] >= step - WASTED_WITHIN_STEPS))

@@ -53,8 +53,8 @@ class HookTimer:
         self.seconds = {"scheduler": 0.0, "worker": 0.0}
         if getattr(scheduler, "vtoken", None) is None:
             return
-        from vtoken.vllm.cpu.runner import VTokenRunnerMixin
         from vtoken.vllm.engine.scheduler import VTokenSchedulerMixin
+        from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 
         for name in ("schedule", "update_from_output"):
             self._wrap("scheduler", type(scheduler), VTokenSchedulerMixin, name)

@@ -16,7 +16,7 @@ class ExportActions(Base):
     async def action_export(self) -> None:
         from vtoken_console.screens.export import ExportScreen
 
-        if self.client is None or not self.client.model.synced:
+        if self.source is None or not self.source.feed.model.synced:
             self.say("Nothing to export yet: no data has come.", is_error=True)
         elif not isinstance(self.screen, ExportScreen):
             await self.push_screen(ExportScreen(), self._exported)
@@ -27,7 +27,7 @@ class ExportActions(Base):
             self.call_after_refresh(self._export, kind)
 
     async def _export(self, kind: str) -> None:
-        from vtoken_console.output.raster import PngUnavailable
+        from vtoken_console.export.raster import PngUnavailable
 
         try:
             files = await self.export_files(kind)
@@ -39,18 +39,18 @@ class ExportActions(Base):
 
     async def export_files(self, kind: str) -> dict[str, bytes]:
         """Contents by file name. Raises PngUnavailable."""
-        from vtoken_console.output import export
-        from vtoken_console.output.raster import svg_to_png
+        from vtoken_console.export import files as export
+        from vtoken_console.export.raster import svg_to_png
 
-        client = self.client
-        assert client is not None
-        view, model = self.make_view(), client.model
+        source = self.source
+        assert source is not None
+        view, model = self.make_view(), source.feed.model
         stem = export.stem(view.now)
         if kind == "json":
             ts = model.status.ts if model.status else view.now
             return {f"{stem}.json": await asyncio.to_thread(export.document, model, self.url, ts)}
         if kind == "csv":
-            tables = await asyncio.to_thread(export.tables, model, client.series)
+            tables = await asyncio.to_thread(export.tables, model, source.feed.series)
             return {f"{stem}-{name}.csv": data for name, data in tables.items()}
         svg = self.export_screenshot(title=f"vtoken console: {self.url}")
         if kind == "svg":
@@ -59,7 +59,7 @@ class ExportActions(Base):
 
     async def _hand_over(self, files: dict[str, bytes]) -> str:
         """Writes files, or gives them to the browser; where they went. Raises OSError."""
-        from vtoken_console.output import export
+        from vtoken_console.export import files as export
 
         if self.is_web:  # the server's disk is not the reader's
             for name, data in files.items():

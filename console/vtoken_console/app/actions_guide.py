@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vtoken_console.app.base import Base
-from vtoken_console.app.guide import Guide, facts_of, remember, seen_path
-from vtoken_console.app.view import View
+from vtoken_console.frame.guide import Facts, Guide, remember, seen_path
+from vtoken_console.frame.view import View
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
 PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}
@@ -23,7 +23,7 @@ class GuideActions(Base):
             return  # the map is not drawn yet
         page = type(self.screen).__name__
         self.guide.look(
-            facts_of(
+            _facts(
                 view,
                 page=PAGES.get(page, page),
                 cursor=cursor,
@@ -43,3 +43,19 @@ class GuideActions(Base):
         self.guide = None
         wrong = remember(seen_path())
         self.say(f"{text} But {wrong}." if wrong else text, is_error=bool(wrong))
+
+
+def _facts(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:
+    """What a step can wait for, from one frame."""
+    assert view.model is not None
+    status, config = view.model.status, view.model.config
+    fragmentation = status.fragmentation if status is not None else None
+    return Facts(
+        page=page,
+        cursor=cursor,
+        drafted=drafted,
+        revision=config.revision if config is not None else 0,
+        relocations=status.reclamation.relocations if status is not None else 0,
+        wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
+        on_trial=config is not None and config.trial is not None,
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from vtoken_console.app.base import Base
 from vtoken_console.look.appearance import Appearance
-from vtoken_console.look.colouring import MODES, Mode
 from vtoken_console.look.diff_renderer import set_color_system
 from vtoken_console.look.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.screens.dashboard import VIEWS
 from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.requests import Requests
 
@@ -47,14 +47,21 @@ class LookActions(Base):
     async def open_request(self, request_id: str) -> None:
         from vtoken_console.screens.request import RequestScreen
 
-        if self.client is not None:
-            await self.push_screen(RequestScreen(self.client, request_id))
+        if self.source is not None:
+            await self.push_screen(RequestScreen(self.source, request_id, self.open_block))
 
     async def open_block(self, block_id: int) -> None:
         from vtoken_console.screens.block import BlockScreen
 
-        if self.client is not None and self.client.model.synced:
-            await self.push_screen(BlockScreen(self.client, block_id))
+        if self.source is not None and self.source.feed.model.synced:
+            await self.push_screen(BlockScreen(self.source, block_id, self._open_owner))
+
+    async def _open_owner(self, request_id: str) -> None:
+        """A request's page in the place of the page of one of its blocks."""
+        from vtoken_console.screens.request import RequestScreen
+
+        if self.source is not None:
+            await self.switch_screen(RequestScreen(self.source, request_id, self.open_block))
 
     # ------------------------------------------------------------ panels
 
@@ -84,7 +91,7 @@ class LookActions(Base):
     def set_mode(self, mode: Mode) -> None:
         """What the heatmap's colours mean from now on."""
         self.heatmap.set_mode(mode)
-        model = self.client.model if self.client else None
+        model = self.source.feed.model if self.source else None
         if mode is Mode.OWNER and model is not None and not len(model.owner):
             self.say("This server does not tell the owners of blocks.", is_error=True)
         else:

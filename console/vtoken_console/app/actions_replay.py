@@ -29,11 +29,11 @@ class ReplayActions(Base):
     ]
 
     def _replay(self) -> Replay | None:
-        if self.client is None or self.client.replay is None:
+        if self.source is None or self.source.replay is None:
             return None
         from vtoken_console.feed.replay import Replay
 
-        return self.client if isinstance(self.client, Replay) else None
+        return self.source if isinstance(self.source, Replay) else None
 
     def action_replay(self, what: str) -> None:
         """One of the controls of a replay, by name."""

@@ -1,6 +1,6 @@
 """The console application: one worker for the network, one timer for the screen.
 
-Knows the wire only. The client keeps the newest model; `tick` draws it, `fps` times a second,
+Knows the wire only. A source feeds the newest model; `tick` draws it, `fps` times a second,
 whatever the server does. Modules that need numpy or a network library are imported after the
 first frame.
 """
@@ -24,19 +24,19 @@ from vtoken_console.app.actions_export import ExportActions
 from vtoken_console.app.actions_guide import GuideActions
 from vtoken_console.app.actions_look import LookActions
 from vtoken_console.app.actions_replay import ReplayActions
-from vtoken_console.app.guide import seen_path
 from vtoken_console.app.keyfile import keymap
-from vtoken_console.app.keys import DASHBOARD_KEYS, KEYS, Key
+from vtoken_console.frame.guide import seen_path
+from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
 from vtoken_console.look.appearance import Appearance, choose
-from vtoken_console.look.colouring import MODES
 from vtoken_console.look.themes import DEPTHS, NAMES
 from vtoken_console.screens.dashboard import VIEWS
+from vtoken_console.widgets.heatmap.colouring import MODES
 
 MAX_PENDING = 2  # writes that wait for the terminal
 HEAVY = (
     "httpx",
     "websockets.asyncio.client",
-    "vtoken_console.feed.client",
+    "vtoken_console.feed.live",
     "vtoken_console.changes.controls",
 )
 
@@ -113,12 +113,12 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
         if self.recording is not None:
             from vtoken_console.feed.replay import Replay
 
-            self.client = Replay(self.recording, fps=self.max_fps, moment=self.moment)
+            self.source = Replay(self.recording, moment=self.moment)
         else:
-            from vtoken_console.feed.client import Client
+            from vtoken_console.feed.live import LiveSource
 
-            self.client = Client(self.url, self._token, self.max_fps)
-        await self.client.run()
+            self.source = LiveSource(self.url, self._token, self.max_fps)
+        await self.source.run()
 
     # ------------------------------------------------------------ frames
 
@@ -131,8 +131,8 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
         if self._ticks:
             self.cost.dropped += max(0, round((now - self._ticks[-1]) * self.max_fps) - 1)
         self.cost.drawn += 1
-        if self.client is not None:
-            self.cost.received_bytes = self.client.received_bytes
+        if self.source is not None:
+            self.cost.received_bytes = self.source.feed.received_bytes
         self._ticks.append(now)
         while now - self._ticks[0] > 2.0:
             self._ticks.popleft()
@@ -152,8 +152,8 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
     # ------------------------------------------------------------ actions
 
     def action_retry(self) -> None:
-        if self.client is not None:
-            self.client.retry_now()
+        if self.source is not None:
+            self.source.retry_now()
 
     async def action_help(self) -> None:
         from vtoken_console.screens.help import HelpScreen

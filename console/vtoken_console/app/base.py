@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from textual.driver import Driver
 
-from vtoken_console.app.cost import Cost, metered
-from vtoken_console.app.keys import KEYS, Key
 from vtoken_console.app.keys_in_order import KeysInOrder
-from vtoken_console.app.view import View
 from vtoken_console.changes.watch import HealthWatch, Watch
 from vtoken_console.feed.connection import Connection, State
+from vtoken_console.frame.cost import Cost, metered
+from vtoken_console.frame.keys import KEYS, Key
+from vtoken_console.frame.view import View
 from vtoken_console.look.appearance import Appearance
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.widgets.notice import SHOWN_S, Note, problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.app.guide import Guide
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.client import Client
-    from vtoken_console.feed.model import Model
+    from vtoken_console.feed.source import Source
+    from vtoken_console.frame.guide import Guide
 
 
 class Base(KeysInOrder):
-    """`url`: the server. `client` is None until the network has been imported.
+    """`url`: the server. `source` is None until the network has been imported.
 
     A key that changes the server acts once while it is held: again HELD_S after it last came.
     """
@@ -52,7 +52,7 @@ class Base(KeysInOrder):
         self.read_only = read_only
         self.look = look
         self.activity: Activity | None = None
-        self.client: Client | None = None
+        self.source: Source | None = None
         self.dashboard = Dashboard()
         self.keys = keys
         self.change_watch = Watch()
@@ -67,16 +67,16 @@ class Base(KeysInOrder):
 
     def make_view(self) -> View:
         """The newest state as one value."""
-        client, now = self.client, time.monotonic()
+        source, now = self.source, time.monotonic()
         spread = now - self._ticks[0] if self._ticks else 0.0
-        synced = client is not None and client.connection.ever_live
-        replay = client.replay if client is not None else None
+        synced = source is not None and source.feed.connection.ever_live
+        replay = source.replay if source is not None else None
         return View(
             url=self.url,
-            connection=client.connection if client else Connection(State.IDLE),
+            connection=source.feed.connection if source else Connection(State.IDLE),
             now=time.time() if replay is None else replay.ts,
             monotonic=now,
-            age_s=now - client.received if client and replay is None else 0.0,
+            age_s=now - source.feed.received if source and replay is None else 0.0,
             fps=(len(self._ticks) - 1) / spread if spread > 0 else 0.0,
             ramp=self.look.ramp,
             theme=self.look.theme,
@@ -84,16 +84,17 @@ class Base(KeysInOrder):
             motion=self.look.motion,
             asked_read_only=self.read_only,
             filter=self.dashboard.filter,
-            model=client.model if client and synced else None,
-            activity=self._observe(client.model, now) if client and synced else None,
-            series=client.series if client and synced else None,
+            model=source.feed.model if source and synced else None,
+            activity=self._observe(source.feed.model, now) if source and synced else None,
+            audit=source.feed.picture.audit if source and synced else (),
+            series=source.feed.series if source and synced else None,
             cost=self.cost.sample(now),
             keys=self.keys,
             replay=replay,
             guide=self.guide.shown if self.guide is not None else None,
         )
 
-    def _observe(self, model: Model, now: float) -> Activity:
+    def _observe(self, model: StreamState, now: float) -> Activity:
         if self.activity is None:
             from vtoken_console.feed.activity import Activity
 
@@ -138,31 +139,31 @@ class Base(KeysInOrder):
             self.say(f"Not done: {why}. Nothing was sent.", is_error=True)
         return bool(why)
 
-    def control(self, name: str, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+    def control(self, name: str, make: Callable[[Source], Coroutine[Any, Any, str]]) -> None:
         """Makes one call to the server, unless controls are off, and says what came of it.
 
         `name` tells a key that is held from another one.
         """
-        (last, at), now, client = self._last_control, time.monotonic(), self.client
+        (last, at), now, source = self._last_control, time.monotonic(), self.source
         self._last_control = (name, now)
         if name == last and now - at < self.HELD_S:
             return
-        if self.refused() or client is None:
+        if self.refused() or source is None:
             return
 
         async def work() -> None:
             self.change_watch.calls += 1
             try:
-                await self._tell(make(client))
+                await self._tell(make(source))
             finally:
                 self.change_watch.calls -= 1
 
         self.run_worker(work(), group="control")
 
-    def try_out(self, make: Callable[[Client], Coroutine[Any, Any, str]]) -> None:
+    def try_out(self, make: Callable[[Source], Coroutine[Any, Any, str]]) -> None:
         """Makes one call that changes nothing, and says what it answers."""
-        if not self.refused(dry_run=True) and self.client is not None:
-            self.run_worker(self._tell(make(self.client)), group="try-out")
+        if not self.refused(dry_run=True) and self.source is not None:
+            self.run_worker(self._tell(make(self.source)), group="try-out")
 
     async def _tell(self, call: Coroutine[Any, Any, str]) -> None:
         from vtoken.client import ProblemError

@@ -23,7 +23,7 @@ from typing import Any
 from textual.binding import Binding
 from textual.keys import Keys
 
-from vtoken_console.app.keys import KEYS, Key, shown_key
+from vtoken_console.frame.keys import KEYS, Key, shown_key
 
 MODIFIERS = ("ctrl+", "shift+", "alt+")
 NAMED = {key.value for key in Keys}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vtoken_console.look import units
+from vtoken_console.look.values import change_text, value_text
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -19,29 +20,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 POLLS = 100
-
-
-def change_text(changes: dict[str, list[Any]]) -> str:
-    """Changes in words: theta_f 0.4 → 0.25, planner pack → plug."""
-    return ", ".join(
-        f"{name} {value_text(old)} → {value_text(new)}" for name, (old, new) in changes.items()
-    )
-
-
-def value_text(value: Any) -> str:
-    """A configuration value in one short piece of text."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, dict) and "name" in value:
-        params = ", ".join(f"{k}={value_text(v)}" for k, v in value.get("params", {}).items())
-        return f"{value['name']}({params})" if params else str(value["name"])
-    if isinstance(value, dict):
-        return ", ".join(f"{k}={value_text(v)}" for k, v in value.items())
-    return str(value)
 
 
 def applied_text(result: wire.PatchResult) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.changes.controls import applied_text, change_text, effective_text
+from vtoken_console.changes.controls import applied_text, effective_text
 from vtoken_console.look import palette, units
+from vtoken_console.look.values import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.widgets.outcome import Paragraph
+    from vtoken_console.look.palette import Paragraph
 
 EVICTION_RULES = frozenset({"policy", "budget_tokens", "interval_tokens", "evict_during"})
 

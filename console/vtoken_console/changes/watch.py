@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtoken_console.changes.controls import change_text
+from vtoken_console.look.values import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.model import Model
+    from vtoken.stream.reducer import StreamState
 
 PATIENCE_S = 3.0  # an accepted change is in force sooner, unless the engine stands still
 
@@ -45,7 +45,7 @@ class Watch:
         self._mine[result.revision] = set(result.changes)
         self._pending = (result.revision, monotonic)
 
-    def look(self, model: Model, monotonic: float) -> list[Told]:
+    def look(self, model: StreamState, monotonic: float) -> list[Told]:
         """What came of changes since the last look."""
         if model.hello is None or self.calls:
             return []
@@ -92,7 +92,7 @@ class Watch:
             self._mine[mine] -= fields
         return Told(f"{text}{data.get('actor')} set {changes} (rev {revision}).", grave=True)
 
-    def _late(self, model: Model, monotonic: float) -> Told | None:
+    def _late(self, model: StreamState, monotonic: float) -> Told | None:
         """Says once that an accepted change is not in force."""
         if self._pending is None or model.config is None:
             return None

@@ -1,10 +1,10 @@
 """What this console has seen the blocks do: when each changed, how often, where tokens moved.
 
-Knows no widget and no socket: it compares the newest Model with the one before, once a frame.
+Knows no widget and no socket: it compares the newest StreamState with the one before, once a frame.
 N blocks. Memory is bounded: some arrays over N and a ring of HISTORY transitions. Times of changes
-are the server's (`Model.ts`), those of movements this machine's, so that they fade at their own
-pace in a replay too. A server that restarted, another geometry or a clock that went back (a replay
-that seeks) starts everything anew.
+are the server's (`StreamState.ts`), those of movements this machine's, so that they fade at their
+own pace in a replay too. A server that restarted, another geometry or a clock that went back (a
+replay that seeks) starts everything anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken_console.feed.model import Model
+from vtoken.stream.reducer import StreamState
 from vtoken_console.look.cells import F32, U16
 
 CHURN_TAU_S = 4.0  # a change counts less and less; after so long by 1/e
@@ -68,7 +68,7 @@ class Activity:
         self.since = 0.0  # server time from which on this console looks
         self.movement: Movement | None = None
         self.names: dict[int, str] = {}  # RequestRow.number -> id, of those seen lately
-        self._model: Model | None = None
+        self._model: StreamState | None = None
         self._event_seq = 0
         self._reset(0)
 
@@ -90,7 +90,7 @@ class Activity:
 
     # ------------------------------------------------------------ observing
 
-    def observe(self, model: Model, now: float | None = None) -> None:
+    def observe(self, model: StreamState, now: float | None = None) -> None:
         """Takes the newest model at monotonic time `now` [s]."""
         old, self._model = self._model, model
         if model is old:
@@ -117,7 +117,7 @@ class Activity:
         while len(self.names) > MAX_NAMES:
             del self.names[next(iter(self.names))]
 
-    def _compare(self, old: Model, new: Model) -> None:
+    def _compare(self, old: StreamState, new: StreamState) -> None:
         if new.live is old.live and new.flags is old.flags:
             return
         ids = np.flatnonzero((new.live != old.live) | ((new.flags ^ old.flags) & _STEADY != 0))
@@ -143,7 +143,7 @@ class Activity:
         self._ring["what"][places] = what
         self._written += len(blocks)
 
-    def _move(self, model: Model, now: float) -> None:
+    def _move(self, model: StreamState, now: float) -> None:
         requests: dict[str, None] = {}
         tokens = sources = into = 0
         for event in reversed(model.events):

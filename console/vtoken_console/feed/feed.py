@@ -1,55 +1,58 @@
-"""What the screen draws from, fed message by message: the model, its series, the marks.
+"""What a source brings the screen: the state of its link, and the newest picture.
 
-Knows the wire, no socket and no file. A live stream and a recording feed it alike.
+Knows the wire, no socket, no file and no widget. The screen reads it whenever it draws, so the
+newest state wins and a burst of messages costs no more than its decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
 
 from vtoken import wire
-from vtoken_console.feed.model import Model, ResyncNeeded, apply, with_audit, with_events
-from vtoken_console.feed.samples import NAMES, Sampler, marker_of
+from vtoken.stream.reducer import StreamState
+from vtoken_console.feed.connection import Connection, State
+from vtoken_console.feed.picture import Picture
 from vtoken_console.feed.series import Series
 
 
 class Feed:
-    """`model` and `series` after every message taken."""
+    """Filled by the one source that owns it."""
 
     def __init__(self) -> None:
-        self.model = Model()
-        self.series = Series(NAMES)
-        self._sampler = Sampler()
+        self.connection = Connection()
+        self.picture = Picture()
+        self.received = 0.0  # monotonic time of the newest message [s]
+        self.received_bytes = 0  # of a stream, since the start
+
+    @property
+    def model(self) -> StreamState:
+        return self.picture.model
+
+    @property
+    def series(self) -> Series:
+        return self.picture.series
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to be shown."""
+        return self.connection.is_live and self.model.status is not None
+
+    def move(self, state: State, error: str = "", next_try: float | None = None) -> None:
+        """The link is in another state; one that is closed stays closed."""
+        if self.connection.state is not State.CLOSED:
+            self.connection = self.connection.to(state, time.time(), error=error, next_try=next_try)
 
     def take(self, message: wire.StreamMessage) -> None:
         """Applies a message as a whole, or raises ResyncNeeded."""
-        old = self.model
-        try:
-            self.model = apply(old, message)
-        except (ValueError, IndexError) as fault:  # arrays that do not fit each other
-            raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
-        if isinstance(message, wire.EventMessage):
-            self._mark(message.event)
-        status = self.model.status
-        if status is not None and status is not old.status:
-            self.sample(status)
+        self.picture.take(message)
+        self._came()
 
-    def sample(self, status: wire.Status) -> None:
-        """A point of every chart."""
-        self.series.add(status.ts, self._sampler.sample(status))
+    def show(self, picture: Picture) -> None:
+        """Another picture in the place of this one."""
+        self.picture = picture
+        self._came()
 
-    def remember(self, events: Iterable[wire.Event]) -> None:
-        """Events of before, into the log and onto the charts."""
-        events = tuple(events)
-        self.model = with_events(self.model, events)
-        for event in events:
-            self._mark(event)
-
-    def told(self, entries: Iterable[wire.AuditEntry]) -> None:
-        """Who changed or tried out what, of a recording, into the log."""
-        self.model = with_audit(self.model, entries)
-
-    def _mark(self, event: wire.Event) -> None:
-        marker = marker_of(event)
-        if marker is not None:
-            self.series.mark(marker)
+    def _came(self) -> None:
+        self.received = time.monotonic()
+        if self.model.synced and self.connection.state is State.SYNCING:
+            self.move(State.LIVE)

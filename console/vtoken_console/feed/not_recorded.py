@@ -11,7 +11,7 @@ from typing import TypeVar
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
-from vtoken_console.feed.model import Model
+from vtoken.stream.reducer import StreamState
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class NotRecorded(AsyncClient):
     """Refuses every call, with what the recording can say in its place."""
 
-    def __init__(self, model: Callable[[], Model]) -> None:
+    def __init__(self, model: Callable[[], StreamState]) -> None:
         self._model = model
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""A recording in the place of a server: the same face as the client, fed from a file.
+"""A recording as a source: played, paused, stepped and searched like a tape.
 
 Knows recordings and the feed, no socket. A jump builds the model anew from a key frame, with the
 charts and the log of the time before it, and shows it when it is whole.
@@ -16,11 +16,11 @@ import msgspec
 
 from vtoken import wire
 from vtoken.recording import Entry, Index, RecordingError, RecordingReader, scan
-from vtoken_console.feed.client import Client
+from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.model import MAX_AUDIT, MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.not_recorded import NotRecorded
+from vtoken_console.feed.picture import MAX_AUDIT, Picture
 from vtoken_console.feed.playhead import Bar, Playhead, parse_moment
 
 HISTORY_S = 900.0  # charts and log reach so far back after a jump
@@ -38,11 +38,13 @@ class _Past(msgspec.Struct):
     entry: wire.AuditEntry | None = None
 
 
-class Replay(Client):
+class Replay:
     """Plays `path`; `run` never returns by itself. Raises RecordingError for no recording."""
 
-    def __init__(self, path: Path, *, fps: float, moment: str | None = None) -> None:
-        super().__init__(path.name, None, fps, rest=NotRecorded(lambda: self.model))
+    def __init__(self, path: Path, *, moment: str | None = None) -> None:
+        self.name = path.name
+        self.feed = Feed()
+        self.rest = NotRecorded(lambda: self.feed.model)
         self.index = Index()
         self.note = ""
         self._path = path
@@ -62,7 +64,6 @@ class Replay(Client):
 
     @property
     def replay(self) -> Bar | None:
-        """What the replay bar shows now."""
         index, playhead = self.index, self._playhead
         return Bar(
             name=self._path.name,
@@ -79,7 +80,10 @@ class Replay(Client):
 
     @property
     def ready(self) -> bool:
-        return super().ready and self._goal is None and self._moment is None
+        return self.feed.ready and self._goal is None and self._moment is None
+
+    def retry_now(self) -> None:
+        """A file is read or it is not; there is nothing to try again."""
 
     def toggle_pause(self) -> None:
         if self._at_end and not self._playhead.paused:
@@ -118,23 +122,23 @@ class Replay(Client):
     # ------------------------------------------------------------ playing
 
     async def run(self) -> None:
-        self._move(State.CONNECTING)
+        self.feed.move(State.CONNECTING)
         scanning = asyncio.create_task(self._scan())
         try:
             while not self.index.keyframes:
                 if self.index.complete:
                     why = str(self.index.error or "it holds no snapshot to begin with")
-                    self._move(State.REFUSED, f"{self._path.name}: {why}")
+                    self.feed.move(State.REFUSED, f"{self._path.name}: {why}")
                     await asyncio.Event().wait()
                 await asyncio.sleep(0.01)
-            self._move(State.SYNCING)
+            self.feed.move(State.SYNCING)
             await self._begin(scanning)
             while True:
                 await self._turn()
         finally:
             scanning.cancel()
             self._reader.close()
-            self._move(State.CLOSED)
+            self.feed.move(State.CLOSED)
 
     async def _begin(self, scanning: asyncio.Task[None]) -> None:
         """At the start, or, paused, at the moment that was asked for."""
@@ -195,26 +199,26 @@ class Replay(Client):
                 return None
             if entry is None:
                 return None
-            self._next = _message(entry, self._feed)
+            self._next = _message(entry, self.feed.picture)
         return self._next
 
     def _apply_next(self) -> None:
         message = self._peek()
         self._next = None
         if message is not None:
-            self._take_or_skip(self._feed, message)
+            self._take_or_skip(self.feed.picture, message)
             self._clock_ts = max(self._clock_ts, message.ts)
             self.index.last_ts = max(self.index.last_ts, self._clock_ts)
-            self.received = time.monotonic()
+            self.feed.received = time.monotonic()
             if self._playhead.paused:
                 self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
 
-    def _take_or_skip(self, feed: Feed, message: wire.StreamMessage) -> None:
+    def _take_or_skip(self, picture: Picture, message: wire.StreamMessage) -> None:
         if self._skipping and not isinstance(message, wire.Hello):
             return
         self._skipping = False
         try:
-            feed.take(message)
+            picture.take(message)
         except ResyncNeeded as reason:
             self._skipping = True
             self.note = f"a gap before {time.strftime('%H:%M:%S', time.localtime(message.ts))}"
@@ -226,25 +230,22 @@ class Replay(Client):
         goal = self._goal
         assert goal is not None
         try:
-            feed = await asyncio.to_thread(self._load, goal)
+            picture = await asyncio.to_thread(self._load, goal)
         except RecordingError as error:
             self.note = str(error)
         else:
-            self._feed = feed
-            self.received = time.monotonic()
-            if self.connection.state is State.SYNCING:
-                self._move(State.LIVE)
+            self.feed.show(picture)
         self._playhead = self._playhead.at(goal, time.monotonic())
         self._at_end = False
         if self._goal == goal:
             self._goal = None
 
-    def _load(self, goal: float) -> Feed:
-        """The feed at `goal`; the reader stands behind it. Raises RecordingError."""
+    def _load(self, goal: float) -> Picture:
+        """The picture at `goal`; the reader stands behind it. Raises RecordingError."""
         frame, begin = self.index.before(goal), self.index.before(goal - HISTORY_S)
         assert frame is not None
         assert begin is not None
-        feed, epoch = Feed(), ""
+        picture, epoch = Picture(), ""
         others, frequent = (deque[wire.Event](maxlen=MAX_EVENTS) for _ in range(2))
         audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
         self._reader.seek(begin.place)
@@ -261,26 +262,26 @@ class Replay(Client):
             if past.entry is not None:
                 audit.append(past.entry)
             if past.status is not None:
-                feed.sample(past.status)
+                picture.sample(past.status)
         entry = None if found is None else Entry(found[0], self._reader.decode(*found))
         while entry is not None:
-            message = _message(entry, feed)
+            message = _message(entry, picture)
             if message is not None:
-                if max(self._clock_ts, message.ts) > goal and feed.model.synced:
+                if max(self._clock_ts, message.ts) > goal and picture.model.synced:
                     self._next = message
                     break
                 self._clock_ts = max(self._clock_ts, message.ts)
-                self._take_or_skip(feed, message)
+                self._take_or_skip(picture, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
-                    feed.remember([*others, *frequent])
-                    feed.told(audit)
+                    picture.remember([*others, *frequent])
+                    picture.told(audit)
             entry = self._reader.next()
-        return feed
+        return picture
 
 
-def _message(entry: Entry, feed: Feed) -> wire.StreamMessage | None:
-    """The message of a line; an audit line goes to `feed` at once, for no message depends on it."""
+def _message(entry: Entry, picture: Picture) -> wire.StreamMessage | None:
+    """The message of a line; an audit line goes to `picture` at once: no message depends on it."""
     line = entry.line
     if isinstance(line, wire.AuditLine):
-        feed.told([line.entry])
+        picture.told([line.entry])
     return None if isinstance(line, wire.RecordingHeader | wire.AuditLine) else line

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from vtoken import wire
-from vtoken_console.changes.controls import change_text
 from vtoken_console.feed.series import Marker, Rate
+from vtoken_console.look.values import change_text
 
 NAMES = (
     "f",

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from rich.style import Style
 
+Paragraph = tuple[str, Style]  # text to be wrapped, and its look
+
 BACKGROUND = "#0d1117"
 BAR_BACKGROUND = "#161b22"  # header, key bar
 NOTICE_BACKGROUND = "#1c2128"

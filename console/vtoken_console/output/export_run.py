@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.output.export import KINDS
-from vtoken_console.output.raster import PngUnavailable
+from vtoken_console.export.files import KINDS
+from vtoken_console.export.raster import PngUnavailable
 
 DATA_TIMEOUT_S = 30.0
 SETTLE_S = 1.2  # for panels that are drawn once a second
@@ -33,12 +33,13 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
     kind = path.suffix.removeprefix(".")
     async with app.run_test(size=size) as pilot:
         deadline = time.monotonic() + DATA_TIMEOUT_S
-        while app.client is None or not app.client.ready:
+        while app.source is None or not app.source.ready:
             if time.monotonic() > deadline:
-                why = app.client.connection.error if app.client else "not started"
+                why = app.source.feed.connection.error if app.source else "not started"
                 raise ExportError(f"no data from {app.url} within {DATA_TIMEOUT_S:g} s: {why}")
             await pilot.pause(0.05)
-        if problem := app.client.replay and app.client.replay.note:
+        app.tick()  # what a first frame looks up is gone once the application is left
+        if problem := app.source.replay and app.source.replay.note:
             raise ExportError(problem)
         await pilot.pause(SETTLE_S)
         try:

@@ -18,10 +18,10 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.look.colouring import Mode
+from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.look.themes import NAMES
-from vtoken_console.output.raster import PngUnavailable, svg_to_png
 from vtoken_console.output.screenshot_scenarios import SCENES, Scene
+from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # for the first data
 REPLAY_S = 120  # how much of the flight recorder is played
@@ -68,9 +68,9 @@ async def take(
 
 async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while app.client is None or not app.client.connection.is_live:
+    while app.source is None or not app.source.feed.connection.is_live:
         if time.monotonic() > deadline:
-            why = app.client.connection.error if app.client else "not started"
+            why = app.source.feed.connection.error if app.source else "not started"
             raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
         await pilot.pause(0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -10,17 +11,19 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken.client import ProblemError
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.widgets.details.block_page import BlockPage
 from vtoken_console.widgets.notice import problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.feed.client import Client
+    from vtoken_console.feed.source import Source
 
 REFRESH_S = 0.5
 
 
 class BlockScreen(ModalScreen[None]):
+    """`open_owner` shows a request's page in the place of this one."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,Z,backspace,z", "dismiss", show=False),
         Binding("left", "go(-1)", show=False),
@@ -28,9 +31,12 @@ class BlockScreen(ModalScreen[None]):
         Binding("enter", "owner", show=False),
     ]
 
-    def __init__(self, client: Client, block_id: int) -> None:
+    def __init__(
+        self, source: Source, block_id: int, open_owner: Callable[[str], Awaitable[None]]
+    ) -> None:
         super().__init__()
-        self._client = client
+        self._open_owner = open_owner
+        self._source = source
         self._page = BlockPage()
         self._page.block = block_id
 
@@ -52,23 +58,21 @@ class BlockScreen(ModalScreen[None]):
 
     async def _load(self, block_id: int) -> None:
         try:
-            self._page.detail = await self._client.rest.block(block_id)
+            self._page.detail = await self._source.rest.block(block_id)
             self._page.problem = ""
         except ProblemError as error:
             self._page.problem = problem_text(error.problem)
         self._page.redraw()
 
     def action_go(self, by: int) -> None:
-        self._page.block = (self._page.block + by) % max(1, self._client.model.num_blocks)
+        self._page.block = (self._page.block + by) % max(1, self._source.feed.model.num_blocks)
         self._page.redraw()
         self._ask()
 
     async def action_owner(self) -> None:
-        from vtoken_console.screens.request import RequestScreen
-
         detail = self._page.detail
         if detail is not None and detail.owners:
-            await self.app.switch_screen(RequestScreen(self._client, detail.owners[0].request_id))
+            await self._open_owner(detail.owners[0].request_id)
 
     async def on_click(self, event: events.Click) -> None:
         if not self._page.region.contains(event.screen_x, event.screen_y):

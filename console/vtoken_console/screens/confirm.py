@@ -10,9 +10,10 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look.asciify import asciify
-from vtoken_console.widgets.outcome import Outcome, Paragraph
+from vtoken_console.look.palette import Paragraph
+from vtoken_console.widgets.outcome import Outcome
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -16,7 +16,6 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken.client import ProblemError
-from vtoken_console.app.view import View
 from vtoken_console.changes import controls
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
@@ -28,20 +27,22 @@ from vtoken_console.changes.descriptions import (
 )
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
 from vtoken_console.changes.trials import Terms
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.look.asciify import asciify
+from vtoken_console.look.palette import Paragraph
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.notice import problem_text
-from vtoken_console.widgets.outcome import Outcome, Paragraph
+from vtoken_console.widgets.outcome import Outcome
 from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken_console.changes.watch import Watch
-    from vtoken_console.feed.client import Client
+    from vtoken_console.feed.source import Source
 
 ASK_AFTER_S = 0.15  # a value must rest this long before the server is asked about it
 OUTCOME_LINES = 10
@@ -59,10 +60,10 @@ class ControlScreen(ModalScreen[None]):
         Binding("ctrl+y", "keep", id="keep", show=False, priority=True),
     ]
 
-    def __init__(self, client: Client, watch: Watch, first: str, read_only_reason: str) -> None:
+    def __init__(self, source: Source, watch: Watch, first: str, read_only_reason: str) -> None:
         super().__init__()
         self._read_only_reason = read_only_reason
-        self._client = client
+        self._source = source
         self._watch = watch
         self._page = Vertical(id="control", classes="page")
         self._form = Form(first, id="form")
@@ -111,7 +112,7 @@ class ControlScreen(ModalScreen[None]):
             widget.show(view)
 
     def _refill(self) -> None:
-        model = self._client.model
+        model = self._source.feed.model
         config = model.config
         if config is None or model.hello is None:
             return
@@ -136,7 +137,7 @@ class ControlScreen(ModalScreen[None]):
 
     @property
     def _gates(self) -> list[wire.Gate]:
-        status = self._client.model.status
+        status = self._source.feed.model.status
         return status.fragmentation.gates if status is not None else []
 
     # ------------------------------------------------------------ what would happen
@@ -176,7 +177,7 @@ class ControlScreen(ModalScreen[None]):
             while asked != self._draft_number and self.patch and not self._settled:
                 asked = self._draft_number
                 try:
-                    result = await self._client.rest.patch_config(self.patch, validate_only=True)
+                    result = await self._source.rest.patch_config(self.patch, validate_only=True)
                     said = what_if_paragraphs(result, self._gates)
                 except ProblemError as error:
                     said = _refusal(error.problem)
@@ -202,7 +203,7 @@ class ControlScreen(ModalScreen[None]):
     def action_trial(self) -> None:
         if self._refused():
             return
-        change, config = self.patch, self._client.model.config
+        change, config = self.patch, self._source.feed.model.config
         if not change or config is None:
             self._nothing()
             return
@@ -211,7 +212,7 @@ class ControlScreen(ModalScreen[None]):
             f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
             for path, value in self._form.draft.items()
         )
-        status = self._client.model.status
+        status = self._source.feed.model.status
         p95 = status.latency.inter_token.p95_ms if status and status.latency else None
 
         def chosen(terms: Terms | None) -> None:
@@ -228,7 +229,7 @@ class ControlScreen(ModalScreen[None]):
 
     async def _keep(self) -> None:
         try:
-            self._outcome.say((await controls.confirm(self._client.rest), palette.GOOD_STYLE))
+            self._outcome.say((await controls.confirm(self._source.rest), palette.GOOD_STYLE))
         except ProblemError as error:
             self._outcome.say(*_refusal(error.problem))
 
@@ -242,7 +243,7 @@ class ControlScreen(ModalScreen[None]):
             self._ask_timer.stop()
 
     def _go(self, terms: Terms | None) -> None:
-        patch, config = self.patch, self._client.model.config
+        patch, config = self.patch, self._source.feed.model.config
         if not patch or config is None:
             self._nothing()
             return
@@ -251,12 +252,12 @@ class ControlScreen(ModalScreen[None]):
 
     @property
     def _host(self) -> str:
-        return urlsplit(self._client.url).netloc or self._client.url
+        return urlsplit(self._source.name).netloc or self._source.name
 
     async def _apply(
         self, patch: dict[str, Any], config: wire.ConfigDocument, terms: Terms | None
     ) -> None:
-        rest, params = self._client.rest, terms.params() if terms is not None else {}
+        rest, params = self._source.rest, terms.params() if terms is not None else {}
         try:
             if may_evict(patch) and not await self._is_agreed(patch, config):
                 self._outcome.say(("Cancelled. Nothing was changed.", palette.TEXT_STYLE))
@@ -276,13 +277,13 @@ class ControlScreen(ModalScreen[None]):
 
     async def _is_agreed(self, patch: dict[str, Any], config: wire.ConfigDocument) -> bool:
         """Whether nothing is lost for good, or somebody wants that."""
-        result = await self._client.rest.patch_config(patch, validate_only=True)
+        result = await self._source.rest.patch_config(patch, validate_only=True)
         evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
-        live = [row.live for row in self._client.model.requests.values()]
+        live = [row.live for row in self._source.feed.model.requests.values()]
         why = irreversible(result.changes, config.desired.policy.name, evicted, live)
         if why is None:
             return True
-        status = self._client.model.status
+        status = self._source.feed.model.status
         model = status.model if status is not None else ""
         question = confirm_paragraphs(why, self._host, model, result)
         answer: bool = await self.app.push_screen_wait(ConfirmScreen(question, "Apply"))

@@ -9,8 +9,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
-from vtoken_console.app.filters import EXAMPLE, NO_FILTER, parse
-from vtoken_console.app.view import View
+from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
+from vtoken_console.frame.view import View
 from vtoken_console.look.diff_renderer import LeanCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts

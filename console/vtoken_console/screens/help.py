@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from vtoken_console.app.keys import MOVES
-from vtoken_console.app.view import View
+from vtoken_console.frame.keys import MOVES
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
-from vtoken_console.look.colouring import MODES, Mode
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.text import legend
 from vtoken_console.widgets.lines import EMPTY, Line, width_of
 from vtoken_console.widgets.scroller import Scroller

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -12,7 +13,7 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.token_rows import TokenRows
@@ -23,7 +24,7 @@ from vtoken_console.widgets.notice import SHOWN_S, problem_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.client import Client
+    from vtoken_console.feed.source import Source
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
@@ -107,6 +108,8 @@ class RequestKeys(LinesWidget):
 
 
 class RequestScreen(Screen[None]):
+    """`open_block` shows a block's page above this one."""
+
     AUTO_FOCUS = "#strip"
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
         (0, "-narrow"),
@@ -118,9 +121,12 @@ class RequestScreen(Screen[None]):
         Binding("c", "compact", show=False),
     ]
 
-    def __init__(self, client: Client, request_id: str) -> None:
+    def __init__(
+        self, source: Source, request_id: str, open_block: Callable[[int], Awaitable[None]]
+    ) -> None:
         super().__init__()
-        self._client = client
+        self._open_block = open_block
+        self._source = source
         self._request_id = request_id
         self._loading = False
         self._next_load = 0.0
@@ -155,7 +161,7 @@ class RequestScreen(Screen[None]):
     async def _load(self) -> None:
         from vtoken_console.feed import tokens
 
-        summary, rest, began = self.query_one(Summary), self._client.rest, time.monotonic()
+        summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
             pages: list[wire.TokenPage] = []
@@ -181,8 +187,8 @@ class RequestScreen(Screen[None]):
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail
         strip.num_prompt = detail.prompt_tokens
-        blocks.block_size = self._client.model.block_size
-        config = self._client.model.config
+        blocks.block_size = self._source.feed.model.block_size
+        config = self._source.feed.model.config
         if config is not None and config.effective.policy.name == detail.policy:
             strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
         self.query_one(TokenRows).table = table
@@ -213,11 +219,9 @@ class RequestScreen(Screen[None]):
             self._place(token)
 
     async def action_block(self) -> None:
-        from vtoken_console.screens.block import BlockScreen
-
         block = self.query_one(BlockTable).block
         if block is not None:
-            await self.app.push_screen(BlockScreen(self._client, block))
+            await self._open_block(block)
 
     def action_compact(self) -> None:
         self.run_worker(self._compact(), group="control")
@@ -226,12 +230,12 @@ class RequestScreen(Screen[None]):
         from vtoken_console.changes import controls
 
         summary = self.query_one(Summary)
-        hello = self._client.model.hello
+        hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or getattr(self.app, "read_only", False):
             summary.say("Not done: this console is read-only. Nothing was sent.", is_error=True)
             return
         try:
-            summary.say(await controls.compact(self._client.rest, request_id=self._request_id))
+            summary.say(await controls.compact(self._source.rest, request_id=self._request_id))
         except ProblemError as error:
             summary.say(problem_text(error.problem), is_error=True)
 

@@ -10,8 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from vtoken_console.app.view import View
 from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, read_terms
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.look.asciify import asciify
 from vtoken_console.widgets.outcome import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
 from vtoken_console.widgets.scroller import Scroller
@@ -21,7 +21,7 @@ def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
     if not audit:
         return []
     from vtoken.wire import Event
-    from vtoken_console.changes.controls import change_text
+    from vtoken_console.look.values import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
     operations = {e.data.get("id") for e in events if e.kind == "operation"}
@@ -70,7 +70,7 @@ class Events(Scroller):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        source = (view.model.events, view.model.audit)
+        source = (view.model.events, view.audit)
         if self._source[0] is not source[0] or self._source[1] is not source[1]:
             self._source = source
             self._rows = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vtoken_console.app.keys import Key
-from vtoken_console.app.view import View
+from vtoken_console.frame.keys import Key
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 

@@ -15,7 +15,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look.asciify import asciify
 from vtoken_console.look.themes import Theme
 

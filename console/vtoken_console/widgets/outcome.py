@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from rich.style import Style
-
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
+from vtoken_console.look.palette import Paragraph
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
-
-Paragraph = tuple[str, Style]
 
 
 class Outcome(LinesWidget):

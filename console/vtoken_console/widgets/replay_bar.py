@@ -11,8 +11,8 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from vtoken_console.app.view import View
 from vtoken_console.feed.playhead import Bar
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 

@@ -5,10 +5,10 @@ Takes no line while nothing is on trial.
 
 from __future__ import annotations
 
-from vtoken_console.app.view import View
-from vtoken_console.changes.controls import change_text
 from vtoken_console.changes.trials import ending, guard_text
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
+from vtoken_console.look.values import change_text
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, spread, width_of
 
 NARROW = 110

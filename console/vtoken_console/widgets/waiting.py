@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from vtoken_console.app.view import View
 from vtoken_console.feed.connection import State
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.figures.sentence import waiting_text
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget

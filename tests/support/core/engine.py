@@ -188,7 +188,7 @@ class CoreEngine:
             self._admit(grown, message)
         message.gone, self._gone = self._gone, []
         admits = any(request.request_id not in known for request in grown)
-        if self.passes_steps and self.runtime.rest.active and not admits:
+        if self.passes_steps and self.runtime.resting.active and not admits:
             self.runtime.pass_step()
             self.num_passed_steps += 1
             message.plan = self.newest_plan = StepPlan(0)
@@ -249,7 +249,7 @@ class CoreEngine:
         """Register the tokens, and hash the blocks that they fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
-        table = None if self.runtime.rest.active else self.runtime.tables.get(request.id)
+        table = None if self.runtime.resting.active else self.runtime.tables.get(request.id)
         truncated = table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)

@@ -1,16 +1,20 @@
-"""A core engine that runs by itself: traffic, steps in a thread, control plane and telemetry.
+"""The core engine behind its control plane and telemetry: what API, clients and console talk to.
 
-For tests of everything around the engine (API, stream, command line, console) without vLLM.
+`steps(n)` runs it step by step, `stepping()` lets it run by itself; nothing else moves it. It lives
+in one thread, as vLLM's engine core does.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 from tests.support.core.engine import CoreEngine, Request
+from vtoken.arrays import Bools, Ints
+from vtoken.config.values import merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.control.waiting import QueuedRequest
@@ -41,11 +45,28 @@ def _queued(request: Request) -> QueuedRequest:
     )
 
 
-class LiveEngine:
-    """`handle(command)` answers between two steps, from any thread, running or not.
+class Words:
+    """A `Vocabulary` of 97 words that follow one another: one special, every tenth punctuation."""
 
-    As a context manager it starts stepping on entry and closes on exit. Traffic: `concurrency`
-    requests at any time, each of `prompt_tokens` + `max_tokens`, the first `prefix_tokens` shared.
+    def refusal(self) -> str | None:
+        return None
+
+    def words(self, request_id: str, ids: Ints) -> Ints:
+        del request_id
+        return ids % 97
+
+    def special(self, words: Ints) -> Bools:
+        return words == 0
+
+    def punctuation(self, words: Ints) -> Bools:
+        return words % 10 == 9
+
+
+class LiveEngine:
+    """`handle(command)` answers between two steps. Tests admit requests, or traffic comes.
+
+    Traffic: `concurrency` requests at any time, each of `prompt_tokens` + `max_tokens`, the first
+    `prefix_tokens` shared.
     """
 
     def __init__(
@@ -56,36 +77,35 @@ class LiveEngine:
         prompt_tokens: int,
         max_tokens: int,
         prefix_tokens: int,
-        step_seconds: float,
         max_hz: float,
         epoch: str,
+        model: str,
     ) -> None:
         self.core = core
+        self.runtime, self.store = core.runtime, core.store
         self.concurrency = concurrency
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.prefix_tokens = prefix_tokens
-        self.step_seconds = step_seconds
         self.facts = EngineFacts(
             epoch=epoch,
-            vtoken_version="0.0.0",
-            vllm_version="0.0.0",
-            model="simulated",
+            vtoken_version="0.1.0",
+            vllm_version="0.32.0",
+            model=model,
             device="cpu",
         )
         self.reporter = Reporter(core.runtime, self.facts, core.store.hashed, CoreQueue(core))
         self.publisher = Publisher(core.runtime.events, max_hz=max_hz, max_share=float("inf"))
         self.controller = Controller(self.reporter, self.publisher.endpoint)
-        self.failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._num_requests = 0
 
+    # ------------------------------------------------------------ commands
+
     def handle(self, command: Command) -> Reply:
-        """One command, between two steps."""
-        with self._lock:
-            return self.controller.handle(command)
+        """One command, and the state that it leads to."""
+        reply = self.controller.handle(command)
+        self.publish()
+        return reply
 
     def call(self, op: str, *, actor: str = "local", **args: Any) -> Any:
         """The value of a command that must not be refused."""
@@ -93,55 +113,49 @@ class LiveEngine:
         assert reply.problem is None, reply.problem
         return reply.value
 
+    def configure(self, **patch: Any) -> None:
+        """Start from a configuration of one's own; leaves no revision behind."""
+        geometry = self.runtime.geometry
+        self.runtime.state.config = merge_patch(
+            self.runtime.config,
+            patch,
+            num_blocks=geometry.num_blocks,
+            num_layers=geometry.num_layers,
+        )
+
+    # ------------------------------------------------------------ requests
+
+    def admit(self, request_id: str, prompt_tokens: int, **options: Any) -> None:
+        """A request whose prompt is computed in the next step, see `CoreEngine.add`."""
+        self.core.add(request_id, prompt_tokens, **options)
+        self._count_requests()
+
+    def finish(self, request_id: str) -> None:
+        self.core.remove(request_id)
+        self._count_requests()
+
+    # ------------------------------------------------------------ steps
+
     def steps(self, num_steps: int = 1) -> None:
-        """Steps in the caller's thread; the background thread need not run."""
         for _ in range(num_steps):
-            with self._lock:
+            self._step()
+
+    @contextlib.asynccontextmanager
+    async def stepping(self, pause_s: float = 0.02) -> AsyncIterator[None]:
+        """It takes a step every `pause_s` seconds, as an engine does while requests run."""
+
+        async def go() -> None:
+            while True:
                 self._step()
+                await asyncio.sleep(pause_s)
 
-    def publish(self) -> None:
-        """Telemetry now, whatever the rate."""
-        with self._lock:
-            self.publisher.publish(self.controller.frame, force=True)
-
-    def start(self) -> LiveEngine:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="core-engine", daemon=True)
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Stop stepping; commands are still answered. Raises what a step raised."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            self._thread = None
-        if self.failure is not None:
-            raise self.failure
-
-    def close(self) -> None:
+        task = asyncio.create_task(go())
         try:
-            self.stop()
+            yield
         finally:
-            self.publisher.close()
-
-    def __enter__(self) -> LiveEngine:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(self.step_seconds):
-                self.steps()
-        except BaseException as error:
-            self.failure = error
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     def _step(self) -> None:
         core = self.core
@@ -158,8 +172,20 @@ class LiveEngine:
         if core.running or core.waiting:
             self.controller.before_step()
             core.step()
-        self.facts.running, self.facts.waiting = len(core.running), len(core.waiting)
+        self._count_requests()
         self.publisher.publish(self.controller.frame)
+
+    # ------------------------------------------------------------ telemetry
+
+    def publish(self) -> None:
+        """Telemetry now, whatever the rate."""
+        self.publisher.publish(self.controller.frame, force=True)
+
+    def close(self) -> None:
+        self.publisher.close()
+
+    def _count_requests(self) -> None:
+        self.facts.running, self.facts.waiting = len(self.core.running), len(self.core.waiting)
 
 
 def make_engine(
@@ -171,11 +197,12 @@ def make_engine(
     prompt_tokens: int = 96,
     max_tokens: int = 160,
     prefix_tokens: int = 32,
-    step_seconds: float = 0.005,
     max_hz: float = 20.0,
     epoch: str = "test-epoch",
+    model: str = "simulated",
+    **options: Any,
 ) -> LiveEngine:
-    """A wired engine at rest: `with make_engine() as engine:` steps it, `engine.steps(n)` by hand.
+    """A wired engine at rest; `options` are those of `CoreEngine`.
 
     `config` is a merge patch over the defaults; without one, streaming_llm with a budget of 64
     evicts and reclaims all the time.
@@ -189,7 +216,7 @@ def make_engine(
         num_blocks=num_blocks,
         block_size=block_size,
         config=patch if config is None else config,
-        check_every_step=False,
+        **{"check_every_step": False, **options},
     )
     return LiveEngine(
         core,
@@ -197,10 +224,32 @@ def make_engine(
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         prefix_tokens=prefix_tokens,
-        step_seconds=step_seconds,
         max_hz=max_hz,
         epoch=epoch,
+        model=model,
     )
+
+
+def make_quiet(
+    num_blocks: int = 64, *, block_size: int = 16, epoch: str = "e1", **options: Any
+) -> LiveEngine:
+    """An engine at rest that has no request yet: tests admit theirs; every step is checked.
+
+    Nothing is cached, so every block may be written, unless `prefix_caching`. Blocks of one holder
+    and of one request's tokens make figures that a test can state.
+    """
+    live = make_engine(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        config={"verify_ratio": 0.0},
+        concurrency=0,
+        max_hz=1000.0,
+        epoch=epoch,
+        model="core",
+        **{"num_layers": 2, "prefix_caching": False, "check_every_step": True, **options},
+    )
+    live.runtime.policy_runner.vocabulary = Words()
+    return live
 
 
 def make_holes(concurrency: int, **config: Any) -> LiveEngine:

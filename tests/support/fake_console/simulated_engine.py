@@ -53,7 +53,7 @@ class SimulatedEngine:
             recycle=False,
             budget_tokens=256,
             interval_tokens=64,
-            probe=wire.Probe(layers=[], every_steps=4),
+            probe=wire.Probe(every_steps=4),
         )
         self.health: list[wire.Health] = []
         self.revision = 1

@@ -32,9 +32,9 @@ from vllm.v1.attention.backends.triton_attn import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vtoken.vllm.cuda import step as steps
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of, page_view
-from vtoken.vllm.cuda.probing import DeviceProbe
-from vtoken.vllm.cuda.transfer import upload
+from vtoken.vllm.cuda.signals.probing import DeviceProbe
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 
 

@@ -18,12 +18,12 @@ from vtoken.arrays import Ints
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import RequestStep
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.scores import DeviceScores
-from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
-from vtoken.vllm.cuda.transfer import upload
+from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.executor import BatchRow, HoleyRow, PhysicalStep
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read

@@ -12,13 +12,13 @@ import torch
 
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.scores import DeviceScores
+from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
-from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
-from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 
 

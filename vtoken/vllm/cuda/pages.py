@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from vtoken.protocol.mirror import Mirror
-from vtoken.vllm.cuda.transfer import upload
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.worker.executor import HoleyRow
 
 ROW_ALIGNMENT = 256  # tokens; a row grows by whole multiples of it

@@ -12,12 +12,12 @@ from typing import Any
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.protocol.step import StepPlan
-from vtoken.vllm.cpu.runner import VTokenRunnerMixin
 from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.selftest import SelfTest
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vtoken.vllm.cuda.pages import LiveRow, PageTables
-from vtoken.vllm.cuda.probing import DeviceProbe
+from vtoken.vllm.cuda.signals.probing import DeviceProbe
 from vtoken.vllm.worker.executor import PhysicalStep
 
 

@@ -53,7 +53,7 @@ class VTokenAttentionManager(FullAttentionManager):
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         runtime = self.runtime
-        if runtime is None or runtime.rest.active:
+        if runtime is None or runtime.resting.active:
             return num_tokens
         table = runtime.tables.get(request_id)
         if table is None or not table.virtual:
@@ -128,7 +128,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None and not self.runtime.rest.active:
+        if self.runtime is not None and not self.runtime.resting.active:
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return

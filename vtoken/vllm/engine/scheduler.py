@@ -110,7 +110,7 @@ class VTokenSchedulerMixin:
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        if self.vtoken.rest.active and not _admits(output):
+        if self.vtoken.resting.active and not _admits(output):
             self.vtoken.pass_step()
         else:
             output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))

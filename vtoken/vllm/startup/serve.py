@@ -10,15 +10,21 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
+from vtoken.bounds import bounds_of, span
+from vtoken.config.values import VTokenConfig
 from vtoken.credentials import CredentialError, read_token_file
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
+from vtoken.wire import Bound, ConfigValues, pool_limits
 
 PLUGIN = "vtoken"
 PLUGIN_GROUPS = (
@@ -48,33 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("vToken, initial values; all can be changed live").add_argument
     add("--vtoken-policy", metavar="NAME", help="eviction policy (default: none)")
     add("--vtoken-policy-params", metavar="JSON", help="its parameters, a JSON object")
-    add("--vtoken-budget-tokens", type=int, metavar="N", help="live tokens a request may keep")
-    add("--vtoken-interval-tokens", type=int, metavar="N", help="evict beyond budget + N")
-    add("--vtoken-evict-during", choices=("decode", "prefill", "both"))
-    add("--vtoken-admission", choices=("compressed", "stock"), help="who may start")
-    add("--vtoken-theta-f", type=float, metavar="X", help="reclaim when F exceeds X, 0..1")
-    add("--vtoken-batch-size", type=int, metavar="B", help="most source blocks in a round")
-    add("--vtoken-planner", choices=("plug", "pack"))
-    add("--vtoken-low-watermark-blocks", type=int, metavar="N", help="reclaim at N free or fewer")
-    add("--vtoken-headroom-blocks", type=int, metavar="N", help="fresh blocks a round may take")
-    add("--vtoken-reclamation", choices=("auto", "paused", "off"))
-    add(
-        "--vtoken-recycle",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="write new tokens into dead slots (default: on)",
-    )
-    add(
-        "--vtoken-prefix-sharing",
-        choices=("skip", "index", "copy"),
-        help="what reclamation does with shared prefix blocks (default: index)",
-    )
-    add(
-        "--vtoken-verify-ratio",
-        type=float,
-        metavar="X",
-        help="share of relocations whose contents are hashed before and after, 0..1",
-    )
+    _add_settings(add)
     trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
     trust(
         "--vtoken-check-every-step",
@@ -119,6 +99,37 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def plain_settings() -> dict[str, Bound]:
+    """The settings that one flag says; a policy takes two, and some take none."""
+    return {name: b for name, b in bounds_of(ConfigValues).items() if b.type != "object"}
+
+
+def told(value: Any) -> str:
+    return "on" if value is True else f"{value}"
+
+
+def flag_of(setting: str) -> str:
+    return f"--vtoken-{setting.replace('_', '-')}"
+
+
+def _add_settings(add: Callable[..., Any]) -> None:
+    """A flag for each of the plain settings, from its declaration."""
+    by_pool = pool_limits(1)
+    defaults = structs.asdict(VTokenConfig())
+    for name, bound in plain_settings().items():
+        default = "depends on the pool" if name in by_pool else told(defaults[name])
+        limits = f", {span(bound)}" if bound.type == "float" else ""
+        about = f"{bound.summary}{limits} (default: {default})".replace("%", "%%")
+        if bound.type == "bool":
+            add(flag_of(name), action=argparse.BooleanOptionalAction, default=None, help=about)
+        elif bound.type == "enum":
+            add(flag_of(name), choices=bound.choices, help=about)
+        elif bound.type == "float":
+            add(flag_of(name), type=float, metavar="X", help=about)
+        else:
+            add(flag_of(name), type=int, metavar="N", help=about)
+
+
 def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     """The `--vtoken-*` values as a merge patch; raises ValueError for malformed parameters."""
     patch: dict[str, Any] = {}
@@ -128,21 +139,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
         patch["policy"] = {"name": args.vtoken_policy, "params": params}
     elif args.vtoken_policy_params is not None:
         raise ValueError("--vtoken-policy-params needs --vtoken-policy")
-    for name in (
-        "budget_tokens",
-        "interval_tokens",
-        "evict_during",
-        "admission",
-        "theta_f",
-        "batch_size",
-        "planner",
-        "low_watermark_blocks",
-        "headroom_blocks",
-        "reclamation",
-        "recycle",
-        "verify_ratio",
-        "prefix_sharing",
-    ):
+    for name in plain_settings():
         value = getattr(args, f"vtoken_{name}")
         if value is not None:
             patch[name] = value

@@ -8,6 +8,7 @@ import msgspec
 
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.errors import RefusedError, UnsupportedError
+from vtoken.wire import VerifyRatio
 
 KEY = "vtoken"
 
@@ -23,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     config: dict[str, Any] = {}
-    verify_ratio: float = 0.0
+    verify_ratio: VerifyRatio = 0.0
     strict: bool = True
     check_every_step: bool = False
     telemetry_hz: float = 20.0
@@ -35,12 +36,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_settings(additional_config: dict[str, Any]) -> Settings:
     """The settings in vLLM's `additional_config`; raises UnsupportedError naming what is wrong."""
     try:
-        settings = msgspec.convert(additional_config.get(KEY, {}), Settings, strict=False)
+        return msgspec.convert(additional_config.get(KEY, {}), Settings, strict=False)
     except msgspec.ValidationError as error:
         raise UnsupportedError(f"additional_config[{KEY!r}]: {error}") from None
-    if not 0.0 <= settings.verify_ratio <= 1.0:
-        raise UnsupportedError(f"verify_ratio = {settings.verify_ratio} is not in 0..1")
-    return settings
 
 
 def initial_config(settings: Settings, *, num_blocks: int, num_layers: int) -> VTokenConfig:

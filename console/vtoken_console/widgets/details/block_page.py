@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.heatmap.text import flag_words
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.style import Style
 
     from vtoken import wire
-    from vtoken_console.feed.model import Model
+    from vtoken.stream.reducer import StreamState
 
 CELL = 16
 MAX_HISTORY = 8
@@ -48,7 +48,7 @@ class BlockPage(LinesWidget):
         lines += [EMPTY, *self._history(view, model, width)]
         return lines
 
-    def _told(self, model: Model, view: View, width: int) -> list[Line]:
+    def _told(self, model: StreamState, view: View, width: int) -> list[Line]:
         """What the stream says of the block."""
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
         size, flags = model.block_size, int(model.flags[self.block])
@@ -100,7 +100,7 @@ class BlockPage(LinesWidget):
             lines.append(merge(spans))
         return lines
 
-    def _history(self, view: View, model: Model, width: int) -> list[Line]:
+    def _history(self, view: View, model: StreamState, width: int) -> list[Line]:
         activity, muted = view.activity, palette.MUTED_STYLE
         if activity is None:
             return []

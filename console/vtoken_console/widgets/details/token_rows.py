@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, merge
 from vtoken_console.widgets.scroller import Scroller

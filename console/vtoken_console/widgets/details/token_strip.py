@@ -8,7 +8,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.look.grid import Grid, fit_pool
 from vtoken_console.look.ramp import ink_on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from rich.style import Style
 
 from vtoken_console.look import palette
-from vtoken_console.look.colouring import STATE_KINDS, Mode
 from vtoken_console.look.ramp import LEVELS, Ramp, ink_on, mix
 from vtoken_console.look.themes import Theme, nearest_number
 from vtoken_console.widgets.heatmap.cell_codes import MANY, MARKS, Cell, unpack
+from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, merge
 
 FREE_LEVEL = LEVELS

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from vtoken_console.app.view import View
-from vtoken_console.look.colouring import Mode
+from vtoken_console.frame.view import View
 from vtoken_console.look.grid import Zoom, fit, last_zoom, next_zoom
+from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
 
 if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.look.cells import Cells
     from vtoken_console.widgets.heatmap.cell_paint import Looks
 
@@ -70,12 +70,12 @@ class Heatmap(Pointer, can_focus=True):
         codes = self._codes(view, model, activity, mode, room)
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
-        title, place = text.titles(self, view, model)
+        title, place = text.titles(self, view, model, self.mode, self.matching)
         self.entitle(title, place)
         if self.zoom is not Zoom.POOL:
             lines.append(text.overview(self, view, model, width, room))
         lines.append(text.legend(view, mode, width, single=self._is_text(size)))
-        lines.append(text.under_cursor(self, model, activity, width))
+        lines.append(text.under_cursor(self, model, activity, self.mode, width))
         return lines
 
     @property
@@ -83,7 +83,7 @@ class Heatmap(Pointer, can_focus=True):
         """Lines below the map: legend and cursor, and, zoomed in, the overview."""
         return 2 if self.zoom is Zoom.POOL else 3
 
-    def mode_shown(self, model: Model) -> Mode:
+    def mode_shown(self, model: StreamState) -> Mode:
         """The mode in force; a server that does not tell owners leaves utilisation."""
         if self.mode is Mode.OWNER and not len(model.owner):
             return Mode.UTILISATION
@@ -95,14 +95,16 @@ class Heatmap(Pointer, can_focus=True):
             grid is not None and grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
         )
 
-    def _codes(self, view: View, model: Model, activity: Activity, mode: Mode, room: int) -> Any:
+    def _codes(
+        self, view: View, model: StreamState, activity: Activity, mode: Mode, room: int
+    ) -> Any:
         """Codes of the cells in sight [C]."""
         import numpy as np
 
         from vtoken.wire import FLAG_USED
-        from vtoken_console.app import filters
-        from vtoken_console.look import cells, colouring
-        from vtoken_console.widgets.heatmap import cell_codes
+        from vtoken_console.frame import filters
+        from vtoken_console.look import cells
+        from vtoken_console.widgets.heatmap import cell_codes, colouring
 
         grid = self.grid
         assert grid is not None

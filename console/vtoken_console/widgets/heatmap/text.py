@@ -9,17 +9,17 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from vtoken_console.app.view import View
+from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
-from vtoken_console.look.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.look.grid import Zoom
+from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.look.ramp import Ramp
-    from vtoken_console.widgets.heatmap.heatmap import Heatmap
+    from vtoken_console.widgets.heatmap.pointer import Pointer
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
@@ -39,20 +39,25 @@ def flag_words(flags: int) -> list[str]:
     return [word for bit, word in names if flags & bit]
 
 
-def titles(heatmap: Heatmap, view: View, model: Model) -> tuple[str, str]:
-    """The title, and what the lower border says: the newest movement, else nothing."""
-    grid = heatmap.grid
+def titles(
+    pointer: Pointer, view: View, model: StreamState, mode: Mode, matching: int | None
+) -> tuple[str, str]:
+    """The title, and what the lower border says: the newest movement, else nothing.
+
+    `matching`: blocks that the filter takes; None without one.
+    """
+    grid = pointer.grid
     assert grid is not None
     total = f"{model.num_blocks:,} blocks"
     per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
-    if heatmap.zoom is Zoom.BLOCKS:
+    if pointer.zoom is Zoom.BLOCKS:
         per = f"{model.block_size} slots each"
-    title = f"{NAMES[heatmap.zoom]} · {total} · {per}"
-    if heatmap.mode is not Mode.UTILISATION:
-        title += f" · by {heatmap.mode.value}"
-    if heatmap.matching is not None:
-        title += f" · {heatmap.matching:,} match “{view.filter.text}”"
-    from vtoken_console.app.filters import shortfall
+    title = f"{NAMES[pointer.zoom]} · {total} · {per}"
+    if mode is not Mode.UTILISATION:
+        title += f" · by {mode.value}"
+    if matching is not None:
+        title += f" · {matching:,} match “{view.filter.text}”"
+    from vtoken_console.frame.filters import shortfall
 
     problem = view.filter.problem or shortfall(view.filter, model)
     if problem:
@@ -72,14 +77,14 @@ def _movement(view: View) -> str:
     return f"» {tokens} {who} {newest.sources:,} blk → {newest.destinations:,} blk"
 
 
-def overview(heatmap: Heatmap, view: View, model: Model, width: int, room: int) -> Line:
+def overview(pointer: Pointer, view: View, model: StreamState, width: int, room: int) -> Line:
     """The pool in one line, the part in sight tall; its block ids on the right."""
     from vtoken_console.look import cells
 
-    grid = heatmap.grid
+    grid = pointer.grid
     assert grid is not None
-    last_row = min(grid.rows, heatmap.top + max(1, room // grid.cell_height))
-    seen = grid.blocks_of_rows(heatmap.top, last_row)
+    last_row = min(grid.rows, pointer.top + max(1, room // grid.cell_height))
+    seen = grid.blocks_of_rows(pointer.top, last_row)
     digits = len(f"{grid.num_blocks:,}")
     place = f" {seen.start:>{digits},}–{seen.stop - 1:<{digits},} of {grid.num_blocks:,} "
     columns = max(1, width - len(place) - 1)
@@ -162,23 +167,28 @@ def _hues(view: View) -> list[Span]:
     return [_hue(view, "abcdefg"[n - 1], n) for n in range(1, 8)]
 
 
-def under_cursor(heatmap: Heatmap, model: Model, activity: Activity, width: int) -> Line:
+def under_cursor(
+    pointer: Pointer, model: StreamState, activity: Activity, mode: Mode, width: int
+) -> Line:
     """What the cell under the cursor holds, with its figures."""
-    grid = heatmap.grid
+    grid = pointer.grid
     if grid is None:
         return EMPTY
-    cell = grid.cell_of_block(heatmap.cursor)
+    cell = grid.cell_of_block(pointer.cursor)
     blocks = grid.blocks_of(cell)
     spans = (
-        _one_block(heatmap, model, activity)
+        _one_block(pointer.cursor, model, activity)
         if len(blocks) == 1
-        else _some_blocks(heatmap, model, activity, blocks)
+        else _some_blocks(model, blocks)
     )
+    spans += _extra(mode, activity, slice(blocks.start, blocks.stop))
+    if len(blocks) == 1:
+        spans.append(("   enter slots", palette.FAINT_STYLE))
     return merge(cut(spans, width))
 
 
-def _one_block(heatmap: Heatmap, model: Model, activity: Activity) -> list[Span]:
-    block, size = heatmap.cursor, model.block_size
+def _one_block(block: int, model: StreamState, activity: Activity) -> list[Span]:
+    size = model.block_size
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
     spans: list[Span] = [(f" block {block:,}  ", muted)]
@@ -194,11 +204,10 @@ def _one_block(heatmap: Heatmap, model: Model, activity: Activity) -> list[Span]
             who = units.short_id(activity.names.get(number, f"#{number}"), 12).rstrip()
             spans += [("  of ", muted), (f"{who} ({letter_of(number)})", text)]
         spans += [(f"  {word}", text) for word in flag_words(flags)]
-    spans += _extra(heatmap.mode, activity, slice(block, block + 1))
-    return [*spans, ("   enter slots", palette.FAINT_STYLE)]
+    return spans
 
 
-def _some_blocks(heatmap: Heatmap, model: Model, activity: Activity, blocks: range) -> list[Span]:
+def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     part = slice(blocks.start, blocks.stop)
     live, flags = model.live[part], model.flags[part]
@@ -215,7 +224,7 @@ def _some_blocks(heatmap: Heatmap, model: Model, activity: Activity, blocks: ran
             spans.append((f"  {owners} owner{'s' if owners != 1 else ''}", text))
         union = reduce(or_, flags.tolist())
         spans += [(f"  {word}", text) for word in flag_words(union)]
-    return spans + _extra(heatmap.mode, activity, part)
+    return spans
 
 
 def _extra(mode: Mode, activity: Activity, part: slice) -> list[Span]:

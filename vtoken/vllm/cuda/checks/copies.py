@@ -10,7 +10,7 @@ import torch
 
 from vtoken.vllm.cuda.checks.cases import Shape
 from vtoken.vllm.cuda.checks.measure import ceiling_gbs, facts, gbs, median_us, share
-from vtoken.vllm.cuda.copy_engine import TorchSlotCopy
+from vtoken.vllm.cuda.copies.copy_engine import TorchSlotCopy
 from vtoken.vllm.cuda.layout import slot_rows
 
 

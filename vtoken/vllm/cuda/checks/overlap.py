@@ -11,9 +11,9 @@ import torch
 
 from vtoken.vllm.cuda.checks.cases import Shape
 from vtoken.vllm.cuda.checks.measure import facts
-from vtoken.vllm.cuda.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.layout import slot_rows
-from vtoken.vllm.cuda.streams import CUDAStreams, HostStreams, Streams
 
 SYNCS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 

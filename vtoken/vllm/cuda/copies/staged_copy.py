@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vtoken.arrays import Ints
-from vtoken.vllm.cuda.streams import Stream, Streams
+from vtoken.vllm.cuda.copies.streams import Stream, Streams
 
 Copy = Callable[[Ints, Ints], None]
 

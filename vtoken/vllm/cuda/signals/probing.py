@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.transfer import upload
 from vtoken.vllm.worker.probe import ProbedRequest, probe
 
 

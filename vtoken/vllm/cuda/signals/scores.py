@@ -22,9 +22,9 @@ from vtoken.arrays import Floats, Ints
 from vtoken.policies.signals import Signal, by_id
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
-from vtoken.vllm.cuda.keepers import DeviceKeeper, make_device_keeper
-from vtoken.vllm.cuda.streams import Stream, Streams
-from vtoken.vllm.cuda.transfer import download, upload
+from vtoken.vllm.cuda.copies.streams import Stream, Streams
+from vtoken.vllm.cuda.copies.transfer import download, upload
+from vtoken.vllm.cuda.signals.keepers import DeviceKeeper, make_device_keeper
 from vtoken.vllm.worker.probe import ProbedRequest, key_values
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import Asked, Keys, Told, settled

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from vtoken import wire
-from vtoken_console.feed.model import Model
+from vtoken.stream.reducer import StreamState
 from vtoken_console.feed.series import BIN_S, NUM_BINS, Series
 
 FLAG_NAMES = {
@@ -47,7 +47,7 @@ def stem(ts: float) -> str:
     return time.strftime("vtoken-%Y%m%d-%H%M%S", time.localtime(ts))
 
 
-def document(model: Model, source: str, ts: float) -> bytes:
+def document(model: StreamState, source: str, ts: float) -> bytes:
     """The JSON document of `model`."""
     blocks = wire.BlocksDocument(
         block_size=model.block_size,
@@ -69,7 +69,7 @@ def document(model: Model, source: str, ts: float) -> bytes:
     return msgspec.json.format(msgspec.json.encode(exported), indent=1) + b"\n"
 
 
-def tables(model: Model, series: Series) -> dict[str, bytes]:
+def tables(model: StreamState, series: Series) -> dict[str, bytes]:
     """CSV by the table's name."""
     return {
         "blocks": _csv(("id", "live", "state", "owner"), _blocks(model)),
@@ -78,7 +78,7 @@ def tables(model: Model, series: Series) -> dict[str, bytes]:
     }
 
 
-def _blocks(model: Model) -> Iterable[Sequence[Any]]:
+def _blocks(model: StreamState) -> Iterable[Sequence[Any]]:
     names = {row.number: row.id for row in model.requests.values() if row.number}
     owners = model.owner.tolist() or [0] * model.num_blocks
     rows = zip(model.live.tolist(), model.flags.tolist(), owners, strict=True)
@@ -87,7 +87,7 @@ def _blocks(model: Model) -> Iterable[Sequence[Any]]:
         yield block, live, state, names.get(owner, "")
 
 
-def _requests(model: Model) -> Iterable[Sequence[Any]]:
+def _requests(model: StreamState) -> Iterable[Sequence[Any]]:
     for row in model.requests.values():
         yield [getattr(row, name) for name in wire.RequestRow.__struct_fields__]
 

@@ -1,4 +1,4 @@
-"""The pure model: a message is applied whole, in order, or not at all."""
+"""The stream's reducer: a message is applied whole, in order, or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtoken import wire
-from vtoken_console.feed.model import MAX_EVENTS, Model, ResyncNeeded, apply, with_events
+from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded, StreamState, apply, with_events
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),
@@ -20,7 +20,7 @@ CONFIG_VALUES = wire.ConfigValues(
     recycle=True,
     budget_tokens=64,
     interval_tokens=8,
-    probe=wire.Probe(layers=[], every_steps=1),
+    probe=wire.Probe(every_steps=1),
 )
 CONFIG = wire.ConfigDocument(revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={})
 
@@ -93,8 +93,8 @@ def event(seq: int, kind: wire.EventKind = "server") -> wire.Event:
     return wire.Event(seq=seq, ts=0.0, step=seq, kind=kind, summary=f"event {seq}")
 
 
-def synced() -> Model:
-    return apply(apply(Model(), hello()), snapshot())
+def synced() -> StreamState:
+    return apply(apply(StreamState(), hello()), snapshot())
 
 
 def test_delta_changes_only_the_named_blocks() -> None:
@@ -118,7 +118,7 @@ def with_owners(owners: list[int]) -> wire.Snapshot:
 
 
 def test_owners_follow_the_deltas_that_name_them() -> None:
-    model = apply(apply(Model(), hello()), with_owners([0, 3, 3, 0]))
+    model = apply(apply(StreamState(), hello()), with_owners([0, 3, 3, 0]))
     assert model.owner.tolist() == [0, 3, 3, 0]
     message = msgspec.structs.replace(
         delta(2, [1, 3], [9, 8]), block_owner=np.array([0, 7], "<u2").tobytes()
@@ -135,7 +135,7 @@ def test_server_that_tells_no_owners_leaves_them_unknown() -> None:
 
 def test_owners_of_another_geometry_order_a_resync() -> None:
     with pytest.raises(ResyncNeeded, match=r"snapshot.owner has 2 blocks, expected 4"):
-        apply(apply(Model(), hello()), with_owners([0, 1]))
+        apply(apply(StreamState(), hello()), with_owners([0, 1]))
 
 
 @pytest.mark.parametrize("seq", [1, 3, 7])
@@ -151,17 +151,17 @@ def test_foreign_epoch_orders_a_resync() -> None:
 
 def test_first_message_must_be_hello() -> None:
     with pytest.raises(ResyncNeeded, match="expected hello first, found snapshot"):
-        apply(Model(), snapshot())
+        apply(StreamState(), snapshot())
 
 
 def test_delta_before_snapshot_orders_a_resync() -> None:
     with pytest.raises(ResyncNeeded, match="expected snapshot, found delta"):
-        apply(apply(Model(), hello()), delta(1, [1], [1]))
+        apply(apply(StreamState(), hello()), delta(1, [1], [1]))
 
 
 def test_snapshot_of_another_geometry_orders_a_resync() -> None:
     with pytest.raises(ResyncNeeded, match="4 blocks, expected 9"):
-        apply(apply(Model(), hello(num_blocks=9)), snapshot(num_blocks=4))
+        apply(apply(StreamState(), hello(num_blocks=9)), snapshot(num_blocks=4))
 
 
 def test_delta_outside_the_pool_orders_a_resync() -> None:
@@ -206,7 +206,7 @@ def test_heartbeat_moves_seq_only() -> None:
 
 
 def test_events_are_ordered_unique_and_bounded() -> None:
-    model = with_events(Model(), [event(3), event(1)])
+    model = with_events(StreamState(), [event(3), event(1)])
     model = with_events(model, [event(2), event(3)])
     assert [e.seq for e in model.events] == [1, 2, 3]
     model = with_events(model, [event(n) for n in range(4, MAX_EVENTS + 50)])
@@ -216,7 +216,7 @@ def test_events_are_ordered_unique_and_bounded() -> None:
 
 def test_frequent_events_never_push_out_a_change_or_a_violation() -> None:
     rare = [event(1, "config"), event(2, "violation"), event(3, "operation"), event(4, "server")]
-    model = with_events(Model(), rare)
+    model = with_events(StreamState(), rare)
     for n in range(5, 2 * MAX_EVENTS):
         model = with_events(model, [event(n, "relocation")])
     assert list(model.events[:4]) == rare
@@ -225,7 +225,7 @@ def test_frequent_events_never_push_out_a_change_or_a_violation() -> None:
 
 
 def test_newest_relocation_is_found_among_later_events() -> None:
-    model = with_events(Model(), [event(1, "relocation"), event(2, "relocation"), event(3)])
+    model = with_events(StreamState(), [event(1, "relocation"), event(2, "relocation"), event(3)])
     found = model.newest_relocation
     assert found is not None
     assert found.seq == 2

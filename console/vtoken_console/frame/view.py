@@ -8,19 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtoken_console.app.cost import NO_COST, CostSample
-from vtoken_console.app.filters import NO_FILTER, Filter
-from vtoken_console.app.keys import KEYS, Key
 from vtoken_console.feed.connection import Connection
+from vtoken_console.frame.cost import NO_COST, CostSample
+from vtoken_console.frame.filters import NO_FILTER, Filter
+from vtoken_console.frame.keys import KEYS, Key
 from vtoken_console.look.ramp import Ramp
 from vtoken_console.look.themes import Theme
 
 if TYPE_CHECKING:
-    from vtoken_console.app.guide import Shown
+    from vtoken import wire
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.feed.playhead import Bar
     from vtoken_console.feed.series import Series
+    from vtoken_console.frame.guide import Shown
 
 SILENT_S = 5.0
 
@@ -42,8 +43,9 @@ class View:
     motion: bool = True  # whether movements are drawn
     filter: Filter = NO_FILTER
     activity: Activity | None = None  # with the model
-    model: Model | None = None  # None until there is a first snapshot
+    model: StreamState | None = None  # None until there is a first snapshot
     series: Series | None = None
+    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
     replay: Bar | None = None  # None: a live server

@@ -11,10 +11,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vtoken_console.app.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +131,6 @@ class Guide:
 
     def skip(self) -> None:
         self._at = len(STEPS)
-
-
-def facts_of(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:
-    """What a step can wait for, from one frame."""
-    assert view.model is not None
-    status, config = view.model.status, view.model.config
-    fragmentation = status.fragmentation if status is not None else None
-    return Facts(
-        page=page,
-        cursor=cursor,
-        drafted=drafted,
-        revision=config.revision if config is not None else 0,
-        relocations=status.reclamation.relocations if status is not None else 0,
-        wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
-        on_trial=config is not None and config.trial is not None,
-    )
 
 
 def seen_path(environ: Mapping[str, str] = os.environ) -> Path:

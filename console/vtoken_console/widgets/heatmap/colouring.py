@@ -11,8 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.model import Model
     from vtoken_console.look.cells import F32, U8, U16, Mask
 
 AGE_S = (0.5, 600.0)  # the ends of the age scale
@@ -66,7 +66,7 @@ class Coloured:
     exact_ends: bool = False
 
 
-def colour(mode: Mode, model: Model, activity: Activity, part: slice) -> Coloured:
+def colour(mode: Mode, model: StreamState, activity: Activity, part: slice) -> Coloured:
     """What `mode` says of the blocks of `part`."""
     import numpy as np
 

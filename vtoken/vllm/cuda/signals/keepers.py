@@ -21,7 +21,7 @@ import torch
 
 from vtoken.arrays import Ints
 from vtoken.policies.signals import Keeper, Kind, Signal
-from vtoken.vllm.cuda.transfer import upload
+from vtoken.vllm.cuda.copies.transfer import upload
 
 NO_IDS: Ints = np.empty(0, dtype=np.int64)
 

@@ -1,7 +1,6 @@
-"""Keeps one stream open, applies its messages to the model, and comes back after every loss.
+"""A live server as a source: keeps one stream open, and comes back after every loss.
 
-Knows no widget: the screen reads `model`, `connection` and `series` whenever it draws, so the
-newest state wins and a burst of messages costs no more than its decoding.
+Knows no widget.
 """
 
 from __future__ import annotations
@@ -10,72 +9,47 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 
 from vtoken import wire
 from vtoken.client import AsyncClient, NotVToken, ProblemError, Server, StreamGap
 from vtoken.client.reader import backoff_s
-from vtoken_console.feed.connection import Connection, State
+from vtoken.stream.reducer import ResyncNeeded
+from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.model import Model, ResyncNeeded
 from vtoken_console.feed.playhead import Bar
-from vtoken_console.feed.series import Series
 
 YIELD_EVERY = 64  # messages between two turns of the event loop
 HISTORY_EVENTS = 300
 STEADY_S = 2.0  # live for so long, a gap is answered by connecting at once
 
 
-class Client:
-    """One server. `run` never returns by itself; cancel it to stop."""
+class LiveSource:
+    """One server. Raises nothing while it runs: what goes wrong stands in `feed.connection`."""
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None,
-        fps: float,
-        *,
-        clock: Callable[[], float] = time.time,
-        rest: AsyncClient | None = None,
-    ) -> None:
-        self.url = url
-        self.connection = Connection()
-        self.rest = rest or AsyncClient(Server(url, token))
-        self.received = 0.0  # monotonic time of the newest message [s]
-        self.received_bytes = 0  # of the stream, since the start
+    def __init__(self, url: str, token: str | None, fps: float) -> None:
+        self.name = url
+        self.feed = Feed()
+        self.rest = AsyncClient(Server(url, token))
         self._fps = fps
-        self._clock = clock
         self._retry = asyncio.Event()
-        self._feed = Feed()
-
-    @property
-    def model(self) -> Model:
-        return self._feed.model
-
-    @property
-    def series(self) -> Series:
-        return self._feed.series
 
     @property
     def ready(self) -> bool:
-        """Whether what was asked for is there to be shown."""
-        return self.connection.is_live and self.model.status is not None
+        return self.feed.ready
 
     @property
     def replay(self) -> Bar | None:
-        """Where a recording stands; None on a live server."""
         return None
 
     def retry_now(self) -> None:
-        """Ends the wait for the next try."""
         self._retry.set()
 
     async def run(self) -> None:
         """Connects, reads, and after any loss waits and connects again."""
         try:
             while True:
-                self._move(State.CONNECTING)
+                self.feed.move(State.CONNECTING)
                 state, at_once = State.LOST, False
                 try:
                     await self._read_stream()
@@ -84,25 +58,21 @@ class Client:
                     error, at_once = f"resynchronising: {reason}", True
                 except ProblemError as fault:
                     error = _words((await self._explained(fault)).problem)
-                    if fault.problem.status and self.connection.state is State.CONNECTING:
+                    if fault.problem.status and self.feed.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
         finally:
-            self._move(State.CLOSED)
+            self.feed.move(State.CLOSED)
             await self.rest.aclose()
 
-    def _move(self, state: State, error: str = "", next_try: float | None = None) -> None:
-        if self.connection.state is not State.CLOSED:
-            now = self._clock()
-            self.connection = self.connection.to(state, now, error=error, next_try=next_try)
-
     async def _wait(self, state: State, error: str, *, at_once: bool) -> None:
-        failures = self.connection.failures + 1
+        link = self.feed.connection
         # A gap soon after a fresh snapshot is a fault of the server: back off like for any other.
-        steady = self.connection.is_live and self._clock() - self.connection.since > STEADY_S
-        pause = 0.0 if at_once and steady else backoff_s(failures) * random.uniform(0.9, 1.1)
+        steady = link.is_live and time.time() - link.since > STEADY_S
+        pause = backoff_s(link.failures + 1) * random.uniform(0.9, 1.1)
+        pause = 0.0 if at_once and steady else pause
         self._retry.clear()
-        self._move(state, error, self._clock() + pause)
+        self.feed.move(state, error, time.time() + pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._retry.wait(), pause)
 
@@ -123,13 +93,13 @@ class Client:
             try:
                 count = 0
                 async for message in stream:
-                    if self.connection.state is State.CONNECTING:
-                        self._move(State.SYNCING)
-                    self.received_bytes += len(stream.raw)
-                    self._take(message)
+                    if self.feed.connection.state is State.CONNECTING:
+                        self.feed.move(State.SYNCING)
+                    self.feed.received_bytes += len(stream.raw)
+                    self.feed.take(message)
                     if isinstance(message, wire.Dropped):
                         history = None
-                    if history is None and self.model.synced:
+                    if history is None and self.feed.model.synced:
                         history = asyncio.create_task(self._load_history())
                     count += 1
                     if count % YIELD_EVERY == 0:
@@ -138,18 +108,12 @@ class Client:
                 if history is not None:
                     history.cancel()
 
-    def _take(self, message: wire.StreamMessage) -> None:
-        self._feed.take(message)
-        self.received = time.monotonic()
-        if self.model.synced and self.connection.state is State.SYNCING:
-            self._move(State.LIVE)
-
     async def _load_history(self) -> None:
         """Events from before this connection; the log is simply shorter when they are refused."""
         with contextlib.suppress(ProblemError):
             last_seq = (await self.rest.events(0, 1)).last_seq
             page = await self.rest.events(max(0, last_seq - HISTORY_EVENTS), HISTORY_EVENTS)
-            self._feed.remember(page.events)
+            self.feed.picture.remember(page.events)
 
 
 def _words(problem: wire.Problem) -> str:

@@ -1,7 +1,8 @@
-"""What the console knows of the server: one frozen value and how a stream message changes it.
+"""The state that a stream's messages add up to: one frozen value and how a message changes it.
 
-Knows no socket and no widget. `apply` returns a new Model or raises ResyncNeeded; a message is
-never half applied. Invariants:
+The console and the recorder share it. Knows the wire only; numpy is imported with the first arrays.
+`apply` returns a new StreamState or raises ResyncNeeded; a message is never half applied.
+Invariants:
 1. messages of one epoch are applied in `seq` order without gaps
 2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
    where the server does not tell owners
@@ -14,14 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from vtoken import wire
-from vtoken_console.look.cells import U8, U16
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    U8 = npt.NDArray[np.uint8]
+    U16 = npt.NDArray[np.uint16]
 
 MAX_EVENTS = 500
-MAX_AUDIT = 200
 
 
 class ResyncNeeded(Exception):  # noqa: N818 - an order to the client, not a fault
@@ -33,15 +38,19 @@ def _no_requests() -> Mapping[str, wire.RequestRow]:
 
 
 def _u16() -> U16:
+    import numpy as np
+
     return np.zeros(0, np.uint16)
 
 
 def _u8() -> U8:
+    import numpy as np
+
     return np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class StreamState:
     """The newest known state. Arrays are replaced, never written in place."""
 
     hello: wire.Hello | None = None
@@ -59,7 +68,6 @@ class Model:
     requests: Mapping[str, wire.RequestRow] = field(default_factory=_no_requests)
     events: tuple[wire.Event, ...] = ()
     missed_events: int = 0
-    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording, oldest first; the newest MAX_AUDIT
 
     @property
     def block_size(self) -> int:
@@ -74,10 +82,20 @@ class Model:
         return next((e for e in reversed(self.events) if e.kind == "relocation"), None)
 
 
-def apply(model: Model, message: wire.StreamMessage) -> Model:
-    """`model` after `message`; raises ResyncNeeded on a gap, a foreign epoch or a lost order."""
+def apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
+    """`state` after `message`.
+
+    Raises ResyncNeeded on a gap, a foreign epoch, a lost order, or arrays that do not fit.
+    """
+    try:
+        return _apply(state, message)
+    except (ValueError, IndexError) as fault:  # arrays that do not fit each other
+        raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
+
+
+def _apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
     if isinstance(message, wire.Hello):
-        kept = model if message.epoch == model.epoch else Model()
+        kept = state if message.epoch == state.epoch else StreamState()
         return replace(
             kept,
             hello=message,
@@ -88,30 +106,30 @@ def apply(model: Model, message: wire.StreamMessage) -> Model:
             step_ts=0.0,
             synced=message.resumed and kept.synced,
         )
-    if model.hello is None:
+    if state.hello is None:
         raise ResyncNeeded(f"expected hello first, found {type(message).__name__.lower()}")
-    if message.epoch != model.epoch:
-        raise ResyncNeeded(f"epoch changed from {model.epoch} to {message.epoch}")
-    if message.seq != model.seq + 1:
-        raise ResyncNeeded(f"expected message {model.seq + 1}, found {message.seq}")
-    step_ts = message.ts if message.step > model.step else model.step_ts
-    model = replace(model, seq=message.seq, step=message.step, ts=message.ts, step_ts=step_ts)
+    if message.epoch != state.epoch:
+        raise ResyncNeeded(f"epoch changed from {state.epoch} to {message.epoch}")
+    if message.seq != state.seq + 1:
+        raise ResyncNeeded(f"expected message {state.seq + 1}, found {message.seq}")
+    step_ts = message.ts if message.step > state.step else state.step_ts
+    state = replace(state, seq=message.seq, step=message.step, ts=message.ts, step_ts=step_ts)
     if isinstance(message, wire.Snapshot):
-        return _snapshot(model, message)
+        return _snapshot(state, message)
     if isinstance(message, wire.Delta):
-        return _delta(model, message)
+        return _delta(state, message)
     if isinstance(message, wire.EventMessage):
-        return with_events(model, (message.event,))
+        return with_events(state, (message.event,))
     if isinstance(message, wire.Dropped):
-        return replace(model, missed_events=model.missed_events + message.n)
-    return model
+        return replace(state, missed_events=state.missed_events + message.n)
+    return state
 
 
-def _snapshot(model: Model, message: wire.Snapshot) -> Model:
-    assert model.hello is not None
-    num_blocks = model.hello.geometry.num_blocks
-    live = wire.unpack_array(message.live, "<u2") if message.live is not None else model.live
-    flags = wire.unpack_array(message.flags, "u1") if message.flags is not None else model.flags
+def _snapshot(state: StreamState, message: wire.Snapshot) -> StreamState:
+    assert state.hello is not None
+    num_blocks = state.hello.geometry.num_blocks
+    live = wire.unpack_array(message.live, "<u2") if message.live is not None else state.live
+    flags = wire.unpack_array(message.flags, "u1") if message.flags is not None else state.flags
     owner = wire.unpack_array(message.owner, "<u2") if message.owner is not None else _u16()
     for name, array, given in (
         ("live", live, message.live),
@@ -120,13 +138,13 @@ def _snapshot(model: Model, message: wire.Snapshot) -> Model:
     ):
         if given is not None and len(array) != num_blocks:
             raise ResyncNeeded(f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}")
-    requests = model.requests
+    requests = state.requests
     if message.requests is not None:
         requests = MappingProxyType({row.id: row for row in message.requests})
     return replace(
-        model,
+        state,
         synced=True,
-        status=message.status or model.status,
+        status=message.status or state.status,
         config=message.config,
         live=live,
         flags=flags,
@@ -135,10 +153,10 @@ def _snapshot(model: Model, message: wire.Snapshot) -> Model:
     )
 
 
-def _delta(model: Model, message: wire.Delta) -> Model:
-    if not model.synced:
+def _delta(state: StreamState, message: wire.Delta) -> StreamState:
+    if not state.synced:
         raise ResyncNeeded("expected snapshot, found delta")
-    live, flags, owner = model.live, model.flags, model.owner
+    live, flags, owner = state.live, state.flags, state.owner
     if message.block_ids is not None and len(message.block_ids):
         ids = wire.unpack_array(message.block_ids, "<u4")
         if int(ids.max()) >= len(live):
@@ -151,7 +169,7 @@ def _delta(model: Model, message: wire.Delta) -> Model:
         if message.block_owner is not None and len(owner):
             owner = owner.copy()
             owner[ids] = wire.unpack_array(message.block_owner, "<u2")
-    requests = model.requests
+    requests = state.requests
     if message.requests_changed or message.requests_removed:
         changed = dict(requests)
         for gone in message.requests_removed or ():
@@ -160,32 +178,27 @@ def _delta(model: Model, message: wire.Delta) -> Model:
             changed[row.id] = row
         requests = MappingProxyType(changed)
     return replace(
-        model,
+        state,
         live=live,
         flags=flags,
         owner=owner,
         requests=requests,
-        status=message.status or model.status,
-        config=message.config or model.config,
+        status=message.status or state.status,
+        config=message.config or state.config,
     )
 
 
-def with_audit(model: Model, entries: Iterable[wire.AuditEntry]) -> Model:
-    """`model` with newer `entries` behind those it has."""
-    return replace(model, audit=(*model.audit, *entries)[-MAX_AUDIT:])
-
-
-def with_events(model: Model, events: Iterable[wire.Event]) -> Model:
-    """`model` with `events` merged into the log: by `seq`, each once, bounded."""
-    known, events = model.events, list(events)
+def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState:
+    """`state` with `events` merged into the log: by `seq`, each once, bounded."""
+    known, events = state.events, list(events)
     if len(events) == 1 and (not known or events[0].seq > known[-1].seq):
-        return replace(model, events=_bounded([*known, *events]))  # as the stream tells them
+        return replace(state, events=_bounded([*known, *events]))  # as the stream tells them
     merged = {event.seq: event for event in known}
     for event in events:
         merged[event.seq] = event
     if len(merged) == len(known) and not any(merged[e.seq] is not e for e in known):
-        return model
-    return replace(model, events=_bounded([merged[seq] for seq in sorted(merged)]))
+        return state
+    return replace(state, events=_bounded([merged[seq] for seq in sorted(merged)]))
 
 
 def _bounded(events: list[wire.Event]) -> tuple[wire.Event, ...]:

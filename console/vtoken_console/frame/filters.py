@@ -16,8 +16,8 @@ from vtoken_console.look.words import BLOCK_STATES, REQUEST_STATES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vtoken.stream.reducer import StreamState
     from vtoken.wire import RequestRow
-    from vtoken_console.feed.model import Model
 
 KEYS = ("req", "policy", "state")
 EXAMPLE = "part of an id, or req:a91f policy:h2o state:shared,tail"
@@ -70,7 +70,7 @@ class Filter:
                 return False
         return True
 
-    def rows(self, model: Model) -> list[RequestRow]:
+    def rows(self, model: StreamState) -> list[RequestRow]:
         """The requests that match; said of blocks only, those that hold such a block."""
         rows = [row for row in model.requests.values() if self.takes(row)]
         if self and self.block_states and len(model.owner):
@@ -115,7 +115,7 @@ def parse(text: str) -> Filter:
     return Filter(text.strip(), tuple(terms))
 
 
-def block_mask(wanted: Filter, model: Model) -> Any:
+def block_mask(wanted: Filter, model: StreamState) -> Any:
     """Which blocks match: bool [N]. What cannot be known of owners is not held against a block."""
     import numpy as np
 
@@ -132,7 +132,7 @@ def block_mask(wanted: Filter, model: Model) -> Any:
     return mask
 
 
-def _owned_by(rows: Iterable[RequestRow], model: Model) -> Any:
+def _owned_by(rows: Iterable[RequestRow], model: StreamState) -> Any:
     import numpy as np
 
     chosen = np.zeros(1 << 16, bool)
@@ -140,7 +140,7 @@ def _owned_by(rows: Iterable[RequestRow], model: Model) -> Any:
     return chosen[model.owner]
 
 
-def shortfall(wanted: Filter, model: Model) -> str:
+def shortfall(wanted: Filter, model: StreamState) -> str:
     """What of the filter this server's data cannot answer; empty when all of it."""
     if wanted and wanted.names_requests and not len(model.owner):
         return "blocks unfiltered: this server does not tell their owners"

@@ -22,10 +22,10 @@ import torch
 from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.integrity import LayerBytes
+from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
+from vtoken.vllm.cuda.copies.streams import Streams
+from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
-from vtoken.vllm.cuda.staged_copy import StagedCopies
-from vtoken.vllm.cuda.streams import Streams
-from vtoken.vllm.cuda.transfer import upload
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
 MAX_GATHERED_BYTES = 256 << 20  # the torch way holds the gathered rows of one chunk

@@ -1,0 +1,61 @@
+"""Changelog, pre-commit hooks, templates and CI agree with the repository."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import vtoken
+
+ROOT = Path(__file__).parents[2]
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*_*.yml"))
+HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
+
+
+def make_check() -> list[str]:
+    """The programs that `make check` runs, as words without the folder."""
+    (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    return [line.strip().removeprefix("$(BIN)/") for line in recipe.splitlines()]
+
+
+def test_the_changelog_begins_with_unreleased_and_then_this_version_with_its_date() -> None:
+    unreleased, *versions = HEADING.findall((ROOT / "CHANGELOG.md").read_text())
+    assert unreleased == "Unreleased"
+    dates = []
+    for heading in versions:
+        version, date = re.fullmatch(r"(\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d)", heading).groups()  # type: ignore[union-attr]
+        dates.append((version, datetime.date.fromisoformat(date)))
+    assert dates[0][0] == vtoken.__version__
+    assert [date for _, date in dates] == sorted((date for _, date in dates), reverse=True)
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repo["repo"] == "local"
+    entries = [hook["entry"] for hook in repo["hooks"]]
+    hooked = {tuple(e.split()[:2]) for e in entries if e.startswith(".venv/bin/ruff")}
+    assert hooked == {(".venv/bin/ruff", "check"), (".venv/bin/ruff", "format")}
+    for command in make_check():
+        program = command.split()[0]
+        assert any(e.split()[0] == f".venv/bin/{program}" for e in entries), command
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_an_issue_form_has_what_github_requires(form: Path) -> None:
+    content = yaml.safe_load(form.read_text())
+    assert content["name"]
+    assert content["description"]
+    ids = [field["id"] for field in content["body"] if field["type"] != "markdown"]
+    assert len(set(ids)) == len(ids) > 0
+    for field in content["body"]:
+        required = "value" if field["type"] == "markdown" else "label"
+        assert isinstance(field["attributes"][required], str)
+
+
+def test_the_bug_report_asks_for_the_doctor() -> None:
+    (bug,) = [form for form in FORMS if form.name.startswith("bug")]
+    assert "vtoken doctor --json" in bug.read_text()

@@ -1,0 +1,36 @@
+"""The rows of faults in docs/trust.md, as `python -m tests.faults` writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.faults.catalogue import Fault, Noticed
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "trust.md"
+HEAD = "| fault | rule | what noticed it | after |\n|---|---|---|---|\n"
+
+
+def row(fault: Fault, found: Noticed | None) -> str:
+    if found is None:
+        by, after = "nothing", ""
+    elif found.by.startswith("wrong"):
+        by, after = f"{found.by}: {found.detail}", "judged at the end"
+    else:
+        by = found.by
+        after = (
+            ("the same step", "the next step")[found.steps]
+            if found.steps < 2
+            else (f"{found.steps} steps")
+        )
+    return f"| {fault.name} | {fault.rule} | {by} | {after} |\n"
+
+
+def is_current(fault: Fault, found: Noticed | None) -> bool:
+    """Whether the document has this row. How many tokens a control gets wrong may differ."""
+    lines = DOCUMENT.read_text().splitlines(keepends=True)
+    return _without_figures(row(fault, found)) in map(_without_figures, lines)
+
+
+def _without_figures(line: str) -> str:
+    return re.sub(r"(\| wrong [a-z ]+): [^|]*\|", r"\1 |", line)

@@ -1,0 +1,114 @@
+"""What the annotation of a struct's field takes: as a `Bound`, in words, and as a refusal.
+
+Knows msgspec's annotations and errors, no struct in particular. A type, a bound or a choice is
+written down where the field is declared, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, structs
+
+from vtoken.errors import RefusedError
+from vtoken.wire import Bound
+
+NOUNS = {"int": "an integer", "float": "a number", "str": "a string", "list": "a list"}
+_AT = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bound]:
+    """Field -> its bound, in the order of the struct."""
+    return {field.encode_name: bound_of(field.type) for field in structs.fields(kind)}
+
+
+def bound_of(annotation: Any) -> Bound:
+    """What a field takes beside the null that an optional one takes."""
+    kind, minimum, maximum, summary = annotation, None, None, ""
+    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
+        inner, *notes = get_args(kind)
+        if origin is Annotated:
+            for note in notes:
+                if isinstance(note, Meta):
+                    minimum = note.ge if note.ge is not None else minimum
+                    maximum = note.le if note.le is not None else maximum
+                    summary = summary or note.description or ""
+            kind = inner
+        else:
+            kind = next(part for part in (inner, *notes) if part is not NoneType)
+    bound = Bound(type="object", summary=summary, minimum=minimum, maximum=maximum)
+    if origin is Literal:
+        bound.type, bound.choices = "enum", [*get_args(kind)]
+    elif origin in (list, tuple):
+        bound.type = "list"
+    elif kind in (bool, int, float, str):
+        bound.type = kind.__name__
+    return bound
+
+
+def takes(bound: Bound) -> str:
+    """`an integer in 1..64`, `one of plug, pack`."""
+    if bound.type == "bool":
+        return "true or false"
+    if bound.type == "enum":
+        return "one of " + ", ".join(bound.choices or [])
+    noun = NOUNS.get(bound.type, "an object")
+    limits = span(bound)
+    return f"{noun} in {limits}" if limits else noun
+
+
+def span(bound: Bound) -> str:
+    """`1..64`; empty without numbers, one side empty where there is no bound."""
+    if bound.minimum is None and bound.maximum is None:
+        return ""
+    low = "" if bound.minimum is None else f"{bound.minimum:.15g}"
+    high = "" if bound.maximum is None else f"{bound.maximum:.15g}"
+    return f"{low}..{high}"
+
+
+def refuse(field: str, value: Any, bound: Bound) -> RefusedError:
+    """The error for a `value` outside of `bound`."""
+    expected = takes(bound)
+    return RefusedError(
+        f"{field} = {value!r} is not {expected}",
+        field=field,
+        value=value,
+        bound=span(bound) or expected,
+    )
+
+
+def fault(
+    error: msgspec.ValidationError, document: Any, kind: type[msgspec.Struct]
+) -> RefusedError:
+    """The refusal for what msgspec found wrong with `document` as a `kind`.
+
+    Names the field by its path, the value in the document, and the bound of the annotation.
+    """
+    message = str(error)
+    at = _AT.search(message)
+    names = [name.partition("[")[0] for name in at[1].split(".") if name] if at else []
+    value, annotation = document, kind
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+        annotation = _fields(annotation).get(name, Any)
+    missing = re.search(r"(missing required|unknown) field `(.*)`", message)
+    if missing is None:
+        return refuse(".".join(names) or "body", value, bound_of(annotation))
+    field = ".".join([*names, missing[2]])
+    return RefusedError(
+        f"{field} is missing" if missing[1] != "unknown" else f"{field} is no known field",
+        field=field,
+        value=value.get(missing[2]) if isinstance(value, dict) else None,
+        bound="fields: " + ", ".join(_fields(annotation)),
+    )
+
+
+def _fields(annotation: Any) -> dict[str, Any]:
+    """Field -> annotation of the struct in `annotation`; empty where there is none."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, msgspec.Struct):
+            return {field.encode_name: field.type for field in structs.fields(part)}
+    return {}

@@ -1,0 +1,130 @@
+"""vToken in vLLM's model runner V1, whatever the device: where the step plan is executed.
+
+Positions stay logical throughout; only what attention reads is physical: block tables, slot mapping
+and sequence lengths of the requests that have evicted something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+import numpy as np
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+from vtoken.protocol.step import StepPlan
+from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
+
+
+class VTokenRunnerMixin:
+    """Put before a V1 model runner class in the bases; what a device does is left to three methods:
+    `_vtoken_prepare` (the cache exists), `_vtoken_copy` (relocate what the plan says, if anything)
+    and `_vtoken_present` (tell attention; None: nothing to tell).
+    """
+
+    executor: StepExecutor | None = None
+    requests: dict[str, Any]
+    input_batch: Any
+
+    @classmethod
+    def adopt(cls, runner: Any) -> Any:
+        """Turn a constructed runner of the base class into this one."""
+        runner.__class__ = cls
+        return runner
+
+    def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
+        raise NotImplementedError
+
+    def _vtoken_copy(self, plan: StepPlan) -> None:
+        raise NotImplementedError
+
+    def _vtoken_present(self, step: PhysicalStep | None) -> None:
+        raise NotImplementedError
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any
+    ) -> None:
+        super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
+        if is_profiling:
+            return  # a small cache that is thrown away again
+        config: Any = self.compilation_config  # type: ignore[attr-defined]
+        layers = {
+            name: layer
+            for name, layer in config.static_forward_context.items()
+            if isinstance(layer, Attention)
+        }
+        with startup_error.kept():
+            support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
+            support.check_layers(layers)
+            self.executor = self._vtoken_prepare(layers)
+        self.executor.ranks = Ranks.of_this_worker()
+
+    # ------------------------------------------------------------ before the forward
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        executor, plan = self.executor, getattr(scheduler_output, "vtoken", None)
+        if executor is None:
+            return super()._update_states(scheduler_output)  # type: ignore[misc]
+        self._vtoken_present(None)
+        if plan is None:
+            executor.begin(None, ())
+            return super()._update_states(scheduler_output)  # type: ignore[misc]
+        executor.begin(plan, _gone(scheduler_output))
+        with executor.ranks.contained():
+            for request_id, blocks in executor.meet(self._vtoken_blocks):
+                self.requests[request_id].block_ids[0][:] = blocks
+                row = self.input_batch.req_id_to_index.get(request_id)
+                if row is not None:
+                    self.input_batch.block_table.add_row((blocks,), row)
+            executor.before_copies()
+            self._vtoken_copy(plan)
+        result = super()._update_states(scheduler_output)  # type: ignore[misc]
+        executor.apply()
+        return result
+
+    def _vtoken_blocks(self, request_id: str) -> list[int]:
+        blocks: list[int] = self.requests[request_id].block_ids[0]
+        return blocks
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+        if self.executor is not None:
+            step = self.executor.physical(self._vtoken_batch(), self._vtoken_blocks)
+            if step is not None:
+                self._vtoken_present(step)
+        return prepared
+
+    def _vtoken_batch(self) -> Iterator[BatchRow]:
+        starts: np.ndarray = self.query_start_loc.np  # type: ignore[attr-defined]
+        computed = self.input_batch.num_computed_tokens_cpu
+        for index, request_id in enumerate(self.input_batch.req_ids):
+            first, stop = int(starts[index]), int(starts[index + 1])
+            yield BatchRow(request_id, index, first, stop - first, int(computed[index]))
+
+    # ------------------------------------------------------------ after it
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
+        if output is EMPTY_MODEL_RUNNER_OUTPUT and self.executor is not None:
+            return self.executor.attach(copy(output))  # all steps without tokens share that one
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if self.executor is None:
+            return output
+        self._vtoken_present(None)
+        return self.executor.attach(output)
+
+
+def _gone(scheduler_output: Any) -> Iterator[str]:
+    """Requests whose layout, if they are known at all, starts anew in this step."""
+    yield from scheduler_output.finished_req_ids
+    yield from scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    for request in scheduler_output.scheduled_new_reqs:
+        yield request.req_id
