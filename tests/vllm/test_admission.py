@@ -143,7 +143,7 @@ def test_blocks_that_the_watermark_withholds_are_told_and_open_the_gate(
 
         def note_and_listen(now: float) -> None:
             note(now)
-            told.append(scheduler.vtoken_controller.status())
+            told.append(scheduler.vtoken_controller.reporter.status())
 
         scheduler._note_step = note_and_listen
         greedy(llm, prompts, 60)

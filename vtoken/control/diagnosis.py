@@ -11,9 +11,9 @@ configuration; after a round, and every `OFFER_SECONDS`, only as often as takes 
 time at most: a plan of 3 ms is good for 6 s. In between,
 1. the figures are what is certain to be left of the offer: they never promise more than a round
    frees. Whether there is anything to gain follows from what is likely to be left
-2. that compacting frees nothing, and why, is said as long as nothing has changed since the planner
-   was asked, and while nobody whom a round would look at holds more blocks than it needs. To see
-   that takes one look at every request, no plan. Else the age of the plan is told instead
+2. the sentence states that compacting frees nothing, and why, as long as nothing has changed since
+   the planner was asked, and while no request that a round would look at holds more blocks than it
+   needs, which takes one look at every request and no plan. Else it gives the age of the plan
 """
 
 from __future__ import annotations
