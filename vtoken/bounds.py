@@ -1,4 +1,4 @@
-"""What the annotation of a struct's field takes: as a `Bound`, in words, and as a refusal.
+"""What a struct's field takes, from its annotation: as a `Bound`, in words, and as a refusal.
 
 Knows msgspec's annotations and errors, no struct in particular. A type, a bound or a choice is
 written down where the field is declared, and nowhere else.
@@ -17,7 +17,30 @@ from vtoken.errors import RefusedError
 from vtoken.wire import Bound
 
 NOUNS = {"int": "an integer", "float": "a number", "str": "a string", "list": "a list"}
+MAX_DEPTH = 64  # of a JSON document from outside
+TOO_DEEP = f"it nests deeper than {MAX_DEPTH} levels"
 _AT = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def read_json(text: str | bytes) -> Any:
+    """The document in `text`; raises ValueError for what is not JSON or nests too deep.
+
+    What is made of it later (a repr, an encoding) recurses too, so the limit is far below Python's.
+    """
+    try:
+        document = msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if not _is_shallow(document, MAX_DEPTH):
+        raise ValueError(TOO_DEEP)
+    return document
+
+
+def _is_shallow(document: Any, levels: int) -> bool:
+    if not isinstance(document, (dict, list)):
+        return True
+    inner = document.values() if isinstance(document, dict) else document
+    return levels > 0 and all(_is_shallow(part, levels - 1) for part in inner)
 
 
 def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bound]:
@@ -78,6 +101,13 @@ def refuse(field: str, value: Any, bound: Bound) -> RefusedError:
         value=value,
         bound=span(bound) or expected,
     )
+
+
+def check(field: str, value: float, bound: Bound) -> None:
+    """Raises RefusedError for a number outside of `bound`."""
+    low, high = bound.minimum, bound.maximum
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise refuse(field, value, bound)
 
 
 def fault(

@@ -602,16 +602,9 @@ class Describe(Doc):
     started_ts: float
 
 
-class Command(Doc):
-    """One call into the engine, between two steps. `op` names: `vtoken.control.controller`."""
-
-    op: str
-    args: dict[str, Any] = {}
-    actor: str = "local"
-    expires_ts: float | None = None  # nobody waits for the answer after this: do not execute
-
-
 class Reply(Doc):
+    """The answer to a `vtoken.commands.Command`."""
+
     value: Any = None
     problem: Problem | None = None
 

@@ -4,7 +4,7 @@ Knows the wire and one attribute path of the client that vLLM hands to endpoint 
 `engine_client.engine_core.call_utility_async(method, *args)`. vLLM encodes the arguments with
 msgpack and looks the method up on its `EngineCore`, between two steps. What crosses:
 
-    in    one positional argument, `bytes`: `msgspec.msgpack.encode(wire.Command)`
+    in    one positional argument, `bytes`: `msgspec.msgpack.encode(commands.Command)`
     out   `bytes`: `msgspec.msgpack.encode(wire.Reply)`
 
 `bytes` survive vLLM's encoder and decoder unchanged in both directions, with and without
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 
@@ -47,7 +47,7 @@ class EngineBus:
         """False once vLLM has declared its engine dead."""
         return self._client is not None and not getattr(self._client, "errored", False)
 
-    async def call(self, command: wire.Command) -> wire.Reply:
+    async def call(self, command: commands.Command) -> wire.Reply:
         """The engine's reply; the engine is told when nobody waits for it any more.
 
         Raises ProblemError 422 (a number that the wire cannot carry), 429 (too many callers), 500
@@ -86,9 +86,9 @@ class EngineBus:
             self._waiting -= 1
         return msgspec.msgpack.decode(answer, type=wire.Reply)
 
-    async def ask(self, op: str, kind: type[T], /, actor: str = "local", **args: Any) -> T:
-        """The value of one command, converted to `kind`; a refusal is raised as ProblemError."""
-        reply = await self.call(wire.Command(op=op, args=args, actor=actor))
+    async def ask(self, call: commands.AnyCall, kind: type[T], actor: str = "local") -> T:
+        """The value of one call, converted to `kind`; a refusal is raised as ProblemError."""
+        reply = await self.call(commands.Command(call=call, actor=actor))
         if reply.problem is not None:
             raise ProblemError(reply.problem)
         return msgspec.convert(reply.value, kind)

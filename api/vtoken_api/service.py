@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.limits import RateLimits
 from vtoken_api.auth.refusals import Refusals
 from vtoken_api.bus import EngineBus
 from vtoken_api.health import health
-from vtoken_api.rest.inputs import CompactionRequest
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.audit_sync import Upkeep
 from vtoken_api.state.flight_recorder import FlightRecorder
@@ -76,68 +75,32 @@ class Service:
         self.audit.close()
         self.state.close()
 
-    async def patch_config(
-        self,
-        patch: dict[str, Any],
-        if_match: int | None,
-        validate_only: bool,
-        caller: Caller,
-        terms: dict[str, float],
-    ) -> wire.PatchResult:
-        """Apply or try out a merge patch, all or nothing; `terms` put it on trial."""
-        result = await self.bus.ask(
-            "patch_config",
-            wire.PatchResult,
-            actor=caller.name,
-            patch=patch,
-            if_match=if_match,
-            validate_only=validate_only,
-            **terms,
-        )
+    async def patch_config(self, call: commands.PatchConfig, caller: Caller) -> wire.PatchResult:
+        """Apply or try out a merge patch, all or nothing, on trial if it says so."""
+        result = await self.bus.ask(call, wire.PatchResult, caller.name)
         action = "config" if result.trial is None else "trial"
-        await self._enter(caller, action, result.changes, result.revision, validate_only)
+        await self._enter(caller, action, result.changes, result.revision, call.validate_only)
         return result
 
-    async def confirm(
-        self, if_match: int | None, validate_only: bool, caller: Caller
+    async def settle(
+        self, call: commands.Confirm | commands.Undo, caller: Caller
     ) -> wire.PatchResult:
-        """Keep the change that is on trial, or say what that would mean."""
-        return await self._settle_trial("confirm", if_match, validate_only, caller)
-
-    async def undo(
-        self, if_match: int | None, validate_only: bool, caller: Caller
-    ) -> wire.PatchResult:
-        """A new revision that restores the one before, or what it would do."""
-        return await self._settle_trial("undo", if_match, validate_only, caller)
-
-    async def _settle_trial(
-        self, op: str, if_match: int | None, validate_only: bool, caller: Caller
-    ) -> wire.PatchResult:
-        result = await self.bus.ask(
-            op,
-            wire.PatchResult,
-            actor=caller.name,
-            if_match=if_match,
-            validate_only=validate_only,
-        )
-        await self._enter(caller, op, result.changes, result.revision, validate_only)
+        """Keep the change that is on trial, or restore the revision before; or say what it does."""
+        result = await self.bus.ask(call, wire.PatchResult, caller.name)
+        action = commands.name_of(type(call))
+        await self._enter(caller, action, result.changes, result.revision, call.validate_only)
         return result
 
-    async def compact(self, body: CompactionRequest, caller: Caller) -> wire.Operation:
+    async def compact(self, call: commands.Compact, caller: Caller) -> wire.Operation:
         """Start a compaction, or plan one (`dry_run`)."""
-        args: dict[str, Any] = {"dry_run": body.dry_run}
-        if body.request_id is not None:
-            args["request_id"] = body.request_id
-        if body.batch_size is not None:
-            args["batch_size"] = body.batch_size
-        operation = await self.bus.ask("compact", wire.Operation, actor=caller.name, **args)
-        config = await self.bus.ask("config", wire.ConfigDocument)
+        operation = await self.bus.ask(call, wire.Operation, caller.name)
+        config = await self.bus.ask(commands.Config(), wire.ConfigDocument)
         changes: dict[str, list[Any]] = {
             "operation": [None, operation.id],
             "request_id": [None, operation.request_id],
             "batch_size": [None, operation.batch_size],
         }
-        await self._enter(caller, "compact", changes, config.revision, body.dry_run)
+        await self._enter(caller, "compact", changes, config.revision, call.dry_run)
         return operation
 
     async def _enter(

@@ -13,7 +13,7 @@ import pytest
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.plugin import AUDIT_FILE
 from vtoken_api.state import audit_sync
 from vtoken_api.state.audit import AuditLog
@@ -204,8 +204,8 @@ async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
 
 def pass_guard(core: LiveEngine, theta_f: float) -> None:
     """A change on trial that the engine takes back at its next step."""
-    args = {"patch": {"theta_f": theta_f}, "guard_preemptions": 0}
-    assert core.handle(wire.Command(op="patch_config", args=args)).problem is None
+    call = commands.PatchConfig(patch={"theta_f": theta_f}, guard_preemptions=0)
+    assert core.handle(commands.Command(call=call)).problem is None
     core.runtime.counters.preemptions += 1
     core.steps()
 

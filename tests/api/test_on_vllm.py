@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vtoken import wire
+from vtoken.commands import Command, Request
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.plugin import build_app as own_app
 
@@ -73,7 +73,7 @@ def test_bytes_survive_the_utility_call_in_both_directions(
     def vtoken_command(payload: bytes) -> bytes:
         return payload
 
-    sent = msgspec.msgpack.encode(wire.Command(op="blocks", args={"pad": "x" * 300_000}))
+    sent = msgspec.msgpack.encode(Command(call=Request(id="x" * 300_000)))
     request = MsgpackEncoder().encode((0, 1, "vtoken_command", (sent,)))
     *_, args = MsgpackDecoder().decode(request)
     (arrived,) = EngineCoreProc._convert_msgspec_args(vtoken_command, args)

@@ -322,6 +322,10 @@ REFUSED_PATCHES: list[tuple[bytes, int, str | None]] = [
     (b'{"theta_f": NaN}', 400, None),
     (b'{"a": "\xff"}', 400, None),
     (b"[" * 60_000, 400, None),
+    *(
+        (b'{"theta_f":%b%b}' % (b"[" * depth, b"]" * depth), 400, None)
+        for depth in (100, 955, 970, 1000, 30_000)
+    ),
     (b'{"theta_f": "' + b"x" * 70_000 + b'"}', 413, None),
     (b"[]", 422, None),
     (b"null", 422, None),
@@ -465,7 +469,7 @@ async def test_fault_in_the_engine_is_500_and_says_where(
     def fail() -> None:
         raise ZeroDivisionError("in the core")
 
-    monkeypatch.setitem(core.controller._ops, "status", fail)
+    monkeypatch.setattr(core.controller, "status", fail)
     document = problem(await http.get("/status"), 500)
     assert "in the core" in document.detail
     assert (await http.get("/config")).status_code == 200

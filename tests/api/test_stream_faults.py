@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
-from vtoken import wire
+from vtoken import commands, wire
 
 DAY_S = 86_400.0
 CONFIG = "/vtoken/v1/config"
@@ -69,7 +69,7 @@ async def test_wall_clock_that_jumps_stops_neither_stream_nor_changes(
 async def test_call_that_the_clock_jumps_over_is_refused_as_a_whole_and_works_again(
     core: LiveEngine, jump: Callable[[float], None]
 ) -> None:
-    def handle(command: wire.Command) -> wire.Reply:
+    def handle(command: commands.Command) -> wire.Reply:
         if command.op == "patch_config":
             jump(60.0)  # between the API server and the engine
         return core.handle(command)

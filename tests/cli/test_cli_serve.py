@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from vtoken.errors import UnsupportedError
-from vtoken.vllm.startup import startup_error
+from vtoken.vllm.startup import serve, startup_error
+from vtoken.vllm.startup.model_argument import Values
 from vtoken.vllm.startup.serve import server_command
 
 TOKEN = "the-control-token-0123"
@@ -70,6 +71,82 @@ def test_flag_that_vllm_would_pass_over_in_silence_ends_with_2(
 @pytest.mark.parametrize("flags", [["--api-server-count", "1"], ["--api-server-count=1"], []])
 def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
     assert set(flags) <= set(server_command(["m", *flags]))
+
+
+def model_of(command: list[str]) -> tuple[str, list[str]]:
+    """MODEL of vLLM's command line, and what else was passed through."""
+    place = command.index("--model")
+    return command[place + 1], command[place + 2 : command.index("--scheduler-cls")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m", "--port", "8001", "--enforce-eager"],
+        ["--vtoken-policy", "h2o", "m", "--port", "8001"],
+        ["--port=8001", "m", "--served-model-name", "a", "b"],
+        ["--vtoken-recycle", "m"],
+    ],
+)
+def test_a_model_in_front_of_the_flags_is_known_without_vllm(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "flag_values", None)
+    assert model_of(server_command(words))[0] == "m"
+
+
+FLAGS: dict[str, Values] = {
+    "--port": None,
+    "--enforce-eager": 0,
+    "--served-model-name": "+",
+    "--api-key": "?",
+    "--compilation-config": None,
+    "-O": None,
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "8001", "m"],
+        ["--port", "8001", "m", "--enforce-eager"],
+        ["--enforce-eager", "m"],
+        ["--enforce_eager", "m", "--served_model_name", "a", "b"],
+        ["--served-model-name", "a", "b", "--enforce-eager", "m", "--port", "1"],
+        ["--compilation-config.mode", "3", "m"],
+        ["-O", "3", "m"],
+        ["-O3", "m"],
+        ["--port", "-1", "m"],
+    ],
+)
+def test_a_value_of_a_vllm_flag_is_not_taken_for_the_model(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "flag_values", lambda: FLAGS)
+    model, others = model_of(server_command(["--vtoken-theta-f", "0.5", *words]))
+    assert model == "m"
+    assert others[:-2] == [word for word in words if word != "m"]  # but for --host
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "8001"], "MODEL is missing"),
+        (["--enforce-eager"], "MODEL is missing"),
+        (["--port", "8001", "m", "n"], "more than one MODEL: m n"),
+    ],
+)
+def test_no_model_and_two_models_end_with_2(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(serve, "flag_values", lambda: FLAGS)
+    with pytest.raises(SystemExit) as ended:
+        server_command(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 SERVER = """

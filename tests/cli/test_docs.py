@@ -27,6 +27,7 @@ from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
 from vtoken.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
+from vtoken.vllm.startup.model_argument import take_model
 from vtoken.vllm.startup.serve import build_parser, initial_patch
 from vtoken_console.app.keyfile import load
 
@@ -71,7 +72,7 @@ def check(words: list[str]) -> None:
         return
     if program == "vtoken" and rest[0] == "serve":
         arguments, others = build_parser().parse_known_args(rest[1:])
-        assert arguments.model
+        assert take_model(others, dict)[0]
         assert not [word for word in others if word.startswith("--vtoken")], others
         if arguments.vtoken_policy != "evenly_spaced":  # the example's, not installed here
             initial_patch(arguments)

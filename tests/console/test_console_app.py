@@ -199,7 +199,7 @@ async def test_finished_request_is_said_and_its_picture_kept(server: FakeServer)
     server.frozen = True
     async with running(server.url) as (app, _):
         name = next(iter(server.pool.requests))
-        await app.open_request(name)
+        await app.pages.open_request(name)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
         server.pool.finish(name)
         await until(lambda: "has finished" in screen_text(app), "not said")
@@ -212,7 +212,7 @@ async def test_slot_view_names_the_reason_of_a_pin(server: FakeServer) -> None:
     server.pool.shared.add(block)
     server.pool.refresh()
     async with running(server.url) as (app, _):
-        await app.open_block(block)
+        await app.pages.open_block(block)
         await until(lambda: "shared prefix" in screen_text(app), "pin reason not shown")
 
 
@@ -367,7 +367,7 @@ MOVING = set("○◌•●◐")
 
 def map_text(app: ConsoleApp) -> str:
     """The cells of the heatmap, without its words."""
-    heatmap = app.heatmap
+    heatmap = app.dashboard.heatmap
     lines = heatmap._lines[: len(heatmap._lines) - heatmap.foot]
     return "\n".join("".join(text for text, _ in line) for line in lines)
 

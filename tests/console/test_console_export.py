@@ -45,7 +45,7 @@ async def test_pictures_show_the_page_and_not_the_question(
         text = svg.read_text(encoding="utf-8")
         assert "test-llama" in text
         assert "export&#160;what" not in text
-        app.dashboard.say(None)
+        app.dashboard.dismiss_notes()
         await exported(app, pilot, "p")
         (png,) = tmp_path.glob("vtoken-*.png")
         assert png.read_bytes().startswith(b"\x89PNG")

@@ -36,7 +36,7 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
     large: FakeServer,
 ) -> None:
     async with running(large.url) as (app, pilot):
-        heatmap = app.heatmap
+        heatmap = app.dashboard.heatmap
         block = heatmap.cursor = request_of(large).table[0]
         for zoom, word in ((Zoom.REGION, "region ·"), (Zoom.BLOCKS, "blocks ·")):
             await pilot.press("z")
@@ -55,7 +55,7 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
 
 async def test_cursor_stays_on_its_line_when_the_zoom_changes(large: FakeServer) -> None:
     async with running(large.url) as (app, pilot):
-        heatmap = app.heatmap
+        heatmap = app.dashboard.heatmap
         heatmap.cursor = 2500
         heatmap.redraw()
         before = heatmap.grid.row_of_block(2500) - heatmap.top
@@ -65,7 +65,7 @@ async def test_cursor_stays_on_its_line_when_the_zoom_changes(large: FakeServer)
 
 async def test_wheel_and_double_click_zoom_where_they_point(large: FakeServer) -> None:
     async with running(large.url) as (app, pilot):
-        heatmap = app.heatmap
+        heatmap = app.dashboard.heatmap
         await until(lambda: heatmap.grid is not None, "not drawn")
         place = (20, 6)  # of the widget, border included
         under = heatmap.grid.blocks_of(heatmap.grid.cell_at(19, 5))[0]
@@ -84,12 +84,12 @@ async def test_filter_hides_what_does_not_match_and_counts_what_does(large: Fake
     request = request_of(large)
     async with running(large.url) as (app, pilot):
         await pilot.press("slash", *f"req:{request.id[-5:]}", "enter")
-        await until(lambda: app.heatmap.matching == len(request.table), "wrong count")
+        await until(lambda: app.dashboard.heatmap.matching == len(request.table), "wrong count")
         held = len(request.table)
         await until(lambda: f"{held} match" in screen_text(app), "count not in the title")
         await until(lambda: "1 of 6 match" in screen_text(app), "requests not filtered")
         await pilot.press("escape")
-        await until(lambda: app.heatmap.matching is None, "filter not cleared")
+        await until(lambda: app.dashboard.heatmap.matching is None, "filter not cleared")
 
 
 async def test_state_filter_keeps_the_requests_that_hold_such_blocks(large: FakeServer) -> None:
@@ -98,7 +98,7 @@ async def test_state_filter_keeps_the_requests_that_hold_such_blocks(large: Fake
     large.pool.refresh()
     async with running(large.url) as (app, pilot):
         await pilot.press("slash", *"state:shared", "enter")
-        await until(lambda: app.heatmap.matching == 1, "shared block not found")
+        await until(lambda: app.dashboard.heatmap.matching == 1, "shared block not found")
         await until(lambda: "1 of 6 match" in screen_text(app), "its request not found")
 
 
@@ -106,7 +106,7 @@ async def test_unknown_state_is_named_and_hides_nothing(large: FakeServer) -> No
     async with running(large.url, size=(200, 50)) as (app, pilot):
         await pilot.press("slash", *"state:purple")
         await until(lambda: "state:purple is unknown" in screen_text(app), "not said")
-        assert app.heatmap.matching is None
+        assert app.dashboard.heatmap.matching is None
 
 
 async def test_each_colour_mode_says_what_its_colours_mean(large: FakeServer) -> None:
@@ -120,12 +120,12 @@ async def test_each_colour_mode_says_what_its_colours_mean(large: FakeServer) ->
     async with running(large.url, size=(160, 40)) as (app, pilot):
         seen = []
         for _ in MODES:
-            mode = app.heatmap.mode
+            mode = app.dashboard.heatmap.mode
             seen.append(mode)
             await until(lambda mode=mode: words[mode] in screen_text(app), f"{mode} has no legend")
             await pilot.press("k")
         assert tuple(seen) == MODES
-        assert app.heatmap.mode is Mode.UTILISATION
+        assert app.dashboard.heatmap.mode is Mode.UTILISATION
 
 
 async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
@@ -134,7 +134,7 @@ async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
     async with running(fake.url) as (app, pilot):
         await pilot.press("k", "k")
         await until(lambda: "does not tell the owners" in screen_text(app), "not said")
-        assert app.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
+        assert app.dashboard.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
     await fake.stop()
 
 
@@ -142,7 +142,9 @@ async def test_theme_changes_at_once_and_back(large: FakeServer) -> None:
     async with running(large.url) as (app, pilot):
         for name in ("light", "dark"):
             await pilot.press("T")
-            await until(lambda name=name: app.heatmap.view.theme.name == name, "not changed")
+            await until(
+                lambda name=name: app.dashboard.heatmap.view.theme.name == name, "not changed"
+            )
             background = app.screen.styles.background.hex.lower()
             assert background == {"light": "#ffffff", "dark": "#0d1117"}[name]
 
@@ -155,6 +157,6 @@ async def test_block_page_tells_what_this_console_has_seen_of_it(large: FakeServ
         large.relocate(request, "manual")
         large.pool.refresh()
         block = large.events[-1].data["source_blocks"][0]
-        await app.open_block(block)
+        await app.pages.open_block(block)
         await until(lambda: "tokens moved out" in screen_text(app), "move not told")
         await until(lambda: "given back by" in screen_text(app), "transition not told")

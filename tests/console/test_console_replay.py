@@ -284,14 +284,14 @@ async def test_pages_that_ask_a_server_say_what_a_recording_holds(recording: Pat
     async with shown(recording) as (app, pilot):
         model = app.source.feed.model
         used = int(np.flatnonzero(model.flags)[3])
-        await app.open_block(used)
+        await app.pages.open_block(used)
         await pilot.pause(0.3)
         text = screen_text(app)
         assert "This is a recording" in text
         with pytest.raises(ProblemError, match=f"Block {used}: {int(model.live[used])} of 16 live"):
             await app.source.rest.block(used)
         await pilot.press("escape")
-        await app.open_request(next(iter(model.requests)))
+        await app.pages.open_request(next(iter(model.requests)))
         await pilot.pause(0.3)
         assert "This is a recording" in screen_text(app)
 

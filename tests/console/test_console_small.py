@@ -144,9 +144,9 @@ async def test_log_tells_what_was_freed_on_any_width(server: FakeServer) -> None
     async with running(server.url) as (app, _):
         log = app.dashboard.query_one(Events)
         log._rows = [row]
-        told = "".join(text for text, _ in log.build_row(app.make_view(), 0, 50, selected=False))
+        told = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 50, selected=False))
         assert told.endswith("1,117 tok of 9a068abb…, freed 121 blk")
-        told = "".join(text for text, _ in log.build_row(app.make_view(), 0, 99, selected=False))
+        told = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 99, selected=False))
         assert told.endswith(row.summary)
 
 

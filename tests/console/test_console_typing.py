@@ -56,11 +56,11 @@ async def test_pages_opened_and_left_in_a_burst_leave_every_key_working(server: 
 
 async def test_key_held_down_acts_once(server: FakeServer) -> None:
     async with running(server.url) as (app, _):
-        app.HELD_S = 60.0
+        app.controls.HELD_S = 60.0
         burst(app, *"cccccc", "u", *"ccc", "/", "x")
         await until(lambda: app.dashboard.filter.text == "x", "not handled to the end")
         await until(lambda: len(server.compactions) == 2 and server.undos == 1, "not acted")
-        app.HELD_S = 0.0
+        app.controls.HELD_S = 0.0
         burst(app, "escape", "c")
         await until(lambda: len(server.compactions) == 3, "a key that was let go of acts no more")
 

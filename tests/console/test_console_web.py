@@ -176,15 +176,15 @@ async def test_nobody_without_the_key_reaches_a_console_that_can_act(
 
 
 def test_cookies_are_bounded_and_the_oldest_ends_first() -> None:
-    from vtoken_console.output.web_login import MAX_BROWSERS, Doorkeeper
+    from vtoken_console.output.web_login import MAX_BROWSERS, LoginGate
 
     told: list[str] = []
-    door = Doorkeeper(told.append)
-    cookies = [door.open_with(told[-1]) or "" for _ in range(MAX_BROWSERS + 1)]
-    assert [door.admits(cookie) for cookie in cookies] == [False] + [True] * MAX_BROWSERS
-    assert not door.admits("")
+    gate = LoginGate(told.append)
+    cookies = [gate.open_with(told[-1]) or "" for _ in range(MAX_BROWSERS + 1)]
+    assert [gate.admits(cookie) for cookie in cookies] == [False] + [True] * MAX_BROWSERS
+    assert not gate.admits("")
     assert len(set(told)) == MAX_BROWSERS + 2
-    assert door.open_with(told[0]) is None
+    assert gate.open_with(told[0]) is None
 
 
 def command_lines() -> bytes:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
-from vtoken.wire import Command
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def engine() -> Iterator[LiveEngine]:
 def test_arguments_that_do_not_fit_the_operation_are_a_400(
     engine: LiveEngine, op: str, args: dict[str, Any]
 ) -> None:
-    reply = engine.handle(Command(op=op, args=args))
+    reply = engine.ask(op, **args)
     assert reply.problem is not None
     assert (reply.problem.status, reply.problem.title) == (400, "Bad command")
     assert reply.problem.detail.startswith(f"{op}: ")
@@ -51,7 +50,7 @@ def test_arguments_that_do_not_fit_the_operation_are_a_400(
 def test_an_id_that_is_no_string_is_refused_by_name(
     engine: LiveEngine, op: str, field: str, value: Any
 ) -> None:
-    reply = engine.handle(Command(op=op, args={field: value}))
+    reply = engine.ask(op, **{field: value})
     assert reply.problem is not None
     assert (reply.problem.status, reply.problem.field) == (422, field)
     assert reply.problem.value == value
@@ -63,4 +62,4 @@ def test_a_type_error_inside_an_operation_is_not_the_callers_fault(
     """It leaves the engine as an error, which the API answers with 500."""
     monkeypatch.setattr(engine.reporter, "status", lambda: None + 1)  # type: ignore[operator]
     with pytest.raises(TypeError):
-        engine.handle(Command(op="status"))
+        engine.ask("status")

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine
+from vtoken.commands import Command, PatchConfig
 from vtoken.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
 from vtoken.errors import RefusedError
-from vtoken.wire import Command, PatchResult, Reply
+from vtoken.wire import PatchResult, Reply
 
 N, L = 64, 4
 BASE = merge_patch(
@@ -189,9 +190,7 @@ def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
     engine = quiet()
     try:
         before = engine.call("config")
-        reply = engine.handle(
-            Command(op="patch_config", args={"patch": {"theta_f": 0.5}, "if_match": 7})
-        )
+        reply = engine.ask("patch_config", patch={"theta_f": 0.5}, if_match=7)
         assert problem(reply).status == 412
         assert engine.call("config") == before
         done: PatchResult = engine.call("patch_config", patch={"theta_f": 0.5}, if_match=1)
@@ -205,11 +204,11 @@ def test_a_command_that_nobody_waits_for_any_more_is_not_executed() -> None:
     engine = quiet()
     try:
         before = engine.call("config")
-        patch = {"patch": {"theta_f": 0.5}}
-        late = Command(op="patch_config", args=patch, expires_ts=time.time() - 0.01)
+        patch = PatchConfig(patch={"theta_f": 0.5})
+        late = Command(call=patch, expires_ts=time.time() - 0.01)
         assert problem(engine.handle(late)).title == "Too late"
         assert engine.call("config") == before
-        in_time = Command(op="patch_config", args=patch, expires_ts=time.time() + 60)
+        in_time = Command(call=patch, expires_ts=time.time() + 60)
         assert engine.handle(in_time).problem is None
     finally:
         engine.close()
@@ -219,8 +218,8 @@ def test_a_command_that_nobody_waits_for_any_more_is_not_executed() -> None:
 def test_an_if_match_that_is_no_revision_is_refused(if_match: Any) -> None:
     engine = quiet()
     try:
-        args = {"patch": {"theta_f": 0.5}, "if_match": if_match}
-        assert problem(engine.handle(Command(op="patch_config", args=args))).status == 422
+        reply = engine.ask("patch_config", patch={"theta_f": 0.5}, if_match=if_match)
+        assert problem(reply).status == 422
         assert engine.call("config").revision == 1
     finally:
         engine.close()
@@ -247,7 +246,7 @@ def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
         assert engine.call("undo").desired == second
         undone = engine.call("undo", actor="ann")
         assert (undone.revision, undone.desired) == (5, first)
-        assert problem(engine.handle(Command(op="undo"))).status == 409
+        assert problem(engine.ask("undo")).status == 409
         assert engine.call("config").revision == 5
         events = [e for e in engine.call("events", limit=10_000).events if e.kind == "config"]
         assert [e.data["revision"] for e in events] == [2, 3, 4, 5]

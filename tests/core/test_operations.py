@@ -13,7 +13,7 @@ from tests.support.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.errors import InvariantViolation
 from vtoken.planning.round import Round
 from vtoken.runtime.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
-from vtoken.wire import Command, Operation, OperationState
+from vtoken.wire import Operation, OperationState
 
 STATES: tuple[OperationState, ...] = get_args(OperationState)
 
@@ -196,14 +196,14 @@ def test_a_compaction_of_an_idle_engine_is_done_at_once() -> None:
 def test_a_bad_compaction_is_refused_and_queues_nothing(
     engine: LiveEngine, args: dict[str, Any], status: int, field: str
 ) -> None:
-    reply = engine.handle(Command(op="compact", args=args))
+    reply = engine.ask("compact", **args)
     assert reply.problem is not None
     assert (reply.problem.status, reply.problem.field) == (status, field)
     assert not engine.core.runtime.operations.pending
 
 
 def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
-    reply = engine.handle(Command(op="operation", args={"id": "x"}))
+    reply = engine.ask("operation", id="x")
     assert reply.problem is not None
     assert reply.problem.status == 404
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from vtoken import policies
+from vtoken.commands import Command, Policies
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError
@@ -164,7 +165,7 @@ def test_a_broken_package_is_reported_and_not_offered(kind: str, install: Instal
     assert offered == policy_names()
     assert offered.count(name) == (name == "h2o")
     assert "evenly_spaced" in offered  # the others are not concerned
-    listed: Any = controller(CoreEngine(num_blocks=128))._ops["policies"]()
+    listed: Any = controller(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
     (broken,) = [info for info in listed if info.error is not None]
     assert broken.name == f"{name} (vtoken-broken)"
     assert why in broken.error

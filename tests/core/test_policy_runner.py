@@ -14,7 +14,7 @@ from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View, make_policy, oldest
-from vtoken.policies.base import validate
+from vtoken.policies.base import needs_of, validate
 from vtoken.policies.signals import Signal
 
 
@@ -130,17 +130,23 @@ def test_another_policy_evicts_after_one_has_failed() -> None:
 # ---------------------------------------------------------------- declarations
 
 
-def test_a_policy_declares_what_its_signal_needs() -> None:
-    class Undeclared(Answering):
+def test_what_a_policy_needs_follows_from_its_signal() -> None:
+    class Reading(Answering):
         def signal(self) -> Signal:
             return Signal("key_norm")
+
+    class Declaring(Reading):
+        needs = frozenset({"keys", "token_ids"})
 
     class Idle(Answering):
         needs = frozenset({"attention"})
 
-    for cls in (Undeclared, Idle):
-        with pytest.raises(ValueError, match="declares that it needs"):
-            validate(cls)
+    validate(Reading)
+    assert needs_of(Reading()) == ["keys"]
+    validate(Declaring)  # as policies of other packages may
+    assert needs_of(Declaring()) == ["keys", "token_ids"]
+    with pytest.raises(ValueError, match="declares that it needs"):
+        validate(Idle)
 
 
 # ---------------------------------------------------------------- words

@@ -19,7 +19,6 @@ from vtoken.wire import (
     FLAG_SHARED,
     FLAG_TAIL,
     FLAG_USED,
-    Command,
     Reply,
     Status,
 )
@@ -117,10 +116,10 @@ def test_waiting_and_preempted_requests_have_rows_that_say_so(engine: LiveEngine
         page = engine.call("tokens", request_id=row.id)
         assert (page.total, page.rows) == (0, [])
     assert engine.call("frame").requests == list(rows.values())
-    refused = engine.handle(Command(op="compact", args={"request_id": "later"})).problem
+    refused = engine.ask("compact", request_id="later").problem
     assert refused is not None
     assert refused.status == 404  # it holds nothing
-    assert engine.handle(Command(op="request", args={"id": "nobody"})).problem is not None
+    assert engine.ask("request", id="nobody").problem is not None
 
 
 def test_a_long_queue_has_rows_for_those_that_are_admitted_first(engine: LiveEngine) -> None:
@@ -202,7 +201,7 @@ def test_token_pages_join_into_the_whole_table(engine: LiveEngine) -> None:
 
 def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
     for op in ("describe", "status", "config", "policies", "blocks", "requests", "frame", "events"):
-        raw = engine.controller.handle_bytes(msgspec.msgpack.encode(Command(op=op)))
+        raw = engine.controller.handle_bytes(msgspec.msgpack.encode({"call": {"op": op}}))
         reply = msgspec.msgpack.decode(raw, type=Reply)
         assert reply.problem is None
         assert reply.value is not None
@@ -235,7 +234,7 @@ def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     engine: LiveEngine, op: str, args: dict[str, Any], status: int
 ) -> None:
     before = (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision)
-    reply = engine.handle(Command(op=op, args=args))
+    reply = engine.ask(op, **args)
     assert reply.problem is not None
     assert reply.problem.status == status
     assert reply.problem.detail

@@ -14,7 +14,6 @@ from vtoken.control.controller import Controller
 from vtoken.control.trials import MIN_INTERVALS
 from vtoken.wire import (
     GUARD_SECONDS,
-    Command,
     ConfigDocument,
     Event,
     PatchResult,
@@ -45,7 +44,7 @@ class Bench:
 
     def refused(self, op: str, **args: Any) -> Problem:
         before = (self.runtime.config, self.runtime.state.revision, self.runtime.events.last_seq)
-        reply = self.engine.handle(Command(op=op, args=args))
+        reply = self.engine.ask(op, **args)
         assert reply.problem is not None
         after = (self.runtime.config, self.runtime.state.revision, self.runtime.events.last_seq)
         assert after == before

@@ -11,12 +11,12 @@ import msgspec
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import serve
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken.client import Client
 from vtoken.demo.exercise import Exercise, Row
 from vtoken.demo.recorder import Recorder
 
-Handle = Callable[[wire.Command], wire.Reply]
+Handle = Callable[[commands.Command], wire.Reply]
 
 
 @asynccontextmanager
@@ -61,10 +61,11 @@ async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
 async def test_a_server_that_answers_without_changing_is_found_out(tmp_path: Path) -> None:
     core = make_quiet(num_blocks=1024)
 
-    def lie(command: wire.Command) -> wire.Reply:
+    def lie(command: commands.Command) -> wire.Reply:
         reply = core.handle(command)
-        patch = command.args.get("patch") or {}
-        if command.op == "patch_config" and "recycle" in patch and reply.problem is None:
+        call = command.call
+        changes = isinstance(call, commands.PatchConfig) and "recycle" in call.patch
+        if changes and reply.problem is None:
             reply.value = msgspec.structs.replace(
                 msgspec.convert(reply.value, wire.PatchResult), applied_at_step=None
             )

@@ -22,7 +22,7 @@ from tests.soak.oracle import Oracle
 from tests.soak.phases import START, Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
-from vtoken.wire import Command, ConfigDocument, Describe, Operation, PatchResult, Reply
+from vtoken.wire import ConfigDocument, Describe, Operation, PatchResult, Reply
 
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
@@ -201,7 +201,7 @@ class Soak:
         """One command as it crosses to the engine; None when it was refused."""
         if op not in ("config", "describe"):
             self._note(op, **args)
-        payload = msgspec.msgpack.encode(Command(op=op, args=args))
+        payload = msgspec.msgpack.encode({"call": {"op": op, **args}})
         reply = msgspec.msgpack.decode(self.core.scheduler.vtoken_command(payload), type=Reply)
         if reply.problem is not None:
             if not may_refuse or reply.problem.status not in (409, 422):

@@ -29,10 +29,10 @@ async def running(
 ) -> AsyncIterator[Any]:
     """The real app, headless; yields (app, pilot) once the first snapshot is drawn."""
     app = ConsoleApp(url, **options)
-    app.HELD_S = 0.0  # a test may press a key twice in a row
+    app.controls.HELD_S = 0.0  # a test may press a key twice in a row
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.source is not None and app.dashboard.synced, "no first snapshot")
-        pool = app.heatmap
+        pool = app.dashboard.heatmap
         too_low = 5  # lines of a panel without room for a map
         await until(lambda: pool.grid is not None or 0 < pool.region.height < too_low, "no map")
         await pilot.pause()

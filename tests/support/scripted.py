@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from vtoken import wire
+from vtoken import commands, wire
 
 
 class ScriptedEngine:
@@ -84,14 +84,14 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------ what it answers
 
-    def handle(self, command: wire.Command) -> wire.Reply:
-        match command.op:
-            case "describe":
+    def handle(self, command: commands.Command) -> wire.Reply:
+        match command.call:
+            case commands.Describe():
                 return wire.Reply(value=self.describe())
-            case "frame":
+            case commands.Frame():
                 return wire.Reply(value=self.frame())
-            case "events":
-                return wire.Reply(value=self.page(**command.args))
+            case commands.Events(after=after, limit=limit, kind=kind):
+                return wire.Reply(value=self.page(after, limit, kind))
         return wire.Reply(problem=wire.Problem(status=404, title="?", detail=command.op))
 
     def page(self, after: int, limit: int, kind: str | None = None) -> wire.EventPage:

@@ -20,7 +20,8 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from vtoken import wire
+from vtoken import commands, wire
+from vtoken.errors import RefusedError
 from vtoken_api.auth.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
@@ -29,11 +30,11 @@ from vtoken_api.service import Service
 class EngineClient:
     """As much of vLLM's engine client as the plugin may touch."""
 
-    def __init__(self, handle: Callable[[wire.Command], wire.Reply]) -> None:
+    def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
         self.engine_core = self
         self.errored = False
         self.hangs = False
-        self.calls: list[wire.Command] = []
+        self.calls: list[commands.Command] = []
         self._handle = handle
 
     async def call_utility_async(self, method: str, *args: object) -> bytes:
@@ -42,7 +43,10 @@ class EngineClient:
         assert type(payload) is bytes
         if self.hangs:
             await asyncio.Event().wait()
-        command = msgspec.msgpack.decode(payload, type=wire.Command)
+        try:
+            command = commands.read_command(payload)
+        except RefusedError as error:
+            return msgspec.msgpack.encode(commands.refused(error))
         self.calls.append(command)
         return msgspec.msgpack.encode(self._handle(command))
 
@@ -64,7 +68,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serve(
-    handle: Callable[[wire.Command], wire.Reply],
+    handle: Callable[[commands.Command], wire.Reply],
     *,
     host: str | None = "127.0.0.1",
     api_key: list[str] | None = None,
@@ -81,7 +85,7 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def _serve(
-    handle: Callable[[wire.Command], wire.Reply],
+    handle: Callable[[commands.Command], wire.Reply],
     host: str | None,
     api_key: list[str] | None,
     settings: dict[str, str],

@@ -12,9 +12,11 @@ import pytest
 
 from tests.support import reference
 from tests.support.observe import runtime_of
+from vtoken.control.trials import Terms
 from vtoken.errors import InvariantViolation
 from vtoken.vllm import engine_args
 from vtoken.vllm.touchpoints import register
+from vtoken.wire import Guard
 
 pytestmark = pytest.mark.vllm
 
@@ -117,9 +119,8 @@ def test_a_paused_engine_says_so_and_measures_no_pause(engine: Any) -> None:
         controller = scheduler_of(llm).vtoken_controller
         submit(llm, PROMPTS, 80)
         step(llm, tokens, 30)
-        controller.patch_config(
-            {"batch_size": 9}, guard_inter_token_p95_ms=2_000.0, guard_preemptions=0
-        )
+        guard = Guard(inter_token_p95_ms=2_000.0, preemptions=0)
+        controller.patch_config({"batch_size": 9}, terms=Terms(guard=guard))
         step(llm, tokens, 1)
         before = controller.reporter.status()
         assert (before.scheduling, before.requests.running) == ("running", 3)

@@ -17,10 +17,10 @@ import pytest
 
 from tests.support import models, reference
 from tests.support.observe import Observer
+from vtoken.commands import Command, PatchConfig
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import support
-from vtoken.wire import Command
 
 pytestmark = pytest.mark.vllm
 
@@ -97,7 +97,7 @@ def test_tokens_under_h2o_equal_the_reference(
         logs = observer.logs()
         assert observer.runtime.counters.recycled_slots > 100
         controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
-        reply = controller.handle(Command(op="patch_config", args={"patch": RELOCATING}))
+        reply = controller.handle(Command(call=PatchConfig(patch=RELOCATING)))
         assert reply.problem is None
         assert greedy(llm, PROMPTS, NUM_NEW) == tokens
         assert observer.logs()[len(PROMPTS) :] == logs

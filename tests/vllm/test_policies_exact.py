@@ -13,9 +13,9 @@ import pytest
 
 from tests.support import reference
 from tests.support.observe import Observer
+from vtoken.commands import Command, PatchConfig
 from vtoken.policies import policy_names
 from vtoken.vllm import engine_args
-from vtoken.wire import Command
 
 pytestmark = pytest.mark.vllm
 
@@ -123,6 +123,6 @@ def test_a_policy_that_looks_at_words_is_refused_without_a_tokenizer(engine: Any
     with engine(skip_tokenizer_init=True, **engine_args({})) as llm:
         controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
         patch = {"policy": {"name": "fastgen"}}
-        problem = controller.handle(Command(op="patch_config", args={"patch": patch})).problem
+        problem = controller.handle(Command(call=PatchConfig(patch=patch))).problem
         assert (problem.status, problem.field) == (422, "policy.name")
         assert "skip_tokenizer_init" in problem.detail

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from vtoken.bounds import fault
+from vtoken.bounds import fault, read_json
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, make_policy
@@ -102,8 +102,8 @@ def _policy(asked: Arguments) -> Policy | None:
             )
         return None
     try:
-        params = msgspec.json.decode(text) if isinstance(text, str) else text or {}
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        params = read_json(text) if isinstance(text, str) else text or {}
+    except ValueError as error:
         raise RefusedError(
             f"vtoken_policy_params is not JSON: {error}",
             field="vtoken_policy_params",

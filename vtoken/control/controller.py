@@ -3,25 +3,20 @@
 Knows the runtime and the wire, not HTTP. A command that is refused changes nothing; one that is
 accepted is in force from the next step on, and the reply says which.
 
-Operations and their arguments (`Command.op`, `Command.args`):
-  describe, status, config, policies, blocks, requests, frame      -
-  patch_config   patch, if_match?, validate_only?, confirm_within_s?, guard_inter_token_p95_ms?,
-                 guard_preemptions?, guard_for_s?
-  undo, confirm  if_match?, validate_only?
-  compact        request_id?, batch_size?, dry_run?         operation   id
-  block id       request id      tokens request_id, start, limit      events after, limit, kind?
+The calls and their arguments: `vtoken.commands`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
-from vtoken.config.values import merge_patch
-from vtoken.control.arguments import boolean, check_fit, integer, text
+from vtoken import commands
+from vtoken.bounds import check
+from vtoken.commands import AnyCall, Command, read_command, refused
+from vtoken.config.values import bounds, merge_patch
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Clock, Terms
@@ -29,17 +24,13 @@ from vtoken.errors import RefusedError, UnknownRequestError
 from vtoken.policies import describe_broken, describe_policies
 from vtoken.wire import (
     BlocksDocument,
-    Command,
     Describe,
     Frame,
     Operation,
     PatchResult,
-    Problem,
     Reply,
     pack_array,
 )
-
-MAX_PAGE = 10_000
 
 
 class Controller:
@@ -57,25 +48,6 @@ class Controller:
         self.started_ts = time.time()
         self.revisions = Revisions(self.runtime, reporter.scheduling, clock)
         self._rows_of = -1  # `num_changes` of the tables when rows were told
-        self._ops: dict[str, Callable[..., Any]] = {
-            "describe": self.describe,
-            "status": lambda: self.reporter.status(),
-            "frame": lambda: self.frame(),
-            "config": self.revisions.document,
-            "policies": lambda: [*describe_policies(), *describe_broken()],
-            "patch_config": self.patch_config,
-            "undo": self.undo,
-            "confirm": self.confirm,
-            "compact": self.compact,
-            "operation": self.operation,
-            "blocks": self.blocks,
-            "block": self.block,
-            "requests": self.reporter.rows,
-            "request": self.request,
-            "tokens": self.tokens,
-            "events": self.events,
-        }
-        self._with_actor = {"patch_config", "undo", "confirm", "compact"}
 
     def note_started(self) -> None:
         """The engine is ready for its first request."""
@@ -92,7 +64,6 @@ class Controller:
 
     def handle(self, command: Command) -> Reply:
         """Execute one command. Never raises for bad input; what it raises is a fault of our own."""
-        op = self._ops.get(command.op)
         self.revisions.check_trial()
         try:
             if command.expires_ts is not None and time.time() > command.expires_ts:
@@ -101,39 +72,56 @@ class Controller:
                     status=503,
                     title="Too late",
                 )
-            if op is None:
-                raise RefusedError(
-                    f"unknown command {command.op!r}",
-                    field="op",
-                    value=command.op,
-                    bound=", ".join(self._ops),
-                    status=400,
-                )
-            args = dict(command.args)
-            if command.op in self._with_actor:
-                args["actor"] = command.actor
-            check_fit(command.op, op, args)
-            return Reply(value=op(**args))
+            return Reply(value=self._answer(command.call, command.actor))
         except RefusedError as error:
-            return Reply(
-                problem=Problem(
-                    status=error.status,
-                    title=error.title,
-                    detail=error.detail,
-                    field=error.field,
-                    value=error.value,
-                    bound=error.bound,
-                )
-            )
+            return refused(error)
 
     def handle_bytes(self, payload: bytes) -> bytes:
         """`handle` over msgpack, as the bus carries it."""
         try:
-            command = msgspec.msgpack.decode(payload, type=Command)
-        except msgspec.DecodeError as error:
-            problem = Problem(status=400, title="Bad command", detail=str(error))
-            return msgspec.msgpack.encode(Reply(problem=problem))
+            command = read_command(payload)
+        except RefusedError as error:
+            return msgspec.msgpack.encode(refused(error))
         return msgspec.msgpack.encode(self.handle(command))
+
+    def _answer(self, call: AnyCall, actor: str) -> Any:
+        match call:
+            case commands.Describe():
+                return self.describe()
+            case commands.Status():
+                return self.reporter.status()
+            case commands.Config():
+                return self.revisions.document()
+            case commands.Policies():
+                return [*describe_policies(), *describe_broken()]
+            case commands.Frame():
+                return self.frame()
+            case commands.Blocks():
+                return self.blocks()
+            case commands.Block():
+                return self.reporter.block(call.id)
+            case commands.Requests():
+                return self.reporter.rows()
+            case commands.Request():
+                return self.reporter.request(call.id)
+            case commands.Tokens():
+                return self.reporter.tokens(call.request_id, call.start, call.limit)
+            case commands.Events():
+                return self.runtime.events.page(call.after, call.limit, call.kind)
+            case commands.Operation():
+                return self.runtime.operations.get(call.id)
+            case commands.PatchConfig():
+                self._match(call.if_match)
+                return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
+            case commands.Undo():
+                self._match(call.if_match)
+                return self.undo(call.validate_only, actor)
+            case commands.Confirm():
+                self._match(call.if_match)
+                return self.confirm(call.validate_only, actor)
+            case commands.Compact():
+                return self.compact(call, actor)
+        assert_never(call)
 
     # ------------------------------------------------------------ reading
 
@@ -182,48 +170,16 @@ class Controller:
             owner=pack_array(self.reporter.owner(), packed=True),
         )
 
-    def block(self, id: int) -> Any:  # noqa: A002  (the command's argument name)
-        return self.reporter.block(integer("id", id))
-
-    def request(self, id: str) -> Any:  # noqa: A002
-        return self.reporter.request(text("id", id))
-
-    def tokens(self, request_id: str, start: int = 0, limit: int = 256) -> Any:
-        return self.reporter.tokens(
-            text("request_id", request_id),
-            integer("start", start),
-            integer("limit", limit, low=1, high=MAX_PAGE),
-        )
-
-    def events(self, after: int = 0, limit: int = 256, kind: str | None = None) -> Any:
-        if kind is not None:
-            text("kind", kind)
-        return self.runtime.events.page(
-            integer("after", after), integer("limit", limit, low=1, high=MAX_PAGE), kind
-        )
-
-    def operation(self, id: str) -> Operation:  # noqa: A002
-        return self.runtime.operations.get(text("id", id))
-
     # ------------------------------------------------------------ changing
 
     def patch_config(
         self,
-        patch: Any,
-        if_match: int | None = None,
+        patch: dict[str, Any],
         validate_only: bool = False,
-        confirm_within_s: int | None = None,
-        guard_inter_token_p95_ms: float | None = None,
-        guard_preemptions: int | None = None,
-        guard_for_s: int | None = None,
+        terms: Terms | None = None,
         actor: str = "local",
     ) -> PatchResult:
         """Apply a JSON merge patch as a whole, from the next step on; or say what it would do."""
-        boolean("validate_only", validate_only)
-        self._match(if_match)
-        terms = Terms.read(
-            confirm_within_s, guard_inter_token_p95_ms, guard_preemptions, guard_for_s
-        )
         runtime = self.runtime
         merged = merge_patch(
             runtime.config,
@@ -237,48 +193,32 @@ class Controller:
             return self.revisions.change(merged, actor, terms)
         return self.revisions.outlook(merged, terms)
 
-    def undo(
-        self, if_match: int | None = None, validate_only: bool = False, actor: str = "local"
-    ) -> PatchResult:
+    def undo(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
         """A new revision that restores the configuration before the newest one; or its outlook."""
-        self._match(if_match)
-        if boolean("validate_only", validate_only):
-            return self.revisions.outlook_of_undo()
-        return self.revisions.undo(actor)
+        return self.revisions.outlook_of_undo() if validate_only else self.revisions.undo(actor)
 
-    def confirm(
-        self, if_match: int | None = None, validate_only: bool = False, actor: str = "local"
-    ) -> PatchResult:
+    def confirm(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
         """Keep the change that is on trial; or say what that would mean."""
-        self._match(if_match)
-        if boolean("validate_only", validate_only):
+        if validate_only:
             return self.revisions.outlook_of_confirm()
         return self.revisions.confirm(actor)
 
     def _match(self, if_match: int | None) -> None:
         """Raises unless `if_match` is the newest revision, or None."""
         if if_match is not None:
-            self.revisions.require(integer("If-Match", if_match))
+            self.revisions.require(if_match)
 
-    def compact(
-        self,
-        request_id: str | None = None,
-        batch_size: int | None = None,
-        dry_run: bool = False,
-        actor: str = "local",
-    ) -> Operation:
+    def compact(self, call: commands.Compact, actor: str = "local") -> Operation:
         """Relocate once, at the next step, whatever the gates say; `dry_run` only plans."""
-        runtime = self.runtime
-        if request_id is not None and text("request_id", request_id) not in runtime.tables:
+        runtime, request_id = self.runtime, call.request_id
+        if request_id is not None and request_id not in runtime.tables:
             raise UnknownRequestError(request_id)
-        size = (
-            runtime.config.batch_size
-            if batch_size is None
-            else integer("batch_size", batch_size, low=1, high=runtime.geometry.num_blocks)
-        )
-        boolean("dry_run", dry_run)
-        operation = runtime.operations.add(actor, request_id, size, dry_run)
-        if dry_run:
+        size = runtime.config.batch_size if call.batch_size is None else call.batch_size
+        if call.batch_size is not None:
+            bound = bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers)["batch_size"]
+            check("batch_size", size, bound)
+        operation = runtime.operations.add(actor, request_id, size, call.dry_run)
+        if call.dry_run:
             ids = None if request_id is None else [request_id]
             preview = runtime.round_planner.preview(
                 runtime.config, request_ids=ids, batch_size=size

@@ -16,18 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vtoken.control.arguments import integer, number
+from vtoken.commands import PatchConfig
 from vtoken.errors import RefusedError
 from vtoken.runtime.latency import Histogram
-from vtoken.wire import (
-    GUARD_SECONDS,
-    MAX_GUARD_P95_MS,
-    MAX_GUARD_PREEMPTIONS,
-    MAX_TRIAL_SECONDS,
-    Guard,
-    Percentiles,
-    Trial,
-)
+from vtoken.wire import GUARD_SECONDS, Guard, Percentiles, Trial
 
 MIN_INTERVALS = 20
 
@@ -43,34 +35,21 @@ class Terms:
     guard_for_s: int | None = None
 
     @staticmethod
-    def read(
-        confirm_within_s: Any = None,
-        guard_inter_token_p95_ms: Any = None,
-        guard_preemptions: Any = None,
-        guard_for_s: Any = None,
-    ) -> Terms | None:
-        """The terms in a command's arguments, None when it has none; raises RefusedError."""
-        if confirm_within_s is not None:
-            integer("confirm_within_s", confirm_within_s, low=1, high=MAX_TRIAL_SECONDS)
-        p95, preemptions = guard_inter_token_p95_ms, guard_preemptions
-        if p95 is not None:
-            p95 = number("guard_inter_token_p95_ms", p95, low=0.001, high=MAX_GUARD_P95_MS)
-        if preemptions is not None:
-            integer("guard_preemptions", preemptions, high=MAX_GUARD_PREEMPTIONS)
-        if guard_for_s is not None:
-            integer("guard_for_s", guard_for_s, low=1, high=MAX_TRIAL_SECONDS)
-            if p95 is None and preemptions is None:
-                raise RefusedError(
-                    "guard_for_s says how long a guard holds, and there is none",
-                    field="guard_for_s",
-                    value=guard_for_s,
-                    bound="only with guard_inter_token_p95_ms or guard_preemptions",
-                )
+    def of(call: PatchConfig) -> Terms | None:
+        """The terms of a change, None when it has none; raises RefusedError."""
+        p95, preemptions = call.guard_inter_token_p95_ms, call.guard_preemptions
         guarded = p95 is not None or preemptions is not None
-        if confirm_within_s is None and not guarded:
+        if call.guard_for_s is not None and not guarded:
+            raise RefusedError(
+                "guard_for_s says how long a guard holds, and there is none",
+                field="guard_for_s",
+                value=call.guard_for_s,
+                bound="only with guard_inter_token_p95_ms or guard_preemptions",
+            )
+        if call.confirm_within_s is None and not guarded:
             return None
         guard = Guard(inter_token_p95_ms=p95, preemptions=preemptions) if guarded else None
-        return Terms(confirm_within_s, guard, guard_for_s)
+        return Terms(call.confirm_within_s, guard, call.guard_for_s)
 
     def __str__(self) -> str:
         parts = []

@@ -22,10 +22,12 @@ from vtoken.policies.registry import (
     policy_names,
     reload,
 )
+from vtoken.policies.signals import Signal
 
 __all__ = [
     "Params",
     "Policy",
+    "Signal",
     "TokenIds",
     "View",
     "describe_broken",

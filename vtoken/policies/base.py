@@ -67,7 +67,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy:
     """Base of all policies. Subclasses set the class variables and `select_victims`.
 
-    `needs`: "attention" or "keys" when `signal` reads them, "token_ids" for what a token says.
+    `needs`: "token_ids" for what a token says; attention or keys follow from `signal`.
     `profiles`: whether `profile` is called. Two policies of one class and one set of parameters are
     equal.
     """
@@ -163,8 +163,17 @@ def validate(cls: type[Policy]) -> None:
     check_declared(policy)
     signal = policy.reads
     declared = cls.needs & {"attention", "keys"}
-    if declared != (frozenset() if signal is None else {signal.source}):
+    if not declared <= _read_by(policy):
         raise ValueError(f"{cls.name} reads {signal}, but declares that it needs {set(declared)}")
+
+
+def needs_of(policy: Policy) -> list[Need]:
+    """What `policy` declares that it needs, and what its signal reads."""
+    return sorted(policy.needs | _read_by(policy))
+
+
+def _read_by(policy: Policy) -> frozenset[Need]:
+    return frozenset() if policy.reads is None else frozenset({policy.reads.source})
 
 
 def check_declared(policy: Policy) -> None:

@@ -23,7 +23,7 @@ class FastGen(Policy):
     name = "fastgen"
     summary = "keep special tokens, punctuation, heavy hitters, recent ones: as the prompt needs"
     source = "arXiv 2310.01801"
-    needs, profiles, Params = frozenset({"attention", "token_ids"}), True, FastGenParams
+    needs, profiles, Params = frozenset({"token_ids"}), True, FastGenParams
 
     def signal(self) -> Signal:
         return Signal("attention_window", self.params.queries)

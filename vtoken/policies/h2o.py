@@ -25,7 +25,6 @@ class H2O(Policy):
     name = "h2o"
     summary = "keep the tokens with the highest accumulated attention, and the recent window"
     source = "arXiv 2306.14048"
-    needs = frozenset({"attention"})
     Params = H2OParams
 
     def signal(self) -> Signal:

@@ -16,7 +16,6 @@ class KeyDiff(Policy):
     name = "keydiff"
     summary = "evict the tokens whose keys are most similar to the average key"
     source = "arXiv 2504.15364"
-    needs = frozenset({"keys"})
     Params = KeyDiffParams
 
     def signal(self) -> Signal:

@@ -16,7 +16,6 @@ class KNorm(Policy):
     name = "knorm"
     summary = "keep the tokens whose keys have the lowest norm"
     source = "arXiv 2406.11430"
-    needs = frozenset({"keys"})
     Params = KNormParams
 
     def signal(self) -> Signal:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vtoken.errors import RefusedError
-from vtoken.policies.base import BUILT_IN, Policy, check_declared, validate
+from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, validate
 from vtoken.wire import PolicyInfo
 
 GROUP = "vtoken.policies"
@@ -126,7 +126,7 @@ def _describe(cls: type[Policy]) -> PolicyInfo:
         name=cls.name,
         summary=cls.summary,
         source=cls.source,
-        needs=sorted(cls.needs),
+        needs=[*needs_of(cls())],
         params_schema=components[schema[0]["$ref"].rsplit("/", 1)[-1]],
     )
 

@@ -26,7 +26,6 @@ class Scissorhands(Policy):
     name = "scissorhands"
     summary = "evict the tokens that the fewest recent queries found important; keep the newest"
     source = "arXiv 2305.17118"
-    needs = frozenset({"attention"})
     Params = ScissorhandsParams
 
     def signal(self) -> Signal:

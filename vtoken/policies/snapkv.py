@@ -26,7 +26,6 @@ class SnapKV(Policy):
     name = "snapkv"
     summary = "keep what the last window of queries attends to, pooled over neighbours; keep it too"
     source = "arXiv 2404.14469"
-    needs = frozenset({"attention"})
     Params = SnapKVParams
 
     def signal(self) -> Signal:

@@ -16,7 +16,6 @@ class TOVA(Policy):
     name = "tova"
     summary = "evict the tokens with the lowest attention of the last query"
     source = "arXiv 2401.06104"
-    needs = frozenset({"attention"})
     Params = TOVAParams
 
     def signal(self) -> Signal:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.guard import GRANT, permit
 from vtoken_api.rest.inputs import (
@@ -116,9 +117,13 @@ TRIAL = [
 async def patch_config(request: Request, service: Served) -> Response:
     check_query(request, ("validate_only", *TRIAL_PARAMETERS))
     dry = _permitted(request, service)
-    result = await service.patch_config(
-        await read_patch(request), if_match(request), dry, _caller(request), trial_terms(request)
+    call = commands.PatchConfig(
+        patch=await read_patch(request),
+        if_match=if_match(request),
+        validate_only=dry,
+        **trial_terms(request),
     )
+    result = await service.patch_config(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -133,7 +138,8 @@ async def post_confirm(request: Request, service: Served) -> Response:
     check_query(request, ("validate_only",))
     dry = _permitted(request, service)
     await read_nothing(request, "confirm")
-    result = await service.confirm(if_match(request), dry, _caller(request))
+    call = commands.Confirm(if_match=if_match(request), validate_only=dry)
+    result = await service.settle(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -160,7 +166,8 @@ async def post_compaction(request: Request, service: Served) -> Response:
     check_query(request)
     wanted = await read_compaction(request)
     permit(request.scope, service, dry_run=wanted.dry_run)
-    operation = await service.compact(wanted, _caller(request))
+    call = commands.Compact(**structs.asdict(wanted))
+    operation = await service.compact(call, _caller(request))
     root = request.scope.get("root_path", "")
     location = {"Location": f"{root}/operations/{operation.id}"}
     return document(operation, status=202, headers=location)
@@ -177,5 +184,6 @@ async def post_undo(request: Request, service: Served) -> Response:
     check_query(request, ("validate_only",))
     dry = _permitted(request, service)
     await read_nothing(request, "undo")
-    result = await service.undo(if_match(request), dry, _caller(request))
+    call = commands.Undo(if_match=if_match(request), validate_only=dry)
+    result = await service.settle(call, _caller(request))
     return document(result, headers=etag(result.revision))

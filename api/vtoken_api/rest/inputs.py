@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from vtoken.bounds import read_json
 from vtoken_api.problems import ProblemError, refuse
 
 MAX_BODY_BYTES = 64 * 1024
@@ -133,7 +134,7 @@ def query_flag(request: Request, name: str) -> bool:
     return text == "true"
 
 
-def trial_terms(request: Request) -> dict[str, float]:
+def trial_terms(request: Request) -> dict[str, Any]:
     """The `TRIAL_PARAMETERS` that the query has, as numbers; raises 422 for what is none.
 
     Whether they are within their bounds is the engine's to say.
@@ -176,8 +177,8 @@ def parse_int(text: str, name: str, minimum: int, maximum: int) -> int:
 
 def _decode(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
+        return read_json(body)
+    except ValueError as error:
         raise refuse(400, str(error), title="Malformed JSON") from error
 
 

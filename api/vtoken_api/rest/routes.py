@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import check_query, parse_int, query_int
 from vtoken_api.rest.openapi import answers, array_of, query, ref
@@ -63,7 +63,7 @@ def etag(revision: int) -> dict[str, str]:
 async def get_status(request: Request, service: Served) -> Response:
     check_query(request)
     try:
-        status = await service.bus.ask("status", wire.Status)
+        status = await service.bus.ask(commands.Status(), wire.Status)
     except ProblemError as error:
         age_s = service.hub.view_age_s
         if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
@@ -85,7 +85,7 @@ async def get_status(request: Request, service: Served) -> Response:
 )
 async def get_config(request: Request, service: Served) -> Response:
     check_query(request)
-    config = await service.bus.ask("config", wire.ConfigDocument)
+    config = await service.bus.ask(commands.Config(), wire.ConfigDocument)
     return document(config, headers=etag(config.revision))
 
 
@@ -97,7 +97,7 @@ async def get_config(request: Request, service: Served) -> Response:
 )
 async def get_policies(request: Request, service: Served) -> Response:
     check_query(request)
-    return document(await service.bus.ask("policies", list[wire.PolicyInfo]))
+    return document(await service.bus.ask(commands.Policies(), list[wire.PolicyInfo]))
 
 
 @router.get(
@@ -108,7 +108,7 @@ async def get_policies(request: Request, service: Served) -> Response:
 )
 async def get_operation(request: Request, operation_id: str, service: Served) -> Response:
     check_query(request)
-    return document(await service.bus.ask("operation", wire.Operation, id=operation_id))
+    return document(await service.bus.ask(commands.Operation(id=operation_id), wire.Operation))
 
 
 @router.get(
@@ -124,7 +124,7 @@ async def get_operation(request: Request, operation_id: str, service: Served) ->
 )
 async def get_blocks(request: Request, service: Served) -> Response:
     check_query(request)
-    blocks = await service.bus.ask("blocks", wire.BlocksDocument)
+    blocks = await service.bus.ask(commands.Blocks(), wire.BlocksDocument)
     live = wire.unpack_array(blocks.live, "<u2")
     if _prefers_octets(request.headers.get("accept", "")):
         octets = np.minimum(live, 255).astype(np.uint8).tobytes()
@@ -146,7 +146,7 @@ async def get_blocks(request: Request, service: Served) -> Response:
 async def get_block(request: Request, block_id: str, service: Served) -> Response:
     check_query(request)
     number = parse_int(block_id, "block_id", 0, MAX_ID)
-    return document(await service.bus.ask("block", wire.BlockDetail, id=number))
+    return document(await service.bus.ask(commands.Block(id=number), wire.BlockDetail))
 
 
 @router.get(
@@ -159,7 +159,7 @@ async def get_block(request: Request, block_id: str, service: Served) -> Respons
 )
 async def get_requests(request: Request, service: Served) -> Response:
     check_query(request)
-    return document(await service.bus.ask("requests", list[wire.RequestRow]))
+    return document(await service.bus.ask(commands.Requests(), list[wire.RequestRow]))
 
 
 @router.get(
@@ -170,7 +170,7 @@ async def get_requests(request: Request, service: Served) -> Response:
 )
 async def get_request(request: Request, request_id: str, service: Served) -> Response:
     check_query(request)
-    return document(await service.bus.ask("request", wire.RequestDetail, id=request_id))
+    return document(await service.bus.ask(commands.Request(id=request_id), wire.RequestDetail))
 
 
 @router.get(
@@ -191,14 +191,12 @@ async def get_request(request: Request, request_id: str, service: Served) -> Res
 )
 async def get_tokens(request: Request, request_id: str, service: Served) -> Response:
     check_query(request, ("start", "limit"))
-    page = await service.bus.ask(
-        "tokens",
-        wire.TokenPage,
+    call = commands.Tokens(
         request_id=request_id,
         start=query_int(request, "start", 0, 0, MAX_ID),
         limit=query_int(request, "limit", 256, 1, TOKENS_LIMIT),
     )
-    return document(page)
+    return document(await service.bus.ask(call, wire.TokenPage))
 
 
 @router.get(
@@ -219,13 +217,11 @@ async def get_tokens(request: Request, request_id: str, service: Served) -> Resp
 )
 async def get_events(request: Request, service: Served) -> Response:
     check_query(request, ("after", "limit"))
-    page = await service.bus.ask(
-        "events",
-        wire.EventPage,
+    call = commands.Events(
         after=query_int(request, "after", 0, 0, MAX_SEQ),
         limit=query_int(request, "limit", 100, 1, EVENTS_LIMIT),
     )
-    return document(page)
+    return document(await service.bus.ask(call, wire.EventPage))
 
 
 @router.get(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from vtoken import wire
+from vtoken import commands, wire
 from vtoken_api.bus import EngineBus
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
@@ -111,7 +111,7 @@ class Hub:
     async def describe(self) -> wire.Describe:
         """What the engine is; raises ProblemError."""
         if self._describe is None:
-            self._describe = await self._bus.ask("describe", wire.Describe)
+            self._describe = await self._bus.ask(commands.Describe(), wire.Describe)
         return self._describe
 
     async def current(self) -> FrameView:
@@ -119,7 +119,7 @@ class Hub:
         async with self._refresh:
             before = self._view
             if before is None or self._age() >= FRESH_S:
-                view = FrameView.of(await self._bus.ask("frame", wire.Frame))
+                view = FrameView.of(await self._bus.ask(commands.Frame(), wire.Frame))
                 if self._view is before:  # else the engine has published a newer one meanwhile
                     self._take(view)
                 return self._view or view
@@ -127,16 +127,17 @@ class Hub:
 
     async def config_events(self, after: int) -> wire.EventPage:
         """Changes of the configuration after `after` that the engine holds; raises ProblemError."""
-        return await self._bus.ask(
-            "events", wire.EventPage, after=after, limit=EVENT_PAGE, kind="config"
-        )
+        call = commands.Events(after=after, limit=EVENT_PAGE, kind="config")
+        return await self._bus.ask(call, wire.EventPage)
 
     async def events_after(self, seq: int) -> MissedEvents:
         """Everything after `seq`; raises ProblemError."""
         events: list[wire.Event] = []
         last = seq
         while True:
-            page = await self._bus.ask("events", wire.EventPage, after=last, limit=EVENT_PAGE)
+            page = await self._bus.ask(
+                commands.Events(after=last, limit=EVENT_PAGE), wire.EventPage
+            )
             events += page.events
             if page.events:
                 last = page.events[-1].seq
@@ -169,7 +170,7 @@ class Hub:
     async def _follow(self) -> None:
         endpoint = (await self.describe()).telemetry_endpoint
         # Known before the subscription, so that an event missed in between shows as a gap.
-        newest = await self._bus.ask("events", wire.EventPage, after=0, limit=1)
+        newest = await self._bus.ask(commands.Events(limit=1), wire.EventPage)
         self._last_event = newest.last_seq
         self._chain = FrameChain()  # numbers of another publisher say nothing about this one's
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)

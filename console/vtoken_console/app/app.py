@@ -1,47 +1,49 @@
 """The console application: one worker for the network, one timer for the screen.
 
-Knows the wire only. A source feeds the newest model; `tick` draws it, `fps` times a second,
-whatever the server does. Modules that need numpy or a network library are imported after the
-first frame.
+Composes the parts, of which each does the keys of one subject. Knows the wire only. A source feeds
+the newest model; `tick` draws it, `fps` times a second, whatever the server does.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from textual.app import SystemCommand
+from textual import events
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 from textual.screen import Screen
 
-from vtoken_console.app.actions_control import ControlActions
-from vtoken_console.app.actions_export import ExportActions
-from vtoken_console.app.actions_guide import GuideActions
-from vtoken_console.app.actions_look import LookActions
-from vtoken_console.app.actions_replay import ReplayActions
+from vtoken_console.app.colours import Colours
+from vtoken_console.app.controls import Controls
+from vtoken_console.app.exporter import Exporter
+from vtoken_console.app.frames import Frames
+from vtoken_console.app.guidance import Guidance
+from vtoken_console.app.key_queue import KeyQueue
 from vtoken_console.app.keyfile import keymap
+from vtoken_console.app.pages import Pages
+from vtoken_console.app.panels import Panels
+from vtoken_console.app.replay_controls import ReplayControls
+from vtoken_console.app.session import Session
+from vtoken_console.feed.source import Source
+from vtoken_console.frame.cost import Cost, metered
 from vtoken_console.frame.guide import seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
 from vtoken_console.look.appearance import Appearance, choose
 from vtoken_console.look.themes import DEPTHS, NAMES
-from vtoken_console.screens.dashboard import VIEWS
+from vtoken_console.screens.dashboard import VIEWS, Dashboard
 from vtoken_console.widgets.heatmap.colouring import MODES
+from vtoken_console.widgets.heatmap.pointer import Pointer
+from vtoken_console.widgets.replay_bar import ReplayBar
 
 MAX_PENDING = 2  # writes that wait for the terminal
-HEAVY = (
-    "httpx",
-    "websockets.asyncio.client",
-    "vtoken_console.feed.live",
-    "vtoken_console.changes.controls",
-)
 
 
-class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, ExportActions):
+class ConsoleApp(App[int]):
     """`fps` frames a second at most; `read_only` refuses controls without asking the server.
 
     `recording`: a file to be played, from `moment` on, instead of a server to be watched.
@@ -51,16 +53,19 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
     CSS_PATH = "console.tcss"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            k.keys,
-            k.action,
-            k.label,
-            id=k.id,
-            key_display=k.shown,
-            show=False,
-            priority=k.id == "skip-guide",  # on every page
-        )
-        for k in DASHBOARD_KEYS
+        *(
+            Binding(
+                k.keys,
+                k.action,
+                k.label,
+                id=k.id,
+                key_display=k.shown,
+                show=False,
+                priority=k.id == "skip-guide",  # on every page
+            )
+            for k in DASHBOARD_KEYS
+        ),
+        *(Binding(key, f"replay('{what}')", show=False) for key, what in ReplayControls.KEYS),
     ]
 
     def __init__(
@@ -77,48 +82,51 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
     ) -> None:
-        super().__init__(
-            url,
-            token=token,
-            read_only=read_only,
-            look=look or choose(depth="truecolor", ascii_only=ascii_only),
-            keys=keys,
-        )
-        self.wear(self.look)
-        if guided:
-            self.start_guide()
+        self.cost = Cost()  # Textual asks for the driver while it is initialized
+        super().__init__()
+        self.keys = keys
         self.max_fps = fps
-        self.recording = recording
-        self.moment = moment
-        self._behind_since = 0.0
+        self.dashboard = Dashboard()
+        self.session = Session(
+            url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
+        )
+        look = look or choose(depth="truecolor", ascii_only=ascii_only)
+        self.colours = Colours(self, self.session, self.dashboard, look)
+        self.guidance = Guidance(self, self.dashboard, keys, wanted=guided)
+        self.frames = Frames(
+            self.session, self.dashboard, self.colours, self.guidance, self.cost, keys, fps
+        )
+        self.pages = Pages(self, self.session)
+        self.panels = Panels(self.dashboard, self.pages, keys)
+        self.controls = Controls(self, self.session, self.frames, self.dashboard)
+        self.replay = ReplayControls(self.session, self.dashboard)
+        self.exporter = Exporter(self, self.session, self.frames, self.dashboard)
+        self._typed = KeyQueue(self, super().on_event)
+        self._behind_since = 0.0  # when what lies behind a page was last drawn
+
+    @property
+    def source(self) -> Source | None:
+        """What is watched; None until its libraries have been imported."""
+        return self.session.source
+
+    def get_driver_class(self) -> type[Driver]:
+        return metered(super().get_driver_class(), self.cost)
 
     def get_default_screen(self) -> Screen[Any]:
         return self.dashboard
 
     def on_mount(self) -> None:
-        self.set_class(self.look.ascii_only, "-ascii")
-        self.dashboard.set_class(self.look.ascii_only, "-ascii")
+        ascii_only = self.colours.look.ascii_only
+        self.set_class(ascii_only, "-ascii")
+        self.dashboard.set_class(ascii_only, "-ascii")
         self.set_keymap(keymap(self.keys))
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
 
     def _start(self) -> None:
         self.tick()
-        self.run_worker(self._network(), name="network", exit_on_error=True)
+        self.run_worker(self.session.run(), name="network", exit_on_error=True)
         self.set_interval(1 / self.max_fps, self.tick, name="frame")
-
-    async def _network(self) -> None:
-        for name in HEAVY:
-            await asyncio.to_thread(importlib.import_module, name)
-        if self.recording is not None:
-            from vtoken_console.feed.replay import Replay
-
-            self.source = Replay(self.recording, moment=self.moment)
-        else:
-            from vtoken_console.feed.live import LiveSource
-
-            self.source = LiveSource(self.url, self._token, self.max_fps)
-        await self.source.run()
 
     # ------------------------------------------------------------ frames
 
@@ -128,17 +136,10 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
         if getattr(self._driver, "pending", 0) > MAX_PENDING:
             self.cost.dropped += 1  # the terminal does not keep up: newest wins there too
             return
-        if self._ticks:
-            self.cost.dropped += max(0, round((now - self._ticks[-1]) * self.max_fps) - 1)
-        self.cost.drawn += 1
-        if self.source is not None:
-            self.cost.received_bytes = self.source.feed.received_bytes
-        self._ticks.append(now)
-        while now - self._ticks[0] > 2.0:
-            self._ticks.popleft()
-        view = self.make_view()
-        self.tell_changes(view)
-        self.guide_on(view)
+        self.frames.begin(now)
+        view = self.frames.view()
+        self.controls.tell(view)
+        self.guidance.follow(view)
         # What lies behind a page is seen dimmed, which costs a whole screen: once a second will do.
         behind = now - self._behind_since >= 1.0
         if behind:
@@ -149,17 +150,100 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
             if show is not None and drawn and screen.has_class("-composed"):
                 show(view)
 
+    def on_dashboard_frame_wanted(self) -> None:
+        self.tick()
+
+    # ------------------------------------------------------------ keys
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            await self._typed.put(event)
+        else:
+            await super().on_event(event)
+
+    async def on_key_queue_handled(self) -> None:
+        await self._typed.handled()
+
+    async def on_pointer_nearer(self, event: Pointer.Nearer) -> None:
+        await self.panels.nearer(slots=event.slots)
+
+    def on_replay_bar_typed(self, message: ReplayBar.Typed) -> None:
+        self.replay.seek_text(message.text)
+
+    def on_replay_bar_sought(self, message: ReplayBar.Sought) -> None:
+        self.replay.seek_share(message.share)
+
     # ------------------------------------------------------------ actions
+
+    def action_pause(self) -> None:
+        self.controls.pause()
+
+    def action_compact(self) -> None:
+        self.controls.compact()
+
+    def action_compact_dry(self) -> None:
+        self.controls.compact_dry()
+
+    def action_undo(self) -> None:
+        self.controls.undo()
+
+    def action_undo_dry(self) -> None:
+        self.controls.undo_dry()
+
+    def action_confirm(self) -> None:
+        self.controls.confirm()
+
+    async def action_control(self, field: str) -> None:
+        await self.controls.open_settings(field)
+
+    async def action_zoom_in(self) -> None:
+        await self.panels.zoom_in()
+
+    def action_zoom_out(self) -> None:
+        self.panels.zoom_out()
+
+    async def action_open(self) -> None:
+        await self.panels.open()
+
+    def action_filter(self) -> None:
+        self.dashboard.open_filter()
+
+    def action_sort(self) -> None:
+        self.panels.sort()
+
+    def action_event_kinds(self) -> None:
+        self.panels.event_kinds()
+
+    def action_view(self) -> None:
+        self.panels.next_view()
+
+    def action_mode(self) -> None:
+        self.colours.next_mode()
+
+    def action_ramp(self) -> None:
+        self.colours.next_ramp()
+
+    def action_theme(self) -> None:
+        self.colours.next_theme()
+
+    def action_colors(self) -> None:
+        self.colours.next_depth()
+
+    def action_replay(self, what: str) -> None:
+        self.replay.do(what)
+
+    async def action_export(self) -> None:
+        await self.exporter.ask()
+
+    def action_skip_guide(self) -> None:
+        self.guidance.skip()
+
+    async def action_help(self) -> None:
+        await self.pages.open_help()
 
     def action_retry(self) -> None:
         if self.source is not None:
             self.source.retry_now()
-
-    async def action_help(self) -> None:
-        from vtoken_console.screens.help import HelpScreen
-
-        if not isinstance(self.screen, HelpScreen):
-            await self.push_screen(HelpScreen())
 
     async def action_quit(self) -> None:
         self.exit(0)
@@ -172,7 +256,7 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then every policy and every colour ramp by name."""
-        read_only = bool(self.make_view().read_only_reason)
+        read_only = bool(self.frames.view().read_only_reason)
         for key in self.keys:
             if key.page:
                 continue
@@ -186,16 +270,17 @@ class ConsoleApp(ControlActions, LookActions, ReplayActions, GuideActions, Expor
             yield SystemCommand(
                 f"view {name}", "panels on the screen", partial(self.dashboard.set_view, name)
             )
-        for name in self.look.ramp_names:
-            summary = self.look.theme.ramps[name].summary
-            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
+        look = self.colours.look
+        for name in look.ramp_names:
+            summary = look.theme.ramps[name].summary
+            yield SystemCommand(f"ramp {name}", summary, partial(self.colours.set_ramp, name))
         for mode in MODES:
             yield SystemCommand(
-                f"colour by {mode.value}", mode.summary, partial(self.set_mode, mode)
+                f"colour by {mode.value}", mode.summary, partial(self.colours.set_mode, mode)
             )
         for name in NAMES:
             for depth in DEPTHS:
-                call = partial(self.set_theme, name, depth)
+                call = partial(self.colours.set_theme, name, depth)
                 yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
 
 

@@ -22,7 +22,7 @@ PATIENCE_S = 3.0  # an accepted change is in force sooner, unless the engine sta
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Report:
     """One thing to say; `grave` ones stay until they were seen."""
 
     text: str
@@ -45,14 +45,14 @@ class Watch:
         self._mine[result.revision] = set(result.changes)
         self._pending = (result.revision, monotonic)
 
-    def look(self, model: StreamState, monotonic: float) -> list[Told]:
+    def look(self, model: StreamState, monotonic: float) -> list[Report]:
         """What came of changes since the last look."""
         if model.hello is None or self.calls:
             return []
         if model.epoch != self._epoch:
             self._epoch, self._since, self._told_seq = model.epoch, model.hello.ts, 0
             self._mine, self._pending = {}, None
-        told: list[Told] = []
+        told: list[Report] = []
         for event in reversed(model.events):
             if event.seq <= self._told_seq or event.ts < self._since:
                 break
@@ -65,7 +65,7 @@ class Watch:
         late = self._late(model, monotonic)
         return [*reversed(told), *([late] if late is not None else [])]
 
-    def _tell(self, event: wire.Event) -> Told | None:
+    def _tell(self, event: wire.Event) -> Report | None:
         data = event.data
         revision = int(data.get("revision") or 0)
         changes = change_text(data.get("changes") or {})
@@ -74,9 +74,9 @@ class Watch:
             text = (
                 f"Taken back: revision {data['reverted']}, {why}. Now {changes} (rev {revision})."
             )
-            return Told(text, grave=True)
+            return Report(text, grave=True)
         if "kept" in data:
-            return Told(f"Kept: revision {data['kept']}, {data.get('reason', '')}.", grave=False)
+            return Report(f"Kept: revision {data['kept']}, {data.get('reason', '')}.", grave=False)
         if revision in self._mine:
             return None
         fields = set(data.get("changes") or {})
@@ -90,9 +90,9 @@ class Watch:
             return None
         for mine in hit:
             self._mine[mine] -= fields
-        return Told(f"{text}{data.get('actor')} set {changes} (rev {revision}).", grave=True)
+        return Report(f"{text}{data.get('actor')} set {changes} (rev {revision}).", grave=True)
 
-    def _late(self, model: StreamState, monotonic: float) -> Told | None:
+    def _late(self, model: StreamState, monotonic: float) -> Report | None:
         """Says once that an accepted change is not in force."""
         if self._pending is None or model.config is None:
             return None
@@ -107,7 +107,7 @@ class Watch:
             f"Deferred: revision {revision} is accepted and not in force; the engine's newest step "
             f"ran with revision {effective}."
         )
-        return Told(text, grave=True)
+        return Report(text, grave=True)
 
 
 class HealthWatch:
@@ -116,13 +116,13 @@ class HealthWatch:
     def __init__(self) -> None:
         self._failing: set[str] = set()
 
-    def look(self, health: list[wire.Health]) -> list[Told]:
+    def look(self, health: list[wire.Health]) -> list[Report]:
         """What came of the parts since the last look."""
         before, self._failing = self._failing, {part.name for part in health if not part.ok}
         told = []
         for part in health:
             if not part.ok and part.name not in before:
-                told.append(Told(f"The server's {part.name} FAILS: {part.detail}", grave=True))
+                told.append(Report(f"The server's {part.name} FAILS: {part.detail}", grave=True))
             elif part.ok and part.name in before:
-                told.append(Told(f"The server's {part.name} works again.", grave=False))
+                told.append(Report(f"The server's {part.name} works again.", grave=False))
         return told

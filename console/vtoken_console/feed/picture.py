@@ -48,7 +48,7 @@ class Picture:
         for event in events:
             self._mark(event)
 
-    def told(self, entries: Iterable[wire.AuditEntry]) -> None:
+    def add_audit(self, entries: Iterable[wire.AuditEntry]) -> None:
         """Who changed or tried out what, of a recording, into the log."""
         self.audit = (*self.audit, *entries)[-MAX_AUDIT:]
 

@@ -274,7 +274,7 @@ class Replay:
                 self._take_or_skip(picture, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
                     picture.remember([*others, *frequent])
-                    picture.told(audit)
+                    picture.add_audit(audit)
             entry = self._reader.next()
         return picture
 
@@ -283,5 +283,5 @@ def _message(entry: Entry, picture: Picture) -> wire.StreamMessage | None:
     """The message of a line; an audit line goes to `picture` at once: no message depends on it."""
     line = entry.line
     if isinstance(line, wire.AuditLine):
-        picture.told([line.entry])
+        picture.add_audit([line.entry])
     return None if isinstance(line, wire.RecordingHeader | wire.AuditLine) else line

@@ -2,7 +2,7 @@
 
 Knows no vToken data. Stock Textual sends a changed line from the widget's left edge on, and every
 run of one style with its whole look; over a slow link both cost more than the change itself.
-Invariant: what a terminal shows after a lean update equals what it shows after the stock one.
+Invariant: what a terminal shows after such an update equals what it shows after the stock one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def encode(segments: Iterable[Segment], system: ColorSystem) -> str:
     return "".join(out)
 
 
-class LeanUpdate(ChopsUpdate):
+class DiffUpdate(ChopsUpdate):
     """A partial update that starts at the first changed column."""
 
     def render_segments(self, console: Console) -> str:
@@ -91,14 +91,14 @@ class LeanUpdate(ChopsUpdate):
         return "".join(out)
 
 
-class LeanCompositor(Compositor):
-    """Textual's compositor with lean partial updates."""
+class DiffCompositor(Compositor):
+    """Textual's compositor with partial updates of the changed columns only."""
 
-    def render_partial_update(self) -> LeanUpdate | None:
+    def render_partial_update(self) -> DiffUpdate | None:
         update = super().render_partial_update()
         if update is None:
             return None
-        return LeanUpdate(update.chops, update.spans, update.chop_ends)
+        return DiffUpdate(update.chops, update.spans, update.chop_ends)
 
 
 def set_color_system(app: App[Any], system: ColorSystem) -> None:

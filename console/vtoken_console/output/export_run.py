@@ -36,14 +36,16 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
         while app.source is None or not app.source.ready:
             if time.monotonic() > deadline:
                 why = app.source.feed.connection.error if app.source else "not started"
-                raise ExportError(f"no data from {app.url} within {DATA_TIMEOUT_S:g} s: {why}")
+                raise ExportError(
+                    f"no data from {app.session.url} within {DATA_TIMEOUT_S:g} s: {why}"
+                )
             await pilot.pause(0.05)
         app.tick()  # what a first frame looks up is gone once the application is left
         if problem := app.source.replay and app.source.replay.note:
             raise ExportError(problem)
         await pilot.pause(SETTLE_S)
         try:
-            files = await app.export_files(kind)
+            files = await app.exporter.files(kind)
         except PngUnavailable as reason:
             raise ExportError(f"no PNG: {reason}") from reason
     try:

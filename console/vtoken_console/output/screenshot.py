@@ -20,12 +20,12 @@ from textual.pilot import Pilot
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.look.themes import NAMES
-from vtoken_console.output.screenshot_scenarios import SCENES, Scene
+from vtoken_console.output.screenshot_scenarios import SCENARIOS, Scenario
 from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # for the first data
 REPLAY_S = 120  # how much of the flight recorder is played
-DEFAULT_VIEWS = ",".join(SCENES)
+DEFAULT_VIEWS = ",".join(SCENARIOS)
 
 
 async def take(
@@ -46,8 +46,8 @@ async def take(
     written: list[Path] = []
     runs: dict[tuple[str, tuple[int, int]], list[str]] = {}
     for name in views:
-        scene = SCENES[name]
-        runs.setdefault((scene.source, size or scene.size), []).append(name)
+        scenario = SCENARIOS[name]
+        runs.setdefault((scenario.source, size or scenario.size), []).append(name)
     for (source, columns_rows), names in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             if source == "replay":
@@ -60,9 +60,9 @@ async def take(
                 await _first_data(app, pilot, url)
                 await pilot.pause(settle_s)
                 for name in names:
-                    await _drive(app, pilot, SCENES[name])
+                    await _drive(app, pilot, SCENARIOS[name])
                     written += _save(app, out, name)
-                    await _back(app, pilot, SCENES[name])
+                    await _back(app, pilot, SCENARIOS[name])
     return written
 
 
@@ -89,19 +89,19 @@ async def _flight(url: str, token: str | None, folder: Path) -> Path:
     return path
 
 
-async def _drive(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
-    app.dashboard.set_view(scene.view)
-    if scene.look in NAMES:
-        app.set_theme(scene.look, "truecolor")
-    elif scene.look:
-        app.set_mode(Mode(scene.look))
-    target = app.dashboard.query_one(scene.focus)
-    if scene.view in ("all", scene.focus.removeprefix("#")):
+async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
+    app.dashboard.set_view(scenario.view)
+    if scenario.look in NAMES:
+        app.colours.set_theme(scenario.look, "truecolor")
+    elif scenario.look:
+        app.colours.set_mode(Mode(scenario.look))
+    target = app.dashboard.query_one(scenario.focus)
+    if scenario.view in ("all", scenario.focus.removeprefix("#")):
         target.focus()
-    for key in scene.keys:
+    for key in scenario.keys:
         await pilot.press(key)
         await pilot.pause(0.1)
-    await pilot.pause(scene.settle_s)
+    await pilot.pause(scenario.settle_s)
 
 
 def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
@@ -116,25 +116,25 @@ def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
     return [path, path.with_suffix(".png")]
 
 
-async def _back(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
-    """The dashboard again, as it was before the scene."""
+async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
+    """The dashboard again, as it was before the scenario."""
     while app.screen is not app.dashboard:
         await pilot.press("escape")
         await pilot.pause(0.1)
     app.dashboard.query_one("#pool").focus()
     for _ in range(3):
-        app.action_zoom_out()
+        app.panels.zoom_out()
     app.dashboard.set_view("all")
-    if scene.look in NAMES:
-        app.set_theme("dark", "truecolor")
-    elif scene.look:
-        app.set_mode(Mode.UTILISATION)
-    if scene.undo:
+    if scenario.look in NAMES:
+        app.colours.set_theme("dark", "truecolor")
+    elif scenario.look:
+        app.colours.set_mode(Mode.UTILISATION)
+    if scenario.undo:
         await pilot.press("u")
         await pilot.pause(1.0)
-    if "e" in scene.keys:
-        app.action_event_kinds()
-    app.dashboard.say(None)
+    if "e" in scenario.keys:
+        app.panels.event_kinds()
+    app.dashboard.dismiss_notes()
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -153,14 +153,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default=os.environ.get("VTOKEN_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", type=parse_size, metavar="WxH", help="of every picture")
-    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(SCENES)}")
+    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(SCENARIOS)}")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds to watch first")
     parser.add_argument("--ascii", action="store_true")
     args = parser.parse_args(argv)
     views = [v for v in args.views.split(",") if v]
-    unknown = [v for v in views if v not in SCENES]
+    unknown = [v for v in views if v not in SCENARIOS]
     if unknown:
-        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(SCENES)}")
+        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(SCENARIOS)}")
     try:
         written = asyncio.run(
             take(

@@ -27,7 +27,7 @@ import aiohttp_jinja2
 from aiohttp import web
 from textual_serve.server import Server
 
-from vtoken_console.output.web_login import Doorkeeper, KeyFile, has_terminal, say_on_terminal
+from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, say_on_terminal
 
 MAX_TABS = 8
 HEADERS = {
@@ -59,7 +59,7 @@ class WebConsole(Server):
         host: str,
         port: int,
         max_tabs: int = MAX_TABS,
-        door: Doorkeeper | None = None,
+        gate: LoginGate | None = None,
     ) -> None:
         super().__init__(
             shlex.join(command),
@@ -70,7 +70,7 @@ class WebConsole(Server):
         )
         self.max_tabs = max_tabs
         self.num_tabs = 0
-        self._door = door
+        self._gate = gate
         self._cookie = f"vtoken_console_{port}"
 
     def initialize_logging(self) -> None:
@@ -102,7 +102,7 @@ class WebConsole(Server):
         return await handler(request)
 
     def _is_admitted(self, request: web.Request) -> bool:
-        return self._door is None or self._door.admits(request.cookies.get(self._cookie, ""))
+        return self._gate is None or self._gate.admits(request.cookies.get(self._cookie, ""))
 
     async def handle_index(self, request: web.Request) -> web.Response:
         """The page; its addresses are relative, so that it also works behind a forwarded port."""
@@ -114,9 +114,9 @@ class WebConsole(Server):
         """The page key, typed: a cookie for this browser; raises 303 to the console."""
         typed = (await request.post()).get("key", "")
         cookie = None
-        if self._door is not None and isinstance(typed, str):
-            cookie = self._door.open_with(typed)
-        if self._door is not None and cookie is None:
+        if self._gate is not None and isinstance(typed, str):
+            cookie = self._gate.open_with(typed)
+        if self._gate is not None and cookie is None:
             return self._page("login.html", request, status=403, wrong=True)
         there = web.Response(status=303, headers={"Location": "/"})
         if cookie is not None:
@@ -153,8 +153,8 @@ def run(
         os.environ["VTOKEN_TOKEN"] = token
     file = KeyFile(port) if can_control and not has_terminal() else None
     try:
-        door = Doorkeeper(file.write if file else say_on_terminal) if can_control else None
-        server = WebConsole(command, host=host, port=port, door=door)
+        gate = LoginGate(file.write if file else say_on_terminal) if can_control else None
+        server = WebConsole(command, host=host, port=port, gate=gate)
         what = "can act" if can_control else "read-only"
         print(f"console at {server.public_url} ({what}); ctrl+c ends it", flush=True)
         if file is not None:

@@ -23,7 +23,7 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that looks like another
 GROUPS, GROUP = 4, 4  # 79 bits
 
 
-class Doorkeeper:
+class LoginGate:
     """`tell` is given every new key."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:

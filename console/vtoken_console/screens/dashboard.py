@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.view import View
-from vtoken_console.look.diff_renderer import LeanCompositor
+from vtoken_console.look.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
@@ -22,7 +25,7 @@ from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar
 from vtoken_console.widgets.lines import LinesWidget
-from vtoken_console.widgets.notice import Note, Notice
+from vtoken_console.widgets.notice import SHOWN_S, Note, Notice
 from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.trial_bar import TrialBar
@@ -44,9 +47,12 @@ class Dashboard(Screen[None]):
         (45, "-tall"),
     ]
 
+    class FrameWanted(Message):
+        """What the viewer chose is to be seen without waiting for the next frame's turn."""
+
     def __init__(self) -> None:
         super().__init__()
-        self._compositor = LeanCompositor()
+        self._compositor = DiffCompositor()
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
         self.shown = "all"
@@ -97,8 +103,24 @@ class Dashboard(Screen[None]):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)
 
-    def say(self, note: Note | None) -> None:
-        self.query_one(Notice).say(note)
+    @property
+    def heatmap(self) -> Heatmap:
+        return self.query_one(Heatmap)
+
+    def say(self, text: str, *, is_error: bool = False, grave: bool = False) -> None:
+        """One message above the keys; an error stays until escape or the next action.
+
+        A grave one came without being asked for, and stays until escape.
+        """
+        until = None if is_error or grave else time.monotonic() + SHOWN_S
+        self.query_one(Notice).say(Note(text, is_error or grave, until, grave))
+
+    def dismiss_notes(self) -> None:
+        """What was said has been seen."""
+        self.query_one(Notice).say(None)
+
+    def ask_for_frame(self) -> None:
+        self.post_message(self.FrameWanted())
 
     def set_view(self, name: str) -> None:
         """All panels, or one of them alone."""
@@ -120,7 +142,7 @@ class Dashboard(Screen[None]):
     def on_input_changed(self, event: Input.Changed) -> None:
         self.filter = parse(event.value)
         self.query_one("#filter").set_class(bool(self.filter.problem), "-wrong")
-        self.app.call_later(getattr(self.app, "tick", self.refresh))
+        self.ask_for_frame()
 
     def on_input_submitted(self) -> None:
         self.query_one("#filter").display = False
@@ -136,4 +158,4 @@ class Dashboard(Screen[None]):
             box.display = False
             self.set_focus(self._focus_before)
         else:
-            self.say(None)
+            self.dismiss_notes()

@@ -122,9 +122,15 @@ class RequestScreen(Screen[None]):
     ]
 
     def __init__(
-        self, source: Source, request_id: str, open_block: Callable[[int], Awaitable[None]]
+        self,
+        source: Source,
+        request_id: str,
+        open_block: Callable[[int], Awaitable[None]],
+        *,
+        read_only: bool,
     ) -> None:
         super().__init__()
+        self._read_only = read_only
         self._open_block = open_block
         self._source = source
         self._request_id = request_id
@@ -231,7 +237,7 @@ class RequestScreen(Screen[None]):
 
         summary = self.query_one(Summary)
         hello = self._source.feed.model.hello
-        if hello is None or not hello.can_control or getattr(self.app, "read_only", False):
+        if hello is None or not hello.can_control or self._read_only:
             summary.say("Not done: this console is read-only. Nothing was sent.", is_error=True)
             return
         try:

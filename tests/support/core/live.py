@@ -12,14 +12,18 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from tests.support.core.engine import CoreEngine, Request
 from vtoken.arrays import Bools, Ints
+from vtoken.commands import Command, read_command, refused
 from vtoken.config.values import merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.control.waiting import QueuedRequest
+from vtoken.errors import RefusedError
 from vtoken.stream.telemetry import Publisher
-from vtoken.wire import Command, Reply
+from vtoken.wire import Reply
 
 
 class CoreQueue:
@@ -107,9 +111,17 @@ class LiveEngine:
         self.publish()
         return reply
 
+    def ask(self, op: str, *, actor: str = "local", **args: Any) -> Reply:
+        """A command that is checked as one that comes over the bus."""
+        payload = msgspec.msgpack.encode({"call": {"op": op, **args}, "actor": actor})
+        try:
+            return self.handle(read_command(payload))
+        except RefusedError as error:
+            return refused(error)
+
     def call(self, op: str, *, actor: str = "local", **args: Any) -> Any:
         """The value of a command that must not be refused."""
-        reply = self.handle(Command(op=op, args=args, actor=actor))
+        reply = self.ask(op, actor=actor, **args)
         assert reply.problem is None, reply.problem
         return reply.value
 

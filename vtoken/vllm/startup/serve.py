@@ -17,13 +17,14 @@ from typing import Any
 
 from msgspec import structs
 
-from vtoken.bounds import bounds_of, span
+from vtoken.bounds import bounds_of, read_json, span
 from vtoken.config.values import VTokenConfig
 from vtoken.credentials import CredentialError, read_token_file
 from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
+from vtoken.vllm.startup.model_argument import flag_values, take_model
 from vtoken.wire import Bound, ConfigValues, pool_limits
 
 PLUGIN = "vtoken"
@@ -50,7 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", nargs="?", help="a Hugging Face model id or folder")
+    parser.add_argument_group(
+        "MODEL",
+        "a Hugging Face model id or folder, best in front of all flags: elsewhere, vLLM is "
+        "imported to learn which of its flags take a value, which takes some seconds",
+    )
     add = parser.add_argument_group("vToken, initial values; all can be changed live").add_argument
     add("--vtoken-policy", metavar="NAME", help="eviction policy (default: none)")
     add("--vtoken-policy-params", metavar="JSON", help="its parameters, a JSON object")
@@ -134,7 +139,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     """The `--vtoken-*` values as a merge patch; raises ValueError for malformed parameters."""
     patch: dict[str, Any] = {}
     if args.vtoken_policy is not None:
-        params = json.loads(args.vtoken_policy_params or "{}")
+        params = read_json(args.vtoken_policy_params or "{}")
         make_policy(args.vtoken_policy, params)
         patch["policy"] = {"name": args.vtoken_policy, "params": params}
     elif args.vtoken_policy_params is not None:
@@ -184,9 +189,10 @@ def server_command(argv: list[str]) -> list[str]:
             parser.error(f"{name} is set by vtoken serve and cannot be passed")
     for name, why in asked_elsewhere(rest).items():
         parser.error(f"{name} is not supported: {why}")
-    if args.model is None and not any(f.split("=")[0] == "--model" for f in rest):
-        parser.error("MODEL is missing")
     try:
+        model, rest = take_model(rest, flag_values)
+        if model is None and not any(f.split("=")[0] == "--model" for f in rest):
+            parser.error("MODEL is missing")
         patch = initial_patch(args)
         api = api_part(args)
     except CredentialError as error:
@@ -206,14 +212,13 @@ def server_command(argv: list[str]) -> list[str]:
     if api:
         settings["api"] = api
     engine = engine_args(patch, **settings)
-    model = [] if args.model is None else ["--model", args.model]
     if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
         rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface
     return [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
-        *model,
+        *([] if model is None else ["--model", model]),
         *rest,
         "--scheduler-cls",
         engine["scheduler_cls"],

@@ -1,4 +1,4 @@
-"""Lean updates: fewer bytes, the same screen as Textual's own."""
+"""Updates of changed columns only: fewer bytes, the same screen as Textual's own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def terminal(data: str) -> list[tuple[str, str, frozenset[str], str]]:
 
 
 @given(SEGMENTS, SYSTEMS)
-def test_lean_encoding_shows_what_the_whole_looks_show(
+def test_short_encoding_shows_what_the_whole_looks_show(
     segments: list[Segment], system: ColorSystem
 ) -> None:
     whole = "".join(

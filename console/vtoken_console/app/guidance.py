@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-from vtoken_console.app.base import Base
-from vtoken_console.frame.guide import Facts, Guide, remember, seen_path
+from textual.app import App
+
+from vtoken_console.frame.guide import Facts, Guide, Shown, remember, seen_path
+from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
-from vtoken_console.widgets.heatmap.heatmap import Heatmap
+from vtoken_console.screens.dashboard import Dashboard
 
 PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}
 
 
-class GuideActions(Base):
-    def start_guide(self) -> None:
-        self.guide = Guide(lambda key_id: next(k.shown for k in self.keys if k.id == key_id))
+class Guidance:
+    """`guide` is None unless it is `wanted`, and again when it has ended."""
 
-    def guide_on(self, view: View) -> None:
+    def __init__(
+        self, app: App[int], dashboard: Dashboard, keys: tuple[Key, ...], *, wanted: bool
+    ) -> None:
+        self._app = app
+        self._dashboard = dashboard
+        shown = {key.id: key.shown for key in keys}
+        self.guide = Guide(shown.__getitem__) if wanted else None
+
+    @property
+    def shown(self) -> Shown | None:
+        return self.guide.shown if self.guide is not None else None
+
+    def follow(self, view: View) -> None:
         """Tells the guide what happened, and ends it after its last step."""
-        if self.guide is None or view.model is None or not self.dashboard.synced:
+        if self.guide is None or view.model is None or not self._dashboard.synced:
             return
-        cursor = self.dashboard.query_one(Heatmap).cursor
+        cursor = self._dashboard.heatmap.cursor
         if cursor < 0:
             return  # the map is not drawn yet
-        page = type(self.screen).__name__
+        screen = self._app.screen
+        page = type(screen).__name__
         self.guide.look(
             _facts(
                 view,
                 page=PAGES.get(page, page),
                 cursor=cursor,
-                drafted=bool(getattr(self.screen, "patch", None)),
+                drafted=bool(getattr(screen, "patch", None)),
             )
         )
         if self.guide.over:
             self._end("That was the guide. `vtoken demo --guide` shows it again.")
 
-    def action_skip_guide(self) -> None:
+    def skip(self) -> None:
         if self.guide is None:
-            self.say("No guide is running; `vtoken console --guide` starts one.")
+            self._dashboard.say("No guide is running; `vtoken console --guide` starts one.")
         else:
             self._end("Guide skipped. `vtoken demo --guide` shows it again.")
 
     def _end(self, text: str) -> None:
         self.guide = None
         wrong = remember(seen_path())
-        self.say(f"{text} But {wrong}." if wrong else text, is_error=bool(wrong))
+        self._dashboard.say(f"{text} But {wrong}." if wrong else text, is_error=bool(wrong))
 
 
 def _facts(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:

@@ -5,12 +5,10 @@ Knows the replay's controls, imported when there is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from textual.binding import Binding, BindingType
-
-from vtoken_console.app.base import Base
-from vtoken_console.widgets.replay_bar import ReplayBar
+from vtoken_console.app.session import Session
+from vtoken_console.screens.dashboard import Dashboard
 
 if TYPE_CHECKING:
     from vtoken_console.feed.replay import Replay
@@ -18,24 +16,29 @@ if TYPE_CHECKING:
 SEEK_S = 5.0
 
 
-class ReplayActions(Base):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "replay('toggle_pause')", show=False),
-        Binding("less_than_sign", "replay('slower')", show=False),
-        Binding("greater_than_sign", "replay('faster')", show=False),
-        Binding("full_stop", "replay('step')", show=False),
-        Binding("left_square_bracket", "replay('back')", show=False),
-        Binding("right_square_bracket", "replay('on')", show=False),
-    ]
+class ReplayControls:
+    KEYS = (
+        ("space", "toggle_pause"),
+        ("less_than_sign", "slower"),
+        ("greater_than_sign", "faster"),
+        ("full_stop", "step"),
+        ("left_square_bracket", "back"),
+        ("right_square_bracket", "on"),
+    )
+
+    def __init__(self, session: Session, dashboard: Dashboard) -> None:
+        self._session = session
+        self._dashboard = dashboard
 
     def _replay(self) -> Replay | None:
-        if self.source is None or self.source.replay is None:
+        source = self._session.source
+        if source is None or source.replay is None:
             return None
         from vtoken_console.feed.replay import Replay
 
-        return self.source if isinstance(self.source, Replay) else None
+        return source if isinstance(source, Replay) else None
 
-    def action_replay(self, what: str) -> None:
+    def do(self, what: str) -> None:
         """One of the controls of a replay, by name."""
         replay = self._replay()
         if replay is None:
@@ -52,15 +55,17 @@ class ReplayActions(Base):
             case "start" | "end":
                 replay.seek(replay.index.last_ts if what == "end" else replay.index.first_ts)
 
-    def on_replay_bar_typed(self, message: ReplayBar.Typed) -> None:
+    def seek_text(self, text: str) -> None:
+        """To the moment that was typed."""
         replay = self._replay()
         if replay is not None:
             try:
-                replay.seek_text(message.text)
+                replay.seek_text(text)
             except ValueError as error:
-                self.say(str(error), is_error=True)
+                self._dashboard.say(str(error), is_error=True)
 
-    def on_replay_bar_sought(self, message: ReplayBar.Sought) -> None:
+    def seek_share(self, share: float) -> None:
+        """To a point of the bar: 0 is the start of the recording, 1 its end."""
         replay = self._replay()
         if replay is not None:
-            replay.seek(replay.index.first_ts + message.share * replay.index.duration_s)
+            replay.seek(replay.index.first_ts + share * replay.index.duration_s)

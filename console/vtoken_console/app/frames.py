@@ -1,0 +1,98 @@
+"""What one frame is made of, and how many there are: a View of everything, made when it is drawn.
+
+Knows no widget but the dashboard's filter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from vtoken_console.app.colours import Colours
+from vtoken_console.app.guidance import Guidance
+from vtoken_console.app.session import Session
+from vtoken_console.feed.connection import Connection, State
+from vtoken_console.frame.cost import Cost
+from vtoken_console.frame.keys import Key
+from vtoken_console.frame.view import View
+from vtoken_console.screens.dashboard import Dashboard
+
+if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
+    from vtoken_console.feed.activity import Activity
+
+WINDOW_S = 2.0  # over which frames a second are counted
+
+
+class Frames:
+    """`begin` counts a frame that is drawn; `view` is the newest state as one value."""
+
+    def __init__(
+        self,
+        session: Session,
+        dashboard: Dashboard,
+        colours: Colours,
+        guidance: Guidance,
+        cost: Cost,
+        keys: tuple[Key, ...],
+        max_fps: float,
+    ) -> None:
+        self._session = session
+        self._dashboard = dashboard
+        self._colours = colours
+        self._guidance = guidance
+        self._cost = cost
+        self._keys = keys
+        self._max_fps = max_fps
+        self._activity: Activity | None = None
+        self._begun: deque[float] = deque(maxlen=64)  # monotonic [s]
+
+    def begin(self, now: float) -> None:
+        """A frame is drawn at monotonic time `now` [s]; frames left out before it were dropped."""
+        cost, begun, source = self._cost, self._begun, self._session.source
+        if begun:
+            cost.dropped += max(0, round((now - begun[-1]) * self._max_fps) - 1)
+        cost.drawn += 1
+        if source is not None:
+            cost.received_bytes = source.feed.received_bytes
+        begun.append(now)
+        while now - begun[0] > WINDOW_S:
+            begun.popleft()
+
+    def view(self) -> View:
+        source, now, look = self._session.source, time.monotonic(), self._colours.look
+        spread = now - self._begun[0] if self._begun else 0.0
+        feed = source.feed if source is not None else None
+        seen = feed if feed is not None and feed.connection.ever_live else None
+        replay = source.replay if source is not None else None
+        return View(
+            url=self._session.url,
+            connection=feed.connection if feed else Connection(State.IDLE),
+            now=time.time() if replay is None else replay.ts,
+            monotonic=now,
+            age_s=now - feed.received if feed and replay is None else 0.0,
+            fps=(len(self._begun) - 1) / spread if spread > 0 else 0.0,
+            ramp=look.ramp,
+            theme=look.theme,
+            ascii_only=look.ascii_only,
+            motion=look.motion,
+            asked_read_only=self._session.read_only,
+            filter=self._dashboard.filter,
+            model=seen.model if seen else None,
+            activity=self._observe(seen.model, now) if seen else None,
+            series=seen.series if seen else None,
+            audit=seen.picture.audit if seen else (),
+            cost=self._cost.sample(now),
+            keys=self._keys,
+            replay=replay,
+            guide=self._guidance.shown,
+        )
+
+    def _observe(self, model: StreamState, now: float) -> Activity:
+        if self._activity is None:
+            from vtoken_console.feed.activity import Activity
+
+            self._activity = Activity()
+        self._activity.observe(model, now)
+        return self._activity

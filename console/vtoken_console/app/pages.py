@@ -1,0 +1,45 @@
+"""Opens the pages above the dashboard: a request, a block, the keys."""
+
+from __future__ import annotations
+
+from textual.app import App
+
+from vtoken_console.app.session import Session
+
+
+class Pages:
+    """Each page is imported when it is first opened."""
+
+    def __init__(self, app: App[int], session: Session) -> None:
+        self._app = app
+        self._session = session
+
+    async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
+        """`in_place`: of the page on top."""
+        from vtoken_console.screens.request import RequestScreen
+
+        source = self._session.source
+        if source is not None:
+            page = RequestScreen(
+                source, request_id, self.open_block, read_only=self._session.read_only
+            )
+            if in_place:
+                await self._app.switch_screen(page)
+            else:
+                await self._app.push_screen(page)
+
+    async def open_block(self, block_id: int) -> None:
+        from vtoken_console.screens.block import BlockScreen
+
+        source = self._session.source
+        if source is not None and source.feed.model.synced:
+            await self._app.push_screen(BlockScreen(source, block_id, self._open_owner))
+
+    async def _open_owner(self, request_id: str) -> None:
+        await self.open_request(request_id, in_place=True)
+
+    async def open_help(self) -> None:
+        from vtoken_console.screens.help import HelpScreen
+
+        if not isinstance(self._app.screen, HelpScreen):
+            await self._app.push_screen(HelpScreen())

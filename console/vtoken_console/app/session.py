@@ -1,0 +1,66 @@
+"""What this console watches: a server, or a recording in its place.
+
+Modules that need numpy or a network library are imported here, after the first frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
+    from vtoken_console.feed.source import Source
+
+HEAVY = (
+    "httpx",
+    "websockets.asyncio.client",
+    "vtoken_console.feed.live",
+    "vtoken_console.changes.controls",
+)
+
+
+class Session:
+    """`source` is None until what it needs has been imported.
+
+    `read_only`: the viewer asked for it. `recording`: a file to be played, from `moment` on.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        fps: float,
+        read_only: bool,
+        recording: Path | None,
+        moment: str | None,
+    ) -> None:
+        self.url = url
+        self.read_only = read_only
+        self.source: Source | None = None
+        self._token = token
+        self._fps = fps
+        self._recording = recording
+        self._moment = moment
+
+    @property
+    def model(self) -> StreamState | None:
+        """The newest state; None as long as nothing has come."""
+        return self.source.feed.model if self.source is not None else None
+
+    async def run(self) -> None:
+        """Fills the source's feed; never returns by itself."""
+        for name in HEAVY:
+            await asyncio.to_thread(importlib.import_module, name)
+        if self._recording is not None:
+            from vtoken_console.feed.replay import Replay
+
+            self.source = Replay(self._recording, moment=self._moment)
+        else:
+            from vtoken_console.feed.live import LiveSource
+
+            self.source = LiveSource(self.url, self._token, self._fps)
+        await self.source.run()

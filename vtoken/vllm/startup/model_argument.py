@@ -1,0 +1,88 @@
+"""Which word of a command line is MODEL, among flags of vLLM that take values or do not.
+
+In front of all flags, or behind a `--flag=value`, a word can be nothing else. Elsewhere vLLM's own
+parser has to say which flags take values. That costs the import of vLLM: ten seconds or more of one
+core, which the server spends again. So it is asked only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+
+Values = int | str | None  # argparse's nargs; 0: none, None: one
+NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+
+
+def take_model(
+    words: list[str], flag_values: Callable[[], Mapping[str, Values]]
+) -> tuple[str | None, list[str]]:
+    """MODEL, None if there is none or `--model` says it, and the other words.
+
+    `flag_values`: flag -> how many values it takes. Raises ValueError when two words could be it.
+    """
+    if any(word.partition("=")[0] == "--model" for word in words):
+        return None, words
+    bare = [place for place, word in enumerate(words) if not is_flag(word)]
+    if not bare:
+        return None, words
+    if bare[0] != 0 and not _is_whole(words[bare[0] - 1]):
+        bare = positionals(words, flag_values())
+        if not bare:
+            return None, words
+        if len(bare) > 1:
+            raise ValueError(f"more than one MODEL: {' '.join(words[place] for place in bare)}")
+    place = bare[0]
+    return words[place], words[:place] + words[place + 1 :]
+
+
+def positionals(words: list[str], values: Mapping[str, Values]) -> list[int]:
+    """Places of the words that are neither a flag nor a value of one."""
+    found, left = [], 0.0  # `left`: how many words may still be values of the newest flag
+    for place, word in enumerate(words):
+        if is_flag(word):
+            left = 0 if _is_whole(word) else _num_values(word, values)
+        elif left > 0:
+            left -= 1
+        else:
+            found.append(place)
+    return found
+
+
+def is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not NUMBER.match(word)
+
+
+def _is_whole(word: str) -> bool:
+    """A flag that brings its value along takes no other."""
+    return is_flag(word) and "=" in word
+
+
+def _num_values(flag: str, values: Mapping[str, Values]) -> float:
+    """Most words that `flag` takes. vLLM's parser takes `_` for `-`, `--json-arg.key VALUE`, and
+    short flags with the value attached."""
+    name = flag.replace("_", "-").partition(".")[0]
+    if name not in values:
+        longer = [other for other in values if other.startswith(name)]
+        attached = not name.startswith("--") and name[:2] in values
+        if attached:
+            return 0
+        if len(longer) != 1:
+            return 1
+        name = longer[0]
+    count = values[name]
+    if isinstance(count, int):
+        return count
+    return float("inf") if count in ("+", "*") else 1
+
+
+def flag_values() -> dict[str, Values]:
+    """Every flag of vLLM's server; imports vLLM. Raises ValueError if it has another parser."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError as error:
+        raise ValueError(f"put MODEL before the flags: {error}") from None
+    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
+    return {flag: action.nargs for action in parser._actions for flag in action.option_strings}
