@@ -34,6 +34,11 @@ EvictionPhase = Literal["decode", "prefill", "both"]
 AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
 RequestState = Literal["running", "waiting", "preempted"]
+SchedulingState = Literal[
+    "running",
+    "paused_new",  # vLLM starts no further request
+    "paused",  # vLLM schedules nothing
+]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 PatchOutcome = Literal[
     "in_force",  # the engine runs with it
@@ -55,10 +60,15 @@ EventKind = Literal[
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
-    "operation",  # data: Operation
+    "operation",  # data: Operation, whenever its state has changed; of dry runs none is sent
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
-    "server",  # data: {"detail": str}: started, paused scheduling, ...
+    "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
 ]
+# As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
+# these, so that they never push out what an operator looks for later.
+FREQUENT_KINDS: frozenset[EventKind] = frozenset(
+    {"relocation", "eviction", "reclaimed", "deferred", "preemption"}
+)
 
 
 class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):
@@ -76,6 +86,7 @@ class BlockCounts(Doc):
     low_utilization: int  # used, live <= block_size / 2
     shared: int  # held by two requests or more
     headroom: int  # fresh blocks that one planning round may take
+    withheld: int = 0  # of `free`: vLLM's --watermark keeps them from requests that wait
 
 
 class TokenCounts(Doc):
@@ -215,6 +226,8 @@ class Status(Doc):
     step_ms: float = 0.0  # exponential mean of the time between two steps while busy
     latency: Latency | None = None
     shadow: Shadow | None = None
+    scheduling: SchedulingState = "running"
+    paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
     health: list[Health] = []  # of the API process that answers, which fills it in
 
 
@@ -485,6 +498,11 @@ class BlockDetail(Doc):
 
 
 class RequestRow(Doc):
+    """A request; `waiting` and `preempted` ones hold no block, and are zeros but for their lengths.
+
+    Of a long queue only those that are admitted first have a row; `RequestCounts` counts all.
+    """
+
     id: str
     state: RequestState
     live: int

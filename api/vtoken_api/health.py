@@ -23,7 +23,10 @@ def health(hub: Hub, audit: AuditLog, flight: FlightRecorder) -> list[wire.Healt
 
 
 def _engine(hub: Hub) -> wire.Health:
-    return wire.Health(name="engine", ok=hub.alive, detail="runs" if hub.alive else "has stopped")
+    detail = "runs" if hub.alive else "has stopped"
+    if hub.alive and hub.view is not None and hub.view.status.scheduling != "running":
+        detail = "runs, and its scheduling is paused"
+    return wire.Health(name="engine", ok=hub.alive, detail=detail)
 
 
 def _frames(hub: Hub, flight: FlightRecorder) -> wire.Health:

@@ -94,6 +94,16 @@ async def test_recorder_of_another_process_is_judged_by_what_it_writes(
             assert not parts(two)["recorder"].ok
 
 
+async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: LiveEngine) -> None:
+    core.reporter.scheduling.changed("paused", time.monotonic())
+    core.publish()
+    await until(lambda: "paused" in parts(served)["engine"].detail, "not told")
+    assert parts(served)["engine"].ok
+    status = await status_of(served)
+    assert (status.scheduling, status.requests.running) == ("paused", 2)
+    assert status.fragmentation.sentence.startswith("Paused: vLLM schedules nothing ")
+
+
 async def test_peer_that_has_not_written_yet_is_given_the_time_to(
     core: LiveEngine, tmp_path: Path
 ) -> None:

@@ -256,6 +256,40 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
     assert [message.seq for message in sent] == list(range(1, 11))
 
 
+async def test_an_overfull_queue_keeps_what_operators_look_for_later(
+    served: Served, engine: ScriptedEngine
+) -> None:
+    """A client that was too slow for the relocations still gets the change and the violation."""
+    sent: list[wire.StreamMessage] = []
+    gate = asyncio.Event()
+
+    async def send(data: bytes) -> None:
+        await gate.wait()
+        sent.append(msgspec.msgpack.decode(data, type=wire.StreamMessage))
+
+    session = Session(served.service.hub, parse("topics=events&format=msgpack"), send)
+    await session.prepare()
+    events = engine.add_events(MAX_QUEUED + 3)
+    for event in events:
+        event.kind = "relocation"
+    events[1].kind, events[-2].kind = "config", "violation"
+    session.offer(events[:100], 0)
+    session.offer(events[100:], 0)
+    running = asyncio.create_task(session.run())
+    gate.set()
+    async with asyncio.timeout(LIMIT_S):
+        while len(sent) < 6:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    dropped, fresh, *rest = sent[2:]
+    assert isinstance(dropped, wire.Dropped)
+    assert dropped.n == MAX_QUEUED + 1
+    assert isinstance(fresh, wire.Snapshot)
+    kept = [message.event for message in rest if isinstance(message, wire.EventMessage)]
+    assert [event.kind for event in kept] == ["config", "violation"]
+    assert served.service.hub.num_dropped == MAX_QUEUED + 1
+
+
 async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
     served: Served, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

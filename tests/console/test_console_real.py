@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.support.console_harness import running, screen_text, until
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
+from vtoken_console.frame import view
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.notice import Notice
@@ -197,3 +200,31 @@ async def test_real_terminal_shows_the_what_if_and_applies(
         assert core.runtime.config.theta_f == 0.5
     finally:
         await tmux("kill-server")
+
+
+async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine takes no step, and nobody says that it hangs."""
+    monkeypatch.setattr(view, "SILENT_S", 0.5)
+    core = make_quiet(num_blocks=512)
+    core.admit("runs", 300)
+    core.steps(3)
+    core.admit("waits", 280)
+    async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
+        await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
+        core.reporter.scheduling.changed("paused", time.monotonic())
+        told = (
+            "Paused: vLLM schedules nothing until it is resumed; 1 request stands still, 1 waits."
+        )
+        await until(lambda: told in screen_text(app), "not told")
+        assert "No step for" not in screen_text(app)
+        assert "● live" in screen_text(app).splitlines()[0]
+        assert re.search(r"~waits .* 0 ", screen_text(app))
+        core.reporter.scheduling.changed("running", time.monotonic())
+        core.steps(1)
+        core.publish()
+        await until(
+            lambda: "Paused" not in app.source.feed.model.status.fragmentation.sentence, "?"
+        )
+    core.close()

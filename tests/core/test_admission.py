@@ -141,3 +141,14 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
     engine.runtime.admission.asked(engine.store.num_free_blocks() + 40)
     engine.steps()
     assert engine.runtime.counters.relocations > 0
+
+
+def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
+    running(engine, "a", 400, 400)
+    admission, free = engine.runtime.admission, engine.store.num_free_blocks()
+    admission.asked(4, withheld_blocks=free - 4)
+    assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
+    admission.asked(4, withheld_blocks=free + 3, compressed=False)
+    assert (admission.lacking_blocks, admission.withheld_blocks) == (7, free + 3)
+    # None of the withheld blocks is free for it, whatever the rule of admission.
+    assert engine.runtime.state.wanted_blocks == 7 + free + 3

@@ -63,6 +63,8 @@ def told(engine: LiveEngine) -> Fragmentation:
     operation: Operation = engine.call("compact", dry_run=True)
     assert operation.plan is not None
     assert found.reclaimable_blocks <= operation.plan.freed_blocks
+    if "compacting frees nothing" in found.sentence:
+        assert operation.plan.freed_blocks == 0
     return found
 
 
@@ -176,6 +178,58 @@ def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> 
             engine.steps(1)
             diagnosis._offer_until = diagnosis._rest_until = 0.0 if step % 10 == 0 else 1e12
             told(engine)
+
+
+def ask_no_more(engine: LiveEngine) -> None:
+    """The planner has cost so much that it is not asked again for hours."""
+    engine.reporter._diagnosis._offer_until = engine.reporter._diagnosis._rest_until = 1e12
+
+
+def test_that_compacting_frees_nothing_is_not_said_of_a_plan_that_is_over() -> None:
+    config = {"reclamation": "paused", "low_watermark_blocks": 95}
+    with running(1, config=config) as engine:
+        engine.core.store.take(engine.core.store.num_free_blocks() - 30)
+        assert "compacting frees nothing" in told(engine).sentence
+        ask_no_more(engine)
+        assert "compacting frees nothing" in told(engine).sentence  # nothing has changed since
+        engine.steps(20)  # holes come
+        diagnosis = engine.reporter._diagnosis
+        diagnosis._asked_at -= 5.9
+        found = told(engine)
+        assert re.search(
+            r"^Full: .*; compacting was last planned 5\.9 s ago: a dry run says what it frees now",
+            found.sentence,
+        )
+        wait_for_blocks(engine, 30)
+        assert "; compacting was last planned " in told(engine).sentence
+        diagnosis._rest_until = diagnosis._offer_until = 0.0
+        assert "; compacting now would free " in told(engine).sentence
+
+
+def test_that_compacting_frees_nothing_is_known_without_a_plan_where_nobody_holds_too_much() -> (
+    None
+):
+    config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
+    with running(config=config, concurrency=1) as engine:
+        engine.core.store.take(engine.core.store.num_free_blocks() - 3)
+        told(engine)
+        ask_no_more(engine)
+        said = 0
+        for _ in range(30):
+            engine.steps(1)
+            said += "compacting frees nothing" in told(engine).sentence
+        assert said > 15
+
+
+def test_what_holds_blocks_is_no_reason_when_it_was_planned_long_ago() -> None:
+    """Headroom was missing then, and is there now."""
+    config = {"reclamation": "off", "planner": "pack", "headroom_blocks": 48}
+    with running(config=config | {"low_watermark_blocks": 95}) as engine:
+        taken = engine.core.store.take(engine.core.store.num_free_blocks())
+        assert "fresh blocks, 0 are there" in told(engine).sentence
+        ask_no_more(engine)
+        engine.core.store.give_back(taken[:8])
+        assert "fresh blocks" not in told(engine).sentence
 
 
 # ---------------------------------------------------------------- fragmented: the advice works
@@ -339,6 +393,29 @@ def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
         engine.steps(ASKED_STEPS)
         engine.facts.waiting = 1
         assert "lacks" not in told(engine).sentence
+
+
+def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -> None:
+    """A request waits although more blocks are free than its prompt takes."""
+    config = {"theta_f": 0.0, "low_watermark_blocks": 2, "reclamation": "auto"}
+    with running(config=config | {"headroom_blocks": 8}) as engine:
+        core = engine.core
+        free = core.store.num_free_blocks()
+        core.watermark_blocks = free
+        engine.concurrency = 0
+        core.add("kept out", 8)
+        engine.steps(1)
+        assert [request.id for request in core.waiting] == ["kept out"]
+        found = told(engine)
+        lacking = core.runtime.admission.lacking_blocks
+        assert lacking == 2 + core.watermark_blocks - core.store.num_free_blocks() > 0
+        assert found.cause != "ok"
+        assert (
+            f": 1 waits, the first lacks {lacking} blocks ({free} withheld by --watermark); "
+            in found.sentence
+        )
+        assert core.runtime.state.wanted_blocks == lacking + core.watermark_blocks
+        assert "watermark" not in closed(found)
 
 
 def test_full_for_lack_of_headroom() -> None:

@@ -1,13 +1,19 @@
-"""The event log: numbers without gaps, rings that keep what is rare, pages, and draining once."""
+"""The event log: numbers without gaps, a ring a kind, pages, and draining once."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import get_args
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
-from vtoken.runtime.events import FREQUENT, EventLog
-from vtoken.wire import EventKind
+from vtoken.runtime.events import MAX_DRAINED, EventLog
+from vtoken.wire import FREQUENT_KINDS, EventKind
+
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
 def filled(*kinds: EventKind, capacity: int = 4) -> EventLog:
@@ -24,12 +30,18 @@ def test_events_are_numbered_from_one_without_gaps_whatever_their_kind() -> None
     assert (page.first_seq, page.last_seq) == (1, 4)
 
 
-def test_frequent_events_never_push_out_rare_ones() -> None:
-    many: list[EventKind] = ["eviction"] * 50
-    log = filled("config", *many, "violation")
-    kept = log.page(0, 100).events
-    assert [e.seq for e in kept] == [1, 48, 49, 50, 51, 52]
-    assert {"eviction", "reclaimed"} == FREQUENT
+@pytest.mark.parametrize("frequent", KINDS)
+def test_events_of_one_kind_never_push_out_those_of_another(frequent: EventKind) -> None:
+    others = [kind for kind in KINDS if kind != frequent]
+    log = filled(*others, *[frequent] * 50, "server")
+    kept = Counter(event.kind for event in log.page(0, 100).events)
+    assert set(kept) == set(KINDS)
+    assert kept[frequent] == 4
+    assert log.page(0, 100).first_seq == 1
+
+
+def test_what_operators_look_for_later_is_not_among_the_frequent_kinds() -> None:
+    assert set(KINDS) - FREQUENT_KINDS == {"config", "operation", "violation", "server"}
 
 
 def test_a_page_starts_after_the_number_asked_for_and_is_bounded() -> None:
@@ -62,8 +74,22 @@ def test_draining_hands_each_event_out_once_and_keeps_the_rings() -> None:
     assert len(log.page(0, 10).events) == 3
 
 
+def test_what_nobody_has_drained_for_long_loses_no_rare_event() -> None:
+    log = EventLog()
+    log.add(0, "config", "the change", {})
+    for step in range(12_000):
+        log.add(step, "relocation", "moved", {})
+    drained = log.drain()
+    assert drained[0].kind == "config"
+    assert len(drained) == MAX_DRAINED
+    while events := log.drain():
+        assert len(events) <= MAX_DRAINED
+        drained += events
+    assert [e.seq for e in drained] == [1, *range(12_001 - 5_000 + 1, 12_002)]
+
+
 @given(
-    st.lists(st.sampled_from(["config", "eviction", "reclaimed", "operation"]), max_size=40),
+    st.lists(st.sampled_from(KINDS[:4]), max_size=40),
     st.integers(1, 6),
 )
 @settings(max_examples=100)
@@ -74,8 +100,10 @@ def test_pages_join_without_gap_or_repetition(kinds: list[EventKind], limit: int
     while events := log.page(seen[-1] if seen else 0, limit).events:
         seen += [e.seq for e in events]
     assert seen == whole == sorted(set(whole))
-    rare = [i + 1 for i, kind in enumerate(kinds) if kind not in FREQUENT]
-    assert set(rare[-5:]) <= set(whole)
+    for kind in KINDS:
+        assert {i + 1 for i, k in enumerate(kinds) if k == kind and kinds[i:].count(k) <= 5} <= set(
+            whole
+        )
 
 
 def test_an_engine_at_work_tells_every_event_with_its_step() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine, make_holes
@@ -279,3 +280,61 @@ def test_a_compaction_whose_plan_cannot_be_applied_fails(
     failed = lenient.call("operation", id=operation.id)
     assert failed.state == "failed"
     assert "could not be applied" in failed.error
+
+
+# ---------------------------------------------------------------- what the event log tells
+
+
+def told(engine: LiveEngine) -> list[tuple[str, str]]:
+    """State and id of every operation event, oldest first."""
+    events = engine.call("events", limit=10_000, kind="operation").events
+    for event in events:
+        document = msgspec.convert(event.data, Operation)
+        assert document.id in event.summary
+    return [(event.data["state"], event.data["id"]) for event in events]
+
+
+def test_every_state_of_a_compaction_is_an_event(engine: LiveEngine) -> None:
+    operation = compact(engine)
+    assert told(engine) == [("pending", operation.id)]
+    engine.steps(2)
+    states = ["pending", "running", "done"]
+    assert told(engine) == [(state, operation.id) for state in states]
+    pending, running, done = engine.call("events", limit=10_000, kind="operation").events
+    assert pending.step == running.step == done.step
+    assert running.data["plan"]["freed_blocks"] == done.data["result"]["freed_blocks"] > 0
+    assert done.summary == (
+        f"compaction {operation.id} done: moved {done.data['result']['moved_tokens']:,} tokens, "
+        f"freed {done.data['result']['freed_blocks']:,} blocks"
+    )
+
+
+def test_a_compaction_that_fails_is_an_event_that_says_why(engine: LiveEngine) -> None:
+    operation = compact(engine, request_id="req-1")
+    engine.core.remove("req-1")
+    assert told(engine) == [("pending", operation.id), ("failed", operation.id)]
+    failed = engine.call("events", limit=10_000, kind="operation").events[-1]
+    assert failed.summary.endswith("failed: request req-1 is no longer running")
+
+
+def test_a_dry_run_is_no_event(engine: LiveEngine) -> None:
+    """Whoever may only read would push out the operations of those who control."""
+    compact(engine, dry_run=True)
+    engine.steps()
+    assert told(engine) == []
+
+
+def test_a_compaction_of_an_idle_engine_is_told_as_done(engine: LiveEngine) -> None:
+    engine.concurrency = 0
+    for request in list(engine.core.running):
+        engine.core.remove(request.id)
+    operation = compact(engine)
+    assert operation.state == "done"
+    assert told(engine) == [("pending", operation.id), ("done", operation.id)]
+
+
+def test_the_start_of_the_engine_is_an_event(engine: LiveEngine) -> None:
+    engine.controller.note_started()
+    (event,) = engine.call("events", kind="server").events
+    assert event.summary == "engine started: simulated on cpu, 95 blocks of 4 slots, policy random"
+    assert event.data["detail"] == "started"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
+from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -94,6 +95,43 @@ def test_preemptions_are_counted_a_request_until_it_finishes(engine: LiveEngine)
     assert engine.call("status").requests.preempted == 2
     engine.core.remove(name)
     assert name not in engine.core.runtime.counters.preempted_per_request
+
+
+def test_waiting_and_preempted_requests_have_rows_that_say_so(engine: LiveEngine) -> None:
+    core = engine.core
+    preempted = core.running[-1]
+    core.preempt_newest()
+    core.add("later", 370)
+    rows = {row.id: row for row in engine.call("requests")}
+    assert [row.state for row in rows.values()] == [*["running"] * 3, "preempted", "waiting"]
+    row = rows[preempted.id]
+    assert (row.preemptions, row.prompt_tokens, row.policy) == (1, 30, "h2o")
+    assert row.output_tokens == preempted.num_known - 30
+    row = rows["later"]
+    assert (row.prompt_tokens, row.output_tokens) == (core.waiting[1].num_known, 0)
+    for row in list(rows.values())[3:]:
+        assert row.live == row.dead == row.blocks == row.naive_blocks == row.number == 0
+        detail = engine.call("request", id=row.id)
+        assert (detail.state, detail.block_table) == (row.state, [])
+        page = engine.call("tokens", request_id=row.id)
+        assert (page.total, page.rows) == (0, [])
+    assert engine.call("frame").requests == list(rows.values())
+    refused = engine.ask("compact", request_id="later").problem
+    assert refused is not None
+    assert refused.status == 404  # it holds nothing
+    assert engine.ask("request", id="nobody").problem is not None
+
+
+def test_a_long_queue_has_rows_for_those_that_are_admitted_first(engine: LiveEngine) -> None:
+    engine.concurrency = 0
+    core = engine.core
+    for number in range(MAX_WAITING_ROWS + 10):
+        core.add(f"w{number}", 90 * 4)
+    engine.steps()
+    waiting = [row.id for row in engine.call("requests") if row.state == "waiting"]
+    assert waiting == [request.id for request in list(core.waiting)[:MAX_WAITING_ROWS]]
+    assert engine.call("status").requests.waiting == len(core.waiting) > MAX_WAITING_ROWS
+    assert engine.call("request", id=core.waiting[-1].id).state == "waiting"
 
 
 def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None:

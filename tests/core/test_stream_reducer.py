@@ -214,6 +214,16 @@ def test_events_are_ordered_unique_and_bounded() -> None:
     assert model.events[-1].seq == MAX_EVENTS + 49
 
 
+def test_frequent_events_never_push_out_a_change_or_a_violation() -> None:
+    rare = [event(1, "config"), event(2, "violation"), event(3, "operation"), event(4, "server")]
+    model = with_events(StreamState(), rare)
+    for n in range(5, 2 * MAX_EVENTS):
+        model = with_events(model, [event(n, "relocation")])
+    assert list(model.events[:4]) == rare
+    assert len(model.events) == 4 + MAX_EVENTS
+    assert model.events[-1].seq == 2 * MAX_EVENTS - 1
+
+
 def test_newest_relocation_is_found_among_later_events() -> None:
     model = with_events(StreamState(), [event(1, "relocation"), event(2, "relocation"), event(3)])
     found = model.newest_relocation

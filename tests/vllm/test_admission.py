@@ -115,3 +115,50 @@ def test_the_longest_chunk_beside_others_is_what_admission_counts_with(
         scheduler.schedule = schedule_and_look
         greedy(llm, [reference.random_prompt(300, seed) for seed in (1, 2)], 2)
         assert max(chunks) == scheduler.vtoken.admission.max_chunk_tokens == 128
+
+
+def test_blocks_that_the_watermark_withholds_are_told_and_open_the_gate(
+    engine: Any, greedy: Any
+) -> None:
+    """Three requests wait behind one that leaves less than 30% of the pool and their prompt."""
+    config = {
+        "policy": {"name": "random"},
+        "budget_tokens": 256,
+        "interval_tokens": 0,
+        "headroom_blocks": 2,
+        "low_watermark_blocks": 2,
+        "theta_f": 0.0,
+        "recycle": False,
+    }
+    prompts = [reference.random_prompt(n, n) for n in (640, 320, 321, 322)]
+    with engine(
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=41,
+        max_model_len=1024,
+        watermark=0.5,
+        **engine_args(config, check_every_step=True),
+    ) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        note, told = scheduler._note_step, []
+
+        def note_and_listen(now: float) -> None:
+            note(now)
+            told.append(scheduler.vtoken_controller.reporter.status())
+
+        scheduler._note_step = note_and_listen
+        greedy(llm, prompts, 60)
+        first = next(status for status in told if status.requests.waiting == 3)
+        assert first.blocks.withheld == 20 <= first.blocks.free
+        assert re.search(
+            r": 3 wait, the first lacks \d+ blocks \(20 withheld by --watermark\); ",
+            first.fragmentation.sentence,
+        )
+        opened = [
+            gate.open
+            for status in told
+            for gate in status.fragmentation.gates
+            if status.requests.waiting and gate.name == "watermark"
+        ]
+        assert any(opened)
+        assert scheduler.vtoken.counters.relocations > 0
+        assert told[-1].blocks.withheld == 0

@@ -12,9 +12,11 @@ import pytest
 
 from tests.support import reference
 from tests.support.observe import runtime_of
+from vtoken.control.trials import Terms
 from vtoken.errors import InvariantViolation
 from vtoken.vllm import engine_args
 from vtoken.vllm.touchpoints import register
+from vtoken.wire import Guard
 
 pytestmark = pytest.mark.vllm
 
@@ -85,6 +87,65 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         first = reference.generate(hf_model, prompt, len(seen), evict)
         rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
         assert tokens[f"r{number}"] == first + rest
+
+
+def test_waiting_and_preempted_requests_are_told_as_such(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, max_num_seqs=2, **args()) as llm:
+        submit(llm, PROMPTS, 40)
+        step(llm, tokens, 20)
+        reporter = scheduler_of(llm).vtoken_controller.reporter
+
+        def states() -> dict[str, str]:
+            return {row.id.split("-")[0]: row.state for row in reporter.rows()}
+
+        assert states() == {"r0": "running", "r1": "running", "r2": "waiting"}
+        assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
+        assert states() == {"r0": "preempted", "r1": "preempted", "r2": "waiting"}
+        rows = {row.id.split("-")[0]: row for row in reporter.rows()}
+        sampled = len(tokens["r0"])
+        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (200, sampled)
+        assert (rows["r2"].prompt_tokens, rows["r2"].output_tokens) == (150, 0)
+        for row in rows.values():
+            assert reporter.request(row.id).state == row.state
+        step(llm, tokens)
+        assert reporter.rows() == []
+
+
+def test_a_paused_engine_says_so_and_measures_no_pause(engine: Any) -> None:
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        controller = scheduler_of(llm).vtoken_controller
+        submit(llm, PROMPTS, 80)
+        step(llm, tokens, 30)
+        guard = Guard(inter_token_p95_ms=2_000.0, preemptions=0)
+        controller.patch_config({"batch_size": 9}, terms=Terms(guard=guard))
+        step(llm, tokens, 1)
+        before = controller.reporter.status()
+        assert (before.scheduling, before.requests.running) == ("running", 3)
+        for clear_cache in (False, True):  # the second one preempts all
+            core.pause_scheduler("keep", clear_cache=clear_cache)
+            time.sleep(4)
+            paused = controller.reporter.status()
+            assert paused.scheduling == "paused"
+            assert paused.fragmentation.sentence.startswith(
+                "Paused: vLLM schedules nothing until it is resumed; "
+            )
+            assert core.is_scheduler_paused()
+            core.resume_scheduler()
+            step(llm, tokens, 8)
+        after = controller.reporter.status()
+        assert after.scheduling == "running"
+        assert after.requests.preempted == 3
+        assert after.step_ms < 150  # 4 s would add 200 ms
+        assert after.latency.inter_token.p99_ms < 3_500
+        assert controller.revisions.document().trial is not None  # no guard was tripped
+        events = runtime_of(llm).events.page(0, 10_000, "server").events
+        found = [event.data["detail"] for event in events]
+        assert found == ["started", "paused", "resumed", "paused", "resumed"]
+        step(llm, tokens)
+        assert {len(ids) for ids in tokens.values()} == {80}
 
 
 def test_steps_that_passed_without_tables_are_in_them_at_a_hit_a_preemption_and_a_switch(

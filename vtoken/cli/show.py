@@ -30,7 +30,8 @@ def status_lines(status: wire.Status) -> list[str]:
         (
             "blocks",
             f"{blocks.free:,} free of {blocks.total:,} ({status.block_size} slots each), "
-            f"{blocks.low_utilization:,} of low utilization, {blocks.shared:,} shared",
+            f"{blocks.low_utilization:,} of low utilization, {blocks.shared:,} shared"
+            + (f", {blocks.withheld:,} withheld by --watermark" if blocks.withheld else ""),
         ),
         ("tokens", f"{tokens.live:,} live, {tokens.dead:,} dead, {tokens.evicted:,} evicted"),
         (
@@ -42,7 +43,8 @@ def status_lines(status: wire.Status) -> list[str]:
         (
             "requests",
             f"{requests.running:,} running, {requests.waiting:,} waiting, "
-            f"{requests.preempted:,} preempted, {requests.finished:,} finished",
+            f"{requests.preempted:,} preempted, {requests.finished:,} finished"
+            + (f", paused since {when(status.paused_since_ts)}" if status.paused_since_ts else ""),
         ),
         (
             "invariants",
@@ -99,9 +101,10 @@ def _shadow(shadow: wire.Shadow) -> str:
 def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
     """One line of `watch`; columns never change their width. No rate: a dash."""
     cause = status.fragmentation.cause
+    state = cause if status.scheduling == "running" else "paused"
     rate = "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
     return (
-        f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {tinted(f'{cause:<10}', cause)}  "
+        f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {tinted(f'{state:<10}', cause)}  "
         f"free {status.blocks.free:>7,}/{status.blocks.total:<7,}  "
         f"run {status.requests.running:>4} wait {status.requests.waiting:>4}  "
         f"{rate:>8} tok/s  moved {status.reclamation.moved_tokens:>10,}  "

@@ -51,7 +51,8 @@ def watch(arguments: Namespace, client: Client) -> int:
 
 def quiet_line(last: wire.Status, now_ts: float) -> str:
     """What is to be said at `now_ts` when nothing newer than `last` has come; empty: nothing."""
-    if not (last.requests.running or last.requests.waiting):  # idle: as it was
+    idle = not (last.requests.running or last.requests.waiting)
+    if idle or last.scheduling != "running":  # as it was
         return watch_line(msgspec.structs.replace(last, ts=now_ts), 0.0)
     return silence_line(last, now_ts) if now_ts - last.ts > SILENT_S else ""
 

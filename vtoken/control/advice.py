@@ -11,19 +11,21 @@ from math import floor
 
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure
-from vtoken.wire import Cause, Gate
+from vtoken.wire import Cause, Gate, SchedulingState
 
-MAX_LENGTH = 150
+MAX_LENGTH = 180
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What the sentence is made of; see `vtoken.control.diagnosis` for the cause and the offer.
 
+    `lacking_blocks`: what the request that waits first lacks; vLLM keeps `withheld_blocks` from it.
     `gains`: one round would free something; `freed_blocks`, `moved_bytes`: so much at least.
     `missing_blocks`: fresh blocks that it lacks for more, of `available_blocks`.
     `held_shared_blocks`, `copy_freed_blocks`: shared blocks with holes that stay where they are,
     and what `better_sharing` would free of them.
+    `planned_s`: age of the plan that all of these are from, if another one may say otherwise.
     """
 
     cause: Cause
@@ -34,6 +36,7 @@ class Situation:
     may_evict: bool
     num_waiting: int
     lacking_blocks: int
+    withheld_blocks: int
     used_blocks: int
     used_slots: int
     live_tokens: int
@@ -45,6 +48,7 @@ class Situation:
     held_shared_blocks: int
     copy_freed_blocks: int
     better_sharing: str
+    planned_s: float | None
 
     @property
     def closed(self) -> Gate | None:
@@ -71,11 +75,23 @@ def sentence(now: Situation) -> str:
     return f"OK: {_blocks(free)} free; {_holes(now)}{waiting}."
 
 
+def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
+    """What is said of an engine that was told to schedule nothing, or nobody new."""
+    waiting = f"{num_waiting:,} wait{'s' if num_waiting == 1 else ''}"
+    if state == "paused":
+        stands = "request stands" if num_running == 1 else "requests stand"
+        told = f"vLLM schedules nothing until it is resumed; {num_running:,} {stands} still"
+    else:
+        told = f"vLLM starts no further request until it is resumed; {num_running:,} running"
+    return f"Paused: {told}, {waiting}."
+
+
 def _queue(now: Situation) -> str:
     if not now.lacking_blocks:
         return ""
     waiting = "1 waits" if now.num_waiting == 1 else f"{now.num_waiting:,} wait"
-    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}; "
+    withheld = f" ({now.withheld_blocks:,} withheld by --watermark)" if now.withheld_blocks else ""
+    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}{withheld}; "
 
 
 def _blocks(n: int) -> str:
@@ -89,7 +105,7 @@ def _holes(now: Situation) -> str:
 
 def _gain(now: Situation) -> str:
     if not now.freed_blocks:
-        return "compacting now would free blocks"
+        return "compacting is likely to free blocks"
     moved = "" if now.lacking_blocks else f" ({now.moved_bytes / 1e6:,.1f} MB moved)"
     return f"compacting now would free {_blocks(now.freed_blocks)}{moved}"
 
@@ -124,6 +140,10 @@ def _below(f: float) -> str:
 def _full(now: Situation) -> str:
     """Why compaction frees nothing, and what does."""
     config = now.config
+    if now.planned_s is not None:
+        holes = "" if now.lacking_blocks else f"{_holes(now)}; "
+        planned = f"compacting was last planned {now.planned_s:.1f} s ago"
+        return f"{holes}{planned}: a dry run says what it frees now"
     needed = now.available_blocks + now.missing_blocks
     if now.missing_blocks and now.pressure.free_blocks >= needed:
         return (

@@ -46,8 +46,17 @@ class Controller:
         self.runtime = reporter.runtime
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
-        self.revisions = Revisions(self.runtime, clock)
+        self.revisions = Revisions(self.runtime, reporter.scheduling, clock)
         self._rows_of = -1  # `num_changes` of the tables when rows were told
+
+    def note_started(self) -> None:
+        """The engine is ready for its first request."""
+        facts, runtime = self.reporter.facts, self.runtime
+        size, usable = runtime.geometry.block_size, runtime.geometry.num_blocks - 1
+        told = f"{facts.model} on {facts.device}, {usable:,} blocks of {size} slots"
+        summary = f"engine started: {told}, policy {runtime.config.policy.name}"
+        data = {"detail": "started", "scheduling": self.reporter.scheduling.state}
+        runtime.events.add(runtime.step + 1, "server", summary, data)
 
     def before_step(self) -> None:
         """The engine is about to plan a step: what is due without anybody asking."""

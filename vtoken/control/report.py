@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.arrays import Bools
+from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.scheduling import Scheduling
+from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
@@ -55,16 +58,28 @@ class EngineFacts:
     device: str
     running: int = 0
     waiting: int = 0
+    withheld_blocks: int = 0
     step_ms: float = 0.0
 
 
 class Reporter:
-    """Builds wire documents from one runtime; `hashed` [N] says which used blocks are cached."""
+    """Builds wire documents from one runtime.
 
-    def __init__(self, runtime: Runtime, facts: EngineFacts, hashed: Bools) -> None:
+    `hashed` [N] says which used blocks are cached, `queue` who waits.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        facts: EngineFacts,
+        hashed: Bools,
+        queue: WaitingQueue | None = None,
+    ) -> None:
+        self._queue = NobodyWaits() if queue is None else queue
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
+        self.scheduling = Scheduling(runtime)
         self._diagnosis = Diagnosis(runtime, lambda: facts.waiting)
 
     # ------------------------------------------------------------ blocks
@@ -172,20 +187,44 @@ class Reporter:
         return row
 
     def rows(self) -> list[RequestRow]:
-        return [self.row(table) for table in self.runtime.tables]
+        """Every request that holds blocks; then those that wait, of a long queue the first."""
+        rows = [self.row(table) for table in self.runtime.tables]
+        for queued in self._queue.first(MAX_WAITING_ROWS):
+            if queued.request_id not in self.runtime.state.requests:
+                rows.append(waiting_row(self.runtime, queued))
+                continue
+            held = next(row for row in rows if row.id == queued.request_id)
+            held.state = "waiting"  # between two turns of a session
+        return rows
 
     def request(self, request_id: str) -> RequestDetail:
         import msgspec
 
+        queued = self._queue.find(request_id)
+        if queued is not None and request_id not in self.runtime.state.requests:
+            return RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
         table = self.runtime.tables[request_id]
+        row = self.row(table)
+        if queued is not None:
+            row.state = "waiting"
         return RequestDetail(
-            **msgspec.structs.asdict(self.row(table)),
+            **msgspec.structs.asdict(row),
             block_table=list(table.blocks),
             block_live=table.block_live().tolist(),
         )
 
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
-        """Rows of the tokens `start` .. `start + limit`, dead ones included."""
+        """Rows of the tokens `start` .. `start + limit`, dead ones included.
+
+        A request that waits has none: whatever its prompt, no token has a place.
+        """
+        if (
+            request_id not in self.runtime.state.requests
+            and self._queue.find(request_id) is not None
+        ):
+            return TokenPage(
+                request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
+            )
         table = self.runtime.tables[request_id]
         reads = self.runtime.state.rules(request_id).policy.reads
         scores = self.runtime.state.requests[request_id].scores_of(reads)
@@ -231,6 +270,11 @@ class Reporter:
         free = runtime.state.store.num_free_blocks()
         size = runtime.geometry.block_size
         num_low = pool.num_low_utilization()
+        fragmentation = self._diagnosis.fragmentation(free, num_low)
+        if self.scheduling.state != "running":
+            fragmentation.sentence = paused_sentence(
+                self.scheduling.state, facts.running, facts.waiting
+            )
         return Status(
             schema=SCHEMA_VERSION,
             vtoken_version=facts.vtoken_version,
@@ -249,6 +293,7 @@ class Reporter:
                 low_utilization=num_low,
                 shared=pool.num_shared(),
                 headroom=config.headroom_blocks,
+                withheld=min(free, facts.withheld_blocks),
             ),
             tokens=TokenCounts(
                 live=pool.num_live,
@@ -256,7 +301,7 @@ class Reporter:
                 evicted=counters.evicted_tokens,
                 generated=counters.generated_tokens,
             ),
-            fragmentation=self._diagnosis.fragmentation(free, num_low),
+            fragmentation=fragmentation,
             reclamation=Reclamation(
                 state=config.reclamation,
                 in_flight=runtime.relocator.num_in_flight_tokens,
@@ -302,4 +347,6 @@ class Reporter:
             step_ms=facts.step_ms,
             latency=runtime.latency.document(time.monotonic()),
             shadow=runtime.state.shadow.document(),
+            scheduling=self.scheduling.state,
+            paused_since_ts=self.scheduling.since_ts,
         )

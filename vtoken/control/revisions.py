@@ -17,6 +17,7 @@ import msgspec
 
 from vtoken.config.descriptions import told_changes, waiting_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
+from vtoken.control.scheduling import Scheduling
 from vtoken.control.trials import Clock, RunningTrial, Terms, judged_p95
 from vtoken.control.whatif import what_if
 from vtoken.errors import RefusedError, StaleRevisionError
@@ -38,8 +39,11 @@ class _Story:
 class Revisions:
     """Changes the configuration of one runtime; `clock` is the one that tells it of tokens."""
 
-    def __init__(self, runtime: Runtime, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, runtime: Runtime, scheduling: Scheduling, clock: Clock = time.monotonic
+    ) -> None:
         self._runtime = runtime
+        self._scheduling = scheduling
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
@@ -199,7 +203,7 @@ class Revisions:
         """End the trial when its time is over or its guard is passed; costs little, ask often."""
         if self._trial is None:
             return
-        verdict = self._trial.verdict(self._runtime.counters.preemptions)
+        verdict = self._trial.verdict(self._scheduling.num_preemptions)
         if verdict is None:
             return
         revision = self._runtime.state.revision
@@ -253,7 +257,7 @@ class Revisions:
             revision=result.revision,
             actor=actor,
             changes=result.changes,
-            preemptions=self._runtime.counters.preemptions,
+            preemptions=self._scheduling.num_preemptions,
             gaps=self._runtime.latency.watch() if guarded else None,
             clock=self._clock,
         )

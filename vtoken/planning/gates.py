@@ -6,7 +6,8 @@ the same predicates; only who explains pays for words.
 Gates, in the order in which they are asked; the first closed one is what holds a round back:
   reclamation      mode = auto
   theta_f          F > theta_F
-  watermark        free blocks, less what the request that waits first lacks, <= low watermark
+  watermark        free blocks, less what the request that waits first lacks and what vLLM's own
+                   watermark keeps from it, <= low watermark
   pause            >= 1 step since the last round, `EMPTY_ROUND_BACKOFF_STEPS` when it found nothing
   low_utilization  >= `MIN_LOW_UTILIZATION_BLOCKS` blocks are at most half live
 A manual round passes them, never the safety rules of the planner. Two more things hold a round
@@ -34,7 +35,7 @@ class Pressure:
     steps_since_round: int
     last_round_empty: bool
     count_low_utilization: Callable[[], int]
-    wanted_blocks: int = 0  # what the request that waits first lacks
+    wanted_blocks: int = 0  # what the request that waits first lacks, and what is kept from it
 
     @property
     def pause_steps(self) -> int:

@@ -41,7 +41,7 @@ class Admission:
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
-        self._lacking: tuple[int, int] = (-ASKED_STEPS, 0)  # step, blocks
+        self._lacking: tuple[int, int, int] = (-ASKED_STEPS, 0, 0)  # step, blocks, withheld
 
     def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
         self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
@@ -75,15 +75,17 @@ class Admission:
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
         return growth + self._outstanding_blocks() + config.headroom_blocks
 
-    def asked(self, num_blocks: int, *, compressed: bool = True) -> None:
-        """A waiting request needs `num_blocks` free ones; what is missing is told, and opens the
-        gates where it waits for what others will hold (`compressed`)."""
+    def asked(self, num_blocks: int, *, withheld_blocks: int = 0, compressed: bool = True) -> None:
+        """A waiting request needs `num_blocks` free ones beside `withheld_blocks`, which the engine
+        keeps from it. What is missing is told, and opens the gates where blocks are withheld or it
+        waits for what others will hold (`compressed`)."""
         state = self._state
-        missing = max(0, num_blocks - state.store.num_free_blocks())
-        step, most = self._lacking
-        self._lacking = state.step, max(missing, most) if step == state.step else missing
-        if compressed:
-            state.want_blocks(missing)
+        missing = max(0, num_blocks + withheld_blocks - state.store.num_free_blocks())
+        step, most, _ = self._lacking
+        if step != state.step or missing > most:
+            self._lacking = state.step, missing, withheld_blocks
+        if missing and (compressed or withheld_blocks):
+            state.want_blocks(missing + withheld_blocks)
 
     @property
     def lacking_blocks(self) -> int:
@@ -92,8 +94,13 @@ class Admission:
         The engine does not ask in every step, in one that preempts for instance; what it found is
         true for `ASKED_STEPS`.
         """
-        step, blocks = self._lacking
+        step, blocks, _ = self._lacking
         return blocks if self._state.step - step <= ASKED_STEPS else 0
+
+    @property
+    def withheld_blocks(self) -> int:
+        """Free blocks that were kept from that request."""
+        return self._lacking[2] if self.lacking_blocks else 0
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""

@@ -1,8 +1,8 @@
 """The event log: bounded, numbered without gaps, readable from any sequence number still held.
 
-Knows nothing of who listens; `drain` hands the newest events to a publisher once. The frequent
-kinds (one a step) are kept in a ring of their own, so that they never push out what an operator
-looks for later.
+Knows nothing of who listens; `drain` hands the newest events to a publisher once. Every kind has a
+ring of its own, so that no kind pushes out another: relocations, which come as often as once a
+step, leave the configuration changes and violations of last week where they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from vtoken.wire import Event, EventKind, EventPage
 
-FREQUENT: frozenset[EventKind] = frozenset({"eviction", "reclaimed"})
+MAX_DRAINED = 1_000  # events that one call of `drain` hands out
 
 
 def counted(n: int, noun: str) -> str:
@@ -28,12 +28,12 @@ def _seq(event: Event) -> int:
 
 
 class EventLog:
-    """The newest events of this engine's life, numbered from 1: `capacity` of either sort."""
+    """The newest events of this engine's life, numbered from 1: `capacity` of each kind."""
 
     def __init__(self, capacity: int = 5_000) -> None:
-        self._rare: deque[Event] = deque(maxlen=capacity)
-        self._frequent: deque[Event] = deque(maxlen=capacity)
-        self._unpublished: deque[Event] = deque(maxlen=capacity)
+        self._capacity = capacity
+        self._rings: dict[str, deque[Event]] = {}  # by kind, each in the order of `seq`
+        self._drained_seq = 0
         self.last_seq = 0
 
     def add(self, step: int, kind: EventKind, summary: str, data: dict[str, Any]) -> Event:
@@ -41,30 +41,29 @@ class EventLog:
         event = Event(
             seq=self.last_seq, ts=time.time(), step=step, kind=kind, summary=summary, data=data
         )
-        (self._frequent if kind in FREQUENT else self._rare).append(event)
-        self._unpublished.append(event)
+        ring = self._rings.get(kind)
+        if ring is None:
+            ring = self._rings[kind] = deque(maxlen=self._capacity)
+        ring.append(event)
         return event
 
     def drain(self) -> list[Event]:
-        """Events added since the last call, oldest first."""
-        events = list(self._unpublished)
-        self._unpublished.clear()
+        """The oldest `MAX_DRAINED` events that no call has handed out yet, oldest first."""
+        if self._drained_seq == self.last_seq:
+            return []
+        events = self.page(self._drained_seq, MAX_DRAINED).events
+        self._drained_seq = events[-1].seq
         return events
 
     def page(self, after: int, limit: int, kind: str | None = None) -> EventPage:
         """Up to `limit` events with seq > `after`, of `kind` only if given, oldest first.
 
-        With `kind`, the work is that of the newer events alone: it may be asked often.
+        The work is that of the newer events alone: a page of the newest may be asked for often.
         """
-        if kind is None:
-            merged = heapq.merge(self._rare, self._frequent, key=_seq)
-            events = list(islice((e for e in merged if e.seq > after), limit))
-        else:
-            newest = reversed(self._frequent if kind in FREQUENT else self._rare)
-            newer = [e for e in takewhile(lambda e: e.seq > after, newest) if e.kind == kind]
-            events = newer[::-1][:limit]
-        first = min(
-            (ring[0].seq for ring in (self._rare, self._frequent) if ring),
-            default=self.last_seq + 1,
+        rings = self._rings.values() if kind is None else [self._rings.get(kind, deque[Event]())]
+        newer = [[*takewhile(lambda e: e.seq > after, reversed(ring))][::-1] for ring in rings]
+        return EventPage(
+            events=list(islice(heapq.merge(*newer, key=_seq), limit)),
+            first_seq=min((ring[0].seq for ring in self._rings.values()), default=1),
+            last_seq=self.last_seq,
         )
-        return EventPage(events=events, first_seq=first, last_seq=self.last_seq)

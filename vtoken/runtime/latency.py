@@ -144,6 +144,20 @@ class LatencyMeter:
         if self._gone:
             self._purge()
 
+    def leave_out(self, since: float, now: float, *, running: bool) -> None:
+        """Requests did not wait for the engine from `since` to `now`, but for whoever paused it.
+
+        `running`: all of them, else those that the newest step did not serve.
+        """
+
+        def later(moment: float) -> float:
+            return moment + now - max(moment, since)
+
+        self._arrived = {key: later(moment) for key, moment in self._arrived.items()}
+        self._last = {key: later(moment) for key, moment in self._last.items()}
+        if running:
+            self._cohort_time = later(self._cohort_time)
+
     def _look_up(self, request_ids: list[str], span: int, now: float) -> None:
         last, arrived = self._last, self._arrived
         last.update(dict.fromkeys(self._cohort, self._cohort_time))

@@ -2,6 +2,7 @@
 
 Knows neither tables nor HTTP. Allowed transitions:
     pending -> running | done | failed | cancelled,   running -> done | failed
+Every state but those of a dry run is told, `running` once its plan is known.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
 
 from vtoken.errors import RefusedError
 from vtoken.planning.round import Round
+from vtoken.runtime.events import counted
+from vtoken.runtime.state import RuntimeState
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
 
 TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
@@ -26,9 +32,13 @@ MAX_DRY_KEPT = 32  # dry runs push out dry runs only: whoever may only read forg
 
 
 class Operations:
-    """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT."""
+    """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT.
 
-    def __init__(self) -> None:
+    `tell` is called with every operation, dry runs apart, that has got into a new state.
+    """
+
+    def __init__(self, tell: Callable[[Operation], None] = lambda _: None) -> None:
+        self._tell = tell
         self._all: OrderedDict[str, Operation] = OrderedDict()
         self._parts_left: dict[str, int] = {}
         self._faults: dict[str, str] = {}
@@ -53,6 +63,7 @@ class Operations:
         for old in alike[: -MAX_DRY_KEPT if dry_run else -MAX_KEPT]:
             if not TRANSITIONS[old.state]:
                 del self._all[old.id]
+        self._note(operation)
         return operation
 
     def get(self, operation_id: str) -> Operation:
@@ -82,6 +93,7 @@ class Operations:
             moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
         )
         self._parts_left[operation.id] = len(found.plans)
+        self._note(operation)
 
     def part_done(self, operation_id: str, moved: Relocation) -> None:
         """One request's relocation has been copied; with the last one the operation is done."""
@@ -134,6 +146,39 @@ class Operations:
                 f"{TRANSITIONS[operation.state]}, found {state}"
             )
         operation.state = state
+        if state != "running":
+            self._note(operation)
+
+    def _note(self, operation: Operation) -> None:
+        if not operation.dry_run:
+            self._tell(operation)
+
+
+def tell_operation(state: RuntimeState, operation: Operation) -> None:
+    """Add the event of an operation that has got into a new state."""
+    step = state.step + (operation.state == "pending")  # what is pending runs in the next one
+    data = msgspec.to_builtins(operation)
+    state.events.add(step, "operation", describe_operation(operation), data)
+
+
+def describe_operation(operation: Operation) -> str:
+    """One line for people: what has become of it."""
+    told = f"compaction {operation.id}"
+    plan, result = operation.plan, operation.result
+    if operation.state == "pending":
+        whose = f" of {operation.request_id}" if operation.request_id is not None else ""
+        return f"{told}{whose} by {operation.actor} runs at the next step"
+    if operation.state == "running" and plan is not None:
+        return (
+            f"{told} runs: {plan.moved_tokens:,} tokens of {counted(plan.requests, 'request')} "
+            f"move, to free {counted(plan.freed_blocks, 'block')}"
+        )
+    if operation.state == "done" and result is not None:
+        return (
+            f"{told} done: moved {counted(result.moved_tokens, 'token')}, "
+            f"freed {counted(result.freed_blocks, 'block')}"
+        )
+    return f"{told} {operation.state}" + (f": {operation.error}" if operation.error else "")
 
 
 def describe_round(found: Round, bytes_per_token: int) -> OperationPlan:

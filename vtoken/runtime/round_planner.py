@@ -107,6 +107,16 @@ class RoundPlanner:
             for table in self._state.tables
         )
 
+    def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
+        """Tables that a round looks at; without any it frees nothing."""
+        known, requests = self._state.tables, self._state.requests
+        asked = known if request_ids is None else map(known.__getitem__, request_ids)
+        return [
+            table
+            for table in asked
+            if has_excess(table) and not requests[table.request_id].in_flight_step
+        ]
+
     def _plan(
         self,
         layouts: Iterable[Layout],
@@ -131,13 +141,7 @@ class RoundPlanner:
         The most empty slots first; requests with a relocation in flight are left out (I4).
         """
         size = self._state.geometry.block_size
-        known = self._state.tables
-        asked = known if request_ids is None else map(known.__getitem__, request_ids)
-        tables = [
-            table
-            for table in asked
-            if has_excess(table) and not self._state.requests[table.request_id].in_flight_step
-        ]
+        tables = self.movable(request_ids)
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
         return map(self._layout_of, tables)
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 
 from vtoken.config.request_rules import RequestRules
@@ -39,7 +40,7 @@ from vtoken.runtime.events import EventLog
 from vtoken.runtime.eviction import Evictor
 from vtoken.runtime.growth import GrownRequest, TokenAppender
 from vtoken.runtime.latency import LatencyMeter
-from vtoken.runtime.operations import Operations
+from vtoken.runtime.operations import Operations, tell_operation
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.relocation import Relocator
 from vtoken.runtime.requests import Counters
@@ -79,7 +80,7 @@ class Runtime:
             geometry, store, config, strict=strict, report_lag_steps=report_lag_steps
         )
         self.resting = self.state.resting
-        self.operations = Operations()
+        self.operations = Operations(partial(tell_operation, self.state))
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)

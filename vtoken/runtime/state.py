@@ -53,7 +53,8 @@ class RuntimeState:
         self.requests: dict[str, RequestState] = {}  # all that have a table
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
-        self.wanted_blocks = 0  # what the request that waits first lacked in the last step
+        # What the request that waits first lacked in the last step, and what was kept from it.
+        self.wanted_blocks = 0
         self._parts: dict[str, RequestStep] = {}  # of the step being planned
         self.shadow = ShadowTally()
         self.counters = Counters()
@@ -120,7 +121,7 @@ class RuntimeState:
         self.wanted_blocks = 0
 
     def want_blocks(self, num_blocks: int) -> None:
-        """A request waits, and lacks `num_blocks`."""
+        """A request waits, and lacks `num_blocks`, those that are kept from it included."""
         self.wanted_blocks = max(self.wanted_blocks, num_blocks)
 
     # ------------------------------------------------------------ configuration

@@ -6,7 +6,8 @@ Invariants:
 1. messages of one epoch are applied in `seq` order without gaps
 2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
    where the server does not tell owners
-3. `events` ascend by their own `seq`, each at most once, at most MAX_EVENTS of them
+3. `events` ascend by their own `seq`, each at most once: at most MAX_EVENTS of the frequent kinds,
+   and at most MAX_EVENTS of the others, which are never pushed out by those
 """
 
 from __future__ import annotations
@@ -188,11 +189,29 @@ def _delta(state: StreamState, message: wire.Delta) -> StreamState:
 
 
 def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState:
-    """`state` with `events` merged into the log: by `seq`, each once, the newest MAX_EVENTS."""
-    merged = {event.seq: event for event in state.events}
+    """`state` with `events` merged into the log: by `seq`, each once, bounded."""
+    known, events = state.events, list(events)
+    if len(events) == 1 and (not known or events[0].seq > known[-1].seq):
+        return replace(state, events=_bounded([*known, *events]))  # as the stream tells them
+    merged = {event.seq: event for event in known}
     for event in events:
         merged[event.seq] = event
-    if len(merged) == len(state.events) and not any(merged[e.seq] is not e for e in state.events):
+    if len(merged) == len(known) and not any(merged[e.seq] is not e for e in known):
         return state
-    ordered = [merged[seq] for seq in sorted(merged)]
-    return replace(state, events=tuple(ordered[-MAX_EVENTS:]))
+    return replace(state, events=_bounded([merged[seq] for seq in sorted(merged)]))
+
+
+def _bounded(events: list[wire.Event]) -> tuple[wire.Event, ...]:
+    """The newest MAX_EVENTS of the frequent kinds, and of the others; `events`: in order."""
+    if len(events) <= MAX_EVENTS:
+        return tuple(events)
+    frequent = [event.kind in wire.FREQUENT_KINDS for event in events]
+    surplus = [len(frequent) - sum(frequent) - MAX_EVENTS, sum(frequent) - MAX_EVENTS]
+    if max(surplus) <= 0:
+        return tuple(events)
+    kept = []
+    for event, group in zip(events, frequent, strict=True):
+        surplus[group] -= 1
+        if surplus[group] < 0:
+            kept.append(event)
+    return tuple(kept)

@@ -159,7 +159,9 @@ async def get_block(block_id: str, service: Served) -> Response:
     "/requests",
     summary="Every request that holds or waits for blocks",
     operation_id="vtoken_requests",
-    responses=answers(array_of(wire.RequestRow), "All requests"),
+    responses=answers(
+        array_of(wire.RequestRow), "All that hold blocks; of those that wait, the first 64"
+    ),
     dependencies=NO_QUERY,
 )
 async def get_requests(service: Served) -> Response:

@@ -3,8 +3,9 @@
 Knows the hub and a way to send bytes, not the websocket. Order: hello, snapshot, missed events if
 it resumed, then events before the delta of the same moment. `seq` rises by one a message.
 
-1. The event queue holds at most MAX_QUEUED; beyond that it is emptied, and the client is told how
-   many it has missed (`dropped`), with a fresh snapshot behind it.
+1. The event queue holds at most MAX_QUEUED; beyond that it loses the frequent kinds, or all where
+   the others are too many too, and the client is told how many it has missed (`dropped`), with a
+   fresh snapshot behind it.
 2. State is never queued: a delta is computed when it is sent, against what was last sent.
 3. A send that takes longer than SEND_TIMEOUT_S ends the session (TimeoutError).
 """
@@ -73,18 +74,22 @@ class Session:
     # ------------------------------------------------------------ the hub's doors
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Queue events; an overfull queue is dropped as a whole."""
+        """Queue events; an overfull queue keeps none of the frequent kinds."""
         if not self._wants_events:
             return
         events = [event for event in events if event.seq > self._replayed]
         self._hub.num_dropped += lost
         if len(self._queue) + len(events) > MAX_QUEUED:
-            told = sum(e for e in self._queue if isinstance(e, int))
-            unread = len(events) + sum(not isinstance(e, int) for e in self._queue)
-            self._hub.num_dropped += unread
-            lost += told + unread
+            waiting = [*self._queue, *events]
+            unread = [e for e in waiting if not isinstance(e, int)]
+            told = sum(e for e in waiting if isinstance(e, int))
+            events = [e for e in unread if e.kind not in wire.FREQUENT_KINDS]
+            if len(events) > MAX_QUEUED:
+                events = []
+            dropped = len(unread) - len(events)
+            self._hub.num_dropped += dropped
+            lost += told + dropped
             self._queue.clear()
-            events = []
         if lost:
             self._queue.append(lost)
         self._queue.extend(events)

@@ -245,7 +245,8 @@ class Replay:
         frame, begin = self.index.before(goal), self.index.before(goal - HISTORY_S)
         assert frame is not None
         assert begin is not None
-        picture, events, epoch = Picture(), deque[wire.Event](maxlen=MAX_EVENTS), ""
+        picture, epoch = Picture(), ""
+        others, frequent = (deque[wire.Event](maxlen=MAX_EVENTS) for _ in range(2))
         audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
         self._reader.seek(begin.place)
         self._next, self._skipping, self._clock_ts = None, False, frame.ts
@@ -253,9 +254,11 @@ class Replay:
             past = self._past.decode(found[1])
             if past.type == "hello" and past.epoch != epoch:
                 epoch = past.epoch
-                events.clear()
+                others.clear()
+                frequent.clear()
             if past.event is not None:
-                events.append(past.event)
+                kept = frequent if past.event.kind in wire.FREQUENT_KINDS else others
+                kept.append(past.event)
             if past.entry is not None:
                 audit.append(past.entry)
             if past.status is not None:
@@ -270,7 +273,7 @@ class Replay:
                 self._clock_ts = max(self._clock_ts, message.ts)
                 self._take_or_skip(picture, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
-                    picture.remember(events)
+                    picture.remember([*others, *frequent])
                     picture.add_audit(audit)
             entry = self._reader.next()
         return picture

@@ -77,7 +77,7 @@ class Filter:
             import numpy as np
 
             blocks = block_mask(self, model)
-            holders = set(np.unique(model.owner[blocks]).tolist())
+            holders = set(np.unique(model.owner[blocks]).tolist()) - {0}  # 0: nobody's
             rows = [row for row in rows if row.number in holders]
         return rows
 

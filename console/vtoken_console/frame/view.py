@@ -63,7 +63,8 @@ class View:
         status = model.status if model is not None else None
         if model is None or status is None:
             return 0.0
-        if not (status.requests.running or status.requests.waiting):
+        idle = not (status.requests.running or status.requests.waiting)
+        if idle or status.scheduling != "running":
             return 0.0
         period_s = 1 / model.hello.fps if model.hello is not None and model.hello.fps > 0 else 0.0
         silent_s = self.server_now - max(status.ts, model.step_ts)

@@ -24,6 +24,7 @@ def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
     from vtoken_console.look.values import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
+    operations = {e.data.get("id") for e in events if e.kind == "operation"}
     return [
         Event(
             seq=-n,  # of no event; only tells the rows apart
@@ -36,6 +37,7 @@ def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
         )
         for n, entry in enumerate(audit, 1)
         if entry.dry_run or entry.revision not in known
+        if entry.changes.get("operation", [None])[-1] not in operations
     ]
 
 

@@ -74,6 +74,7 @@ class CoreEngine:
         self.prefix_caching = prefix_caching
         self.caches_after_eviction = False  # against rule 4, for a control
         self.passes_steps = True
+        self.watermark_blocks = 0  # as vLLM's --watermark: kept from who waits while others run
         self.num_passed_steps = 0
         geometry = Geometry(
             num_blocks=num_blocks,
@@ -222,8 +223,11 @@ class CoreEngine:
             hit_free = sum(self.store.ref_cnt[b] == 0 for b in hit)
             num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
             missing = -(-(len(hit) * s + num_new) // s) - len(hit)
-            if missing > len(self.store.free) - hit_free:
-                self.runtime.admission.asked(missing + hit_free, compressed=False)
+            withheld = self.watermark_blocks if self.running else 0
+            if missing + withheld > len(self.store.free) - hit_free:
+                self.runtime.admission.asked(
+                    missing + hit_free, withheld_blocks=withheld, compressed=False
+                )
                 return
             self.waiting.popleft()
             self.running.append(request)

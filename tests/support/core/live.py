@@ -9,19 +9,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from tests.support.core.engine import CoreEngine
+from tests.support.core.engine import CoreEngine, Request
 from vtoken.arrays import Bools, Ints
 from vtoken.commands import Command, read_command, refused
 from vtoken.config.values import merge_patch
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.waiting import QueuedRequest
 from vtoken.errors import RefusedError
 from vtoken.stream.telemetry import Publisher
 from vtoken.wire import Reply
+
+
+class CoreQueue:
+    """The core's waiting requests, as the reporter asks for them."""
+
+    def __init__(self, core: CoreEngine) -> None:
+        self._core = core
+
+    def first(self, limit: int) -> list[QueuedRequest]:
+        return [_queued(request) for request in islice(self._core.waiting, limit)]
+
+    def find(self, request_id: str) -> QueuedRequest | None:
+        found = (_queued(r) for r in self._core.waiting if r.id == request_id)
+        return next(found, None)
+
+
+def _queued(request: Request) -> QueuedRequest:
+    return QueuedRequest(
+        request.id,
+        request.num_prompt_tokens,
+        request.num_known - request.num_prompt_tokens,
+        preempted=request.admissions > 0,
+    )
 
 
 class Words:
@@ -73,7 +98,7 @@ class LiveEngine:
             model=model,
             device="cpu",
         )
-        self.reporter = Reporter(core.runtime, self.facts, core.store.hashed)
+        self.reporter = Reporter(core.runtime, self.facts, core.store.hashed, CoreQueue(core))
         self.publisher = Publisher(core.runtime.events, max_hz=max_hz, max_share=float("inf"))
         self.controller = Controller(self.reporter, self.publisher.endpoint)
         self._num_requests = 0

@@ -8,7 +8,7 @@ is no longer positional, and later K/V came from a truncated context.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,11 +36,14 @@ class VTokenAttentionSpec(FullAttentionSpec):
 
 
 class VTokenAttentionManager(FullAttentionManager):
-    """`runtime` is bound by the scheduler right after construction."""
+    """`runtime` is bound by the scheduler right after construction, and `num_withheld`: free blocks
+    that vLLM's watermark keeps from requests that wait, now.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None
+        self.num_withheld: Callable[[], int] = lambda: 0
         self.hashed: Bools = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
 
     @property
@@ -89,7 +92,9 @@ class VTokenAttentionManager(FullAttentionManager):
             prefill_end,
         )
         if admission is not None:
-            admission.asked(needed + extra, compressed=extra > 0)
+            admission.asked(
+                needed + extra, withheld_blocks=self.num_withheld(), compressed=extra > 0
+            )
         return needed + extra
 
     def allocate_new_blocks(

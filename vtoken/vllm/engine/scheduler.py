@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
@@ -26,12 +27,18 @@ from vtoken.policies import make_policy
 from vtoken.runtime.runtime import GrownRequest, Runtime
 from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
+from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMVocabulary
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.settings import initial_config, read_settings
-from vtoken.wire import Geometry
+from vtoken.wire import Geometry, SchedulingState
 
 STEP_MS_SMOOTHING = 0.05
+SCHEDULING: dict[PauseState, SchedulingState] = {
+    PauseState.UNPAUSED: "running",
+    PauseState.PAUSED_NEW: "paused_new",
+    PauseState.PAUSED_ALL: "paused",
+}
 
 
 def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
@@ -80,6 +87,7 @@ class VTokenSchedulerMixin:
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
         )
         manager.runtime = self.vtoken
+        manager.num_withheld = self._num_withheld
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
@@ -90,8 +98,10 @@ class VTokenSchedulerMixin:
         )
         self._publisher = Publisher(self.vtoken.events, max_hz=settings.telemetry_hz)
         self.vtoken_controller = Controller(
-            Reporter(self.vtoken, self._facts, manager.hashed), self._publisher.endpoint
+            Reporter(self.vtoken, self._facts, manager.hashed, SchedulerQueue(self)),
+            self._publisher.endpoint,
         )
+        self.vtoken_controller.note_started()
         self._last_step_end = 0.0
 
     # ------------------------------------------------------------ the step
@@ -184,6 +194,14 @@ class VTokenSchedulerMixin:
         self.vtoken.release(request.request_id, preempted=True)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+        self._last_step_end = 0.0  # the time until the next step is not that of a step
+        reporter = self.vtoken_controller.reporter
+        reporter.scheduling.changed(SCHEDULING[pause_state], time.monotonic())
+        self._count_requests()
+        self._publisher.publish(self.vtoken_controller.frame, force=True)
+
     def shutdown(self) -> None:
         self._publisher.close()
         super().shutdown()  # type: ignore[misc]
@@ -208,6 +226,13 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        self._facts.withheld_blocks = self._num_withheld()
+
+    def _num_withheld(self) -> int:
+        """Blocks that must be free beside those that a waiting request takes (`--watermark`)."""
+        if not self.running:  # type: ignore[attr-defined]
+            return 0
+        return int(self.kv_cache_manager.watermark_blocks)  # type: ignore[attr-defined]
 
 
 def max_chunk_tokens(scheduling: Any) -> int:

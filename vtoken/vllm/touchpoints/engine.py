@@ -76,6 +76,22 @@ ENGINE_POINTS = (
         "-",
     ),
     TouchPoint(
+        f"{_CORE}.kv_cache_manager:KVCacheManager.__init__",
+        "call",
+        "`watermark_blocks`, which are kept from requests that wait",
+        OPEN,
+        "-",
+        ("watermark",),
+    ),
+    TouchPoint(
+        f"{_SCHEDULER}.set_pause_state",
+        "subclass",
+        "a pause is reported, and not measured",
+        "scheduler_cls",
+        "-",
+        ("pause_state",),
+    ),
+    TouchPoint(
         f"{_SCHEDULER}.get_request_counts",
         "call",
         "running and waiting requests",

@@ -51,6 +51,8 @@ class Sentence(LinesWidget):
             "fragmented": palette.WARN_STYLE,
             "full": palette.BAD_STYLE,
         }[fragmentation.cause]
+        if status.scheduling != "running":
+            look = palette.WARN_STYLE
         sentence: list[Span] = [(" " + fragmentation.sentence, look)]
         if status.invariants.violations:
             text = f" {status.invariants.violations} INVARIANT VIOLATIONS, see the log "

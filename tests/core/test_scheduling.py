@@ -1,0 +1,150 @@
+"""A pause of vLLM's scheduling is told, and counts neither as latency nor against a trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.core.harness import LiveEngine, make_engine
+from vtoken.cli.show import status_lines, watch_line
+from vtoken.cli.streaming import quiet_line
+from vtoken.control.advice import MAX_LENGTH, paused_sentence
+from vtoken.runtime.latency import LatencyMeter
+from vtoken.wire import Status
+
+REQUESTS = ["a", "b"]
+
+
+@pytest.fixture
+def engine() -> Iterator[LiveEngine]:
+    live = make_engine()
+    live.steps(30)
+    yield live
+    live.close()
+
+
+def status_of(engine: LiveEngine) -> Status:
+    status: Status = engine.call("status")
+    return status
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
+    scheduling = engine.reporter.scheduling
+    before = status_of(engine)
+    assert (before.scheduling, before.paused_since_ts) == ("running", None)
+    scheduling.changed("paused", 100.0)
+    paused = status_of(engine)
+    assert paused.scheduling == "paused"
+    assert paused.paused_since_ts == pytest.approx(time.time(), abs=5)
+    assert paused.fragmentation.sentence == (
+        "Paused: vLLM schedules nothing until it is resumed; 4 requests stand still, 0 wait."
+    )
+    assert paused.fragmentation.cause == before.fragmentation.cause
+    scheduling.changed("paused", 101.0)  # told twice
+    scheduling.changed("running", 112.5)
+    after = status_of(engine)
+    assert (after.scheduling, after.paused_since_ts) == ("running", None)
+    assert not after.fragmentation.sentence.startswith("Paused")
+    events = engine.call("events", kind="server").events
+    assert [event.summary for event in events] == [
+        "scheduling paused: no request goes on until it is resumed",
+        "scheduling resumed after 12.5 s",
+    ]
+    assert [event.data for event in events] == [
+        {"detail": "paused", "scheduling": "paused"},
+        {"detail": "resumed", "scheduling": "running"},
+    ]
+
+
+def test_that_nobody_new_starts_is_told_as_such(engine: LiveEngine) -> None:
+    engine.reporter.scheduling.changed("paused_new", 1.0)
+    assert status_of(engine).scheduling == "paused_new"
+    assert status_of(engine).fragmentation.sentence == (
+        "Paused: vLLM starts no further request until it is resumed; 4 running, 0 wait."
+    )
+
+
+def test_the_command_line_shows_a_pause(engine: LiveEngine) -> None:
+    engine.reporter.scheduling.changed("paused", 1.0)
+    paused = status_of(engine)
+    lines = status_lines(paused)
+    assert lines[0] == paused.fragmentation.sentence
+    assert any("4 running, 0 waiting" in line and ", paused since " in line for line in lines)
+    assert "  paused      free" in watch_line(paused, None)
+    assert "no step for" not in quiet_line(paused, paused.ts + 60)
+
+
+def test_what_is_said_of_a_pause_is_short() -> None:
+    for state in ("paused", "paused_new"):
+        assert len(paused_sentence(state, 100_000, 100_000)) <= MAX_LENGTH  # type: ignore[arg-type]
+    assert "1 request stands still, 1 waits." in paused_sentence("paused", 1, 1)
+
+
+# ---------------------------------------------------------------- what is not measured
+
+
+def test_the_gap_that_a_pause_makes_is_left_out() -> None:
+    meter = LatencyMeter()
+    watched = meter.watch()
+    for key in (*REQUESTS, "early"):
+        meter.arrived(key, 0.0)
+    meter.tokens(REQUESTS, 1.0)
+    meter.leave_out(1.01, 31.01, running=True)
+    meter.tokens(REQUESTS, 31.02)  # 20 ms without the pause
+    meter.tokens([*REQUESTS, "early"], 31.04)
+    found = meter.document(31.04)
+    assert found.inter_token.count == 4
+    assert found.inter_token.p99_ms == pytest.approx(20, rel=0.03)
+    assert watched.window(31.04).p99_ms == found.inter_token.p99_ms
+    assert found.ttft.p99_ms == pytest.approx(1_040, rel=0.03)
+
+
+def test_a_request_that_comes_or_is_served_during_a_pause_waits_from_its_end_on() -> None:
+    meter = LatencyMeter()
+    meter.arrived("a", 0.0)
+    meter.tokens(["a"], 10.5)  # of the step that was under way
+    meter.arrived("b", 20.0)
+    meter.leave_out(10.0, 30.0, running=True)
+    meter.tokens(["a", "b"], 30.1)
+    found = meter.document(30.1)
+    assert found.inter_token.p50_ms == pytest.approx(100, rel=0.03)
+    assert found.ttft.p50_ms == pytest.approx(100, rel=0.03)
+
+
+def test_requests_that_run_on_while_nobody_new_starts_are_measured() -> None:
+    meter = LatencyMeter()
+    meter.arrived("runs", 0.0)
+    meter.arrived("waits", 0.0)
+    meter.tokens(["runs"], 1.0)
+    meter.leave_out(0.5, 1.5, running=False)
+    meter.tokens(["runs", "waits"], 2.0)
+    found = meter.document(2.0)
+    assert found.inter_token.p50_ms == pytest.approx(1_000, rel=0.03)
+    assert found.ttft.count == 2
+    assert found.ttft.p99_ms == pytest.approx(1_000, rel=0.03)
+
+
+def test_preemptions_of_a_pause_trip_no_guard(engine: LiveEngine) -> None:
+    scheduling = engine.reporter.scheduling
+    engine.call("patch_config", patch={"batch_size": 7}, guard_preemptions=1, guard_for_s=60)
+    scheduling.changed("paused", 1.0)
+    for _ in range(4):  # vLLM empties its caches
+        engine.core.preempt_newest()
+    assert engine.call("config").trial is not None
+    scheduling.changed("running", 9.0)
+    engine.steps(3)
+    assert engine.call("config").trial is not None
+    assert status_of(engine).requests.preempted == 4
+    engine.core.preempt_newest()
+    engine.steps()
+    assert engine.call("config").trial is not None
+    engine.core.preempt_newest()
+    engine.steps()
+    assert engine.call("config").trial is None  # these two were for lack of blocks
+    config = engine.call("events", kind="config").events
+    assert config[-1].data["reason"] == "preemptions 2 > 1"

@@ -1,0 +1,36 @@
+"""vLLM's waiting queues as `vtoken.control.waiting.WaitingQueue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+from vllm.v1.request import Request, RequestStatus
+
+from vtoken.control.waiting import QueuedRequest
+
+
+class SchedulerQueue:
+    """The requests of one scheduler that do not run; read when asked for, never kept."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def first(self, limit: int) -> Iterable[QueuedRequest]:
+        queues = chain(self._scheduler.kv_holding_waiting, self._scheduler.waiting)
+        return map(_queued, islice(queues, limit))
+
+    def find(self, request_id: str) -> QueuedRequest | None:
+        request = self._scheduler.requests.get(request_id)
+        waits = request is not None and request.status != RequestStatus.RUNNING
+        return _queued(request) if waits and not request.is_finished() else None
+
+
+def _queued(request: Request) -> QueuedRequest:
+    return QueuedRequest(
+        request.request_id,
+        request.num_prompt_tokens,
+        request.num_output_tokens,
+        preempted=request.status == RequestStatus.PREEMPTED,
+    )
