@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from vtoken import wire
+from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.flight_recorder import FlightRecorder
-from vtoken_api.stream.hub import Hub
 
 STALE_FRAME_S = 10.0  # while anybody follows the engine, a frame comes every IDLE_STATE_S at least
 STALE_PEER_S = 20.0  # a recorder writes once a second

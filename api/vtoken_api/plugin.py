@@ -23,8 +23,9 @@ from vtoken.credentials import read_token_file, readable_by_others
 from vtoken.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
-from vtoken_api.auth.guard import Guard
+from vtoken_api.auth.guard import AccessControl, Guard
 from vtoken_api.bus import EngineBus
+from vtoken_api.fanout.hub import Hub
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.rest import changes, downloads, openapi, routes
@@ -36,7 +37,6 @@ from vtoken_api.state.journal import Journal
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
 from vtoken_api.stream.endpoint import stream
-from vtoken_api.stream.hub import Hub
 
 AUDIT_FILE = "audit.jsonl"
 MOUNT_PATH = "/vtoken/v1"
@@ -53,7 +53,7 @@ class VTokenEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        mount = Mount(MOUNT_PATH, Guard(self.app, self._service))
+        mount = Mount(MOUNT_PATH, Guard(self.app, self._access_control))
         # By itself, a path with a line break in it would pass by the guard, to the host's routes.
         mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
         app.router.routes.append(mount)
@@ -71,7 +71,7 @@ class VTokenEndpointPlugin:
         service = Service(
             bus=bus,
             hub=hub,
-            access=access,
+            auth=AccessControl(access),
             state=state_dir,
             model_name=_model_name(args),
             process=_process(engine_client),
@@ -83,6 +83,10 @@ class VTokenEndpointPlugin:
 
     def _service(self) -> Service | None:
         return getattr(self.app.state, "service", None)
+
+    def _access_control(self) -> AccessControl | None:
+        service = self._service()
+        return None if service is None else service.auth
 
 
 def _model_name(args: Namespace) -> str:

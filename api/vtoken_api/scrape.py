@@ -66,7 +66,7 @@ async def snapshot(service: Service) -> Snapshot:
         config=config,
         clients=service.hub.num_clients,
         dropped_events=service.hub.num_dropped,
-        refused=service.refusals.counts,
+        refused=service.auth.refusals.counts,
         audit_failing=bool(service.audit.error),
         recorder_faults=service.flight.num_faults,
         recording=service.flight.recording,

@@ -1,4 +1,4 @@
-"""What the routes and the stream work with: bus, hub, audit log, access rules and limits.
+"""What the routes and the stream work with: bus, hub, audit log and access control.
 
 Knows how they are put together, not HTTP. The revision of the audit log is the engine's.
 """
@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vtoken import commands, wire
-from vtoken_api.auth.access import Access
-from vtoken_api.auth.limits import RateLimits
-from vtoken_api.auth.refusals import Refusals
+from vtoken_api.auth.guard import AccessControl
 from vtoken_api.bus import EngineBus
+from vtoken_api.fanout.hub import Hub
 from vtoken_api.health import health
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.audit_sync import Upkeep
 from vtoken_api.state.flight_recorder import FlightRecorder
 from vtoken_api.state.statedir import StateDir
-from vtoken_api.stream.hub import Hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +33,12 @@ class Service:
 
     bus: EngineBus
     hub: Hub
-    access: Access
+    auth: AccessControl
     state: StateDir
     flight: FlightRecorder
     model_name: str = ""  # as vLLM's metrics name it
     process: str = ""  # which of several API processes of one server; empty: the only one
     audit: AuditLog = field(default_factory=AuditLog)
-    limits: RateLimits = field(default_factory=RateLimits)
-    refusals: Refusals = field(default_factory=Refusals)
     upkeep: Upkeep = field(init=False)
 
     def __post_init__(self) -> None:

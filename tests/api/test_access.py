@@ -103,7 +103,7 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
             if may == "-":
                 assert await stream_status(served.stream_url, headers) == 401
                 continue
-            ways = [False, True] if token and served.service.access.needs_token else [False]
+            ways = [False, True] if token and served.service.auth.access.needs_token else [False]
             for first_message in ways:
                 hello = await hello_of(served, token, first_message=first_message)
                 assert hello["can_control"] is (may == "c")
@@ -152,7 +152,7 @@ async def test_stream_refuses_any_first_message_but_the_token(
             with pytest.raises(websockets.ConnectionClosedError):
                 await asyncio.wait_for(stream.recv(), LIMIT_S)
             assert stream.close_code == 4401
-        assert served.service.refusals.counts[401] == 1
+        assert served.service.auth.refusals.counts[401] == 1
 
 
 @pytest.mark.parametrize("name", ["token", "api_key", "Authorization", "x"])
@@ -294,7 +294,7 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
         for _ in range(20):
             await http.get("/vtoken/v1/status", headers=bearer("guess-0123456789"))
         await http.post("/vtoken/v1/undo", headers=bearer(READ))
-        assert served.service.refusals.counts == {401: 20, 403: 1}
+        assert served.service.auth.refusals.counts == {401: 20, 403: 1}
         lines = {id(r): r.getMessage() for r in server_log.records if "refused" in r.getMessage()}
         assert len(lines) == 1
         assert "GET /vtoken/v1/status from 127.0.0.1: 401" in next(iter(lines.values()))

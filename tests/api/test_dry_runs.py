@@ -95,7 +95,7 @@ async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
         assert answer.headers["Content-Type"] == "application/problem+json"
     changed = {"patch_config", "undo", "confirm", "compact"}
     assert not changed & {command.op for command in guarded.client.calls[asked:]}
-    assert guarded.service.refusals.counts[403] == len(REAL)
+    assert guarded.service.auth.refusals.counts[403] == len(REAL)
 
 
 async def test_dry_run_is_refused_like_its_twin(http: httpx.AsyncClient) -> None:
@@ -124,10 +124,10 @@ async def test_nobody_may_try_out_anything_where_a_token_is_needed(http: httpx.A
 async def test_dry_runs_spend_reads_and_leave_changes_to_those_who_make_them(
     guarded: Served, http: httpx.AsyncClient
 ) -> None:
-    guarded.service.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
+    guarded.service.auth.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
     tried = [(await call(http, *DRY[0])).status_code for _ in range(3)]
     assert tried == [200, 200, 429]
-    guarded.service.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
+    guarded.service.auth.limits = RateLimits({"change": Rate(0.001, 1), "read": Rate(0.001, 12)})
     assert (await call(http, *DRY[0])).status_code == 200
     meant = [(await call(http, *REAL[0], CONTROL)).status_code for _ in range(2)]
     assert meant == [200, 429]

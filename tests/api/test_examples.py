@@ -16,13 +16,13 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
+from vtoken_api.fanout.session import MAX_QUEUED
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.rest.examples import JSON, examples
 from vtoken_api.rest.openapi import PROBLEMS
 from vtoken_api.stream.asyncapi import description
 from vtoken_api.stream.endpoint import AuthMessage
-from vtoken_api.stream.session import MAX_QUEUED
 
 DRAFT = jsonschema.Draft202012Validator
 NO_JSON = {"vtoken_recording", "vtoken_asyncapi"}  # a file; the document of the stream itself

@@ -46,7 +46,7 @@ async def flying(
         serve(core.handle, state_dir=str(folder)) as served,
         httpx.AsyncClient(base_url=served.url, timeout=30) as client,
     ):
-        served.service.limits = RateLimits({})  # a test may ask as often as it waits
+        served.service.auth.limits = RateLimits({})  # a test may ask as often as it waits
         flight = served.service.flight
         for name, value in options.items():
             setattr(flight, f"_{name}", value)

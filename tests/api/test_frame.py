@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
+from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
 
 ENGINE = ScriptedEngine(num_blocks=8)
 

@@ -19,9 +19,9 @@ from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken.stream.frames import FrameSequence, block_arrays
-from vtoken_api.stream import telemetry
-from vtoken_api.stream.frame import FrameChain, FrameView
-from vtoken_api.stream.telemetry import TelemetryReader
+from vtoken_api.fanout import telemetry
+from vtoken_api.fanout.frame import FrameChain, FrameView
+from vtoken_api.fanout.telemetry import TelemetryReader
 
 NUM_BLOCKS = 20
 DEADLINE_S = 60

@@ -80,7 +80,9 @@ async def test_address_that_calls_too_often_is_told_when_to_come_back(
         serve(engine.handle) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        served.service.limits = RateLimits({"change": Rate(0.001, 2), "stream": Rate(0.001, 1)})
+        served.service.auth.limits = RateLimits(
+            {"change": Rate(0.001, 2), "stream": Rate(0.001, 1)}
+        )
         answers = [await http.post("/vtoken/v1/undo") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [404, 404, 429]
         assert int(answers[-1].headers["Retry-After"]) > 900

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
 from vtoken_api import scrape
+from vtoken_api.fanout import hub
 from vtoken_api.metrics import METRICS, PREFIX
-from vtoken_api.stream import hub
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())

@@ -16,9 +16,9 @@ from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
-from vtoken_api.stream import session as session_module
+from vtoken_api.fanout import session as session_module
+from vtoken_api.fanout.session import MAX_QUEUED, Session, StreamQuery
 from vtoken_api.stream.endpoint import parse_query
-from vtoken_api.stream.session import MAX_QUEUED, Session, StreamQuery
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import msgspec
 from tests.support.core.live import make_engine
 from vtoken import wire
 from vtoken.recording import Recorder, RecordingWriter
-from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
+from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
 
 START_TS = 1_800_000_000.0
 

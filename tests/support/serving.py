@@ -156,7 +156,7 @@ def serve_in_thread(make_engine: Callable[[], Any], **settings: Any) -> Iterator
         engine = make_engine()
         try:
             async with serve(engine.handle, **settings) as served:
-                served.service.limits = RateLimits({})
+                served.service.auth.limits = RateLimits({})
                 started.put(served)
                 while not ended.is_set():
                     await asyncio.sleep(0.01)

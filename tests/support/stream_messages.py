@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken_api.stream.frame import TOPICS, FrameView, StateCursor
+from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
 
 START_TS = 1_800_000_000.0
 

@@ -11,6 +11,7 @@ body, so the route itself asks `permit` before it does anything.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
@@ -18,10 +19,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtoken_api.auth.access import Access, Grant, address_of
-from vtoken_api.auth.limits import COSTS, DRY_RUN_COST
+from vtoken_api.auth.limits import COSTS, DRY_RUN_COST, RateLimits
+from vtoken_api.auth.refusals import Refusals
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
-from vtoken_api.service import Service
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 DRY_RUNS = frozenset({"config", "undo", "confirm", "compactions"})
@@ -33,12 +34,21 @@ DENIAL_EXTENSION = "websocket.http.response"
 GRANT = "vtoken.grant"  # scope key: what the caller may do, None until a websocket has said
 
 
-class Guard:
-    """Passes a call on to `app` once the access rules of `service()` allow it."""
+@dataclass(slots=True)
+class AccessControl:
+    """What decides whether a call passes, and counts those that do not."""
 
-    def __init__(self, app: ASGIApp, service: Callable[[], Service | None]) -> None:
+    access: Access
+    limits: RateLimits = field(default_factory=RateLimits)
+    refusals: Refusals = field(default_factory=Refusals)
+
+
+class Guard:
+    """Passes a call on to `app` once `control()` allows it; None: the engine is not ready."""
+
+    def __init__(self, app: ASGIApp, control: Callable[[], AccessControl | None]) -> None:
         self._app = app
-        self._service = service
+        self._control = control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -62,47 +72,47 @@ class Guard:
                 await deny(fault, scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        service = self._service()
-        _refuse_secrets(scope, None if service is None else service.access)
-        if service is None:
+        control = self._control()
+        _refuse_secrets(scope, None if control is None else control.access)
+        if control is None:
             raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
         try:
-            _admit(scope, service)
+            _admit(scope, control)
         except ProblemError as error:
-            service.refusals.note(scope, error)
+            control.refusals.note(scope, error)
             raise
 
 
-def _admit(scope: Scope, service: Service) -> None:
+def _admit(scope: Scope, control: AccessControl) -> None:
     """Raises 401, 403 or 429; puts the caller's grant into the scope."""
     headers = Headers(scope=scope)
-    service.access.check_browser(headers)
+    control.access.check_browser(headers)
     http = scope["type"] == "http"
     route = scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
     changes = http and scope["method"] not in SAFE_METHODS and route not in DRY_RUNS
     kind = "change" if changes else "read" if http else "stream"
     cost = COSTS.get(route.split("/")[0], 1.0)
-    service.limits.spend(address_of(scope.get("client")), kind, cost)
+    control.limits.spend(address_of(scope.get("client")), kind, cost)
     # A websocket may send its token as the first message: browsers cannot set headers.
     grant: Grant | None = None
-    if http or "authorization" in headers or not service.access.needs_token:
-        grant = service.access.grant(headers.get("authorization"))
+    if http or "authorization" in headers or not control.access.needs_token:
+        grant = control.access.grant(headers.get("authorization"))
     if grant is not None and changes:
         grant.check_control()
     scope[GRANT] = grant
 
 
-def permit(scope: Scope, service: Service, *, dry_run: bool) -> None:
+def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
     """What a call to a route of DRY_RUNS must pass; raises 403 (it is none) or 429."""
     address = address_of(scope.get("client"))
     try:
         if dry_run:
-            service.limits.spend(address, "read", DRY_RUN_COST)
+            control.limits.spend(address, "read", DRY_RUN_COST)
         else:
             scope[GRANT].check_control()
-            service.limits.spend(address, "change")
+            control.limits.spend(address, "change")
     except ProblemError as error:
-        service.refusals.note(scope, error)
+        control.refusals.note(scope, error)
         raise
 
 

@@ -77,7 +77,7 @@ def _caller(request: Request) -> Caller:
 async def patch_config(
     request: Request, service: Served, asked: Annotated[PatchQuery, Depends(query(PatchQuery))]
 ) -> Response:
-    permit(request.scope, service, dry_run=asked.validate_only)
+    permit(request.scope, service.auth, dry_run=asked.validate_only)
     patch = await read_patch(request)
     call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(asked))
     result = await service.patch_config(call, _caller(request))
@@ -94,7 +94,7 @@ async def patch_config(
 async def post_confirm(
     request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    permit(request.scope, service, dry_run=asked.validate_only)
+    permit(request.scope, service.auth, dry_run=asked.validate_only)
     await read_nothing(request, "confirm")
     call = commands.Confirm(if_match=if_match(request), validate_only=asked.validate_only)
     result = await service.settle(call, _caller(request))
@@ -123,7 +123,7 @@ async def post_confirm(
 )
 async def post_compaction(request: Request, service: Served) -> Response:
     wanted = await read_compaction(request)
-    permit(request.scope, service, dry_run=wanted.dry_run)
+    permit(request.scope, service.auth, dry_run=wanted.dry_run)
     call = commands.Compact(**structs.asdict(wanted))
     operation = await service.compact(call, _caller(request))
     root = request.scope.get("root_path", "")
@@ -141,7 +141,7 @@ async def post_compaction(request: Request, service: Served) -> Response:
 async def post_undo(
     request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    permit(request.scope, service, dry_run=asked.validate_only)
+    permit(request.scope, service.auth, dry_run=asked.validate_only)
     await read_nothing(request, "undo")
     call = commands.Undo(if_match=if_match(request), validate_only=asked.validate_only)
     result = await service.settle(call, _caller(request))

@@ -15,11 +15,11 @@ import asyncio
 import contextlib
 
 from vtoken import wire
+from vtoken_api.fanout.hub import Hub
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.statedir import StateDir
-from vtoken_api.stream.hub import Hub
 
 PERIOD_S = 5.0  # between two looks, when nothing is heard
 

@@ -22,13 +22,13 @@ from typing import TypeVar
 from vtoken import wire
 from vtoken.recording import RecordingError, RecordingWriter
 from vtoken.recording.writer import FLIGHT_RECORDER
+from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.hub import Hub
+from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.state.segments import Segments
 from vtoken_api.state.statedir import StateDir
-from vtoken_api.stream.frame import TOPICS
-from vtoken_api.stream.hub import Hub
-from vtoken_api.stream.session import Session, StreamQuery
 
 MAX_BYTES = 64 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024

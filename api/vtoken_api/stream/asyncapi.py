@@ -12,12 +12,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from vtoken import __version__, wire
+from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.session import HEARTBEAT_S, MAX_QUEUED
 from vtoken_api.rest.examples import examples
 from vtoken_api.rest.openapi import answers
 from vtoken_api.rest.routes import NO_QUERY, document
 from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
-from vtoken_api.stream.frame import TOPICS
-from vtoken_api.stream.session import HEARTBEAT_S, MAX_QUEUED
 
 DESCRIPTION = f"""\
 hello, snapshot, then deltas and events, a heartbeat after {HEARTBEAT_S:g} s of silence. `seq` rises

@@ -17,11 +17,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from vtoken_api.auth.access import Grant, unauthorized
 from vtoken_api.auth.guard import CLOSE_CODE_BASE, GRANT, deny
+from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
-from vtoken_api.stream.frame import TOPICS
-from vtoken_api.stream.session import Session, StreamQuery
 
 QUERY_PARAMETERS = ("topics", "fps", "format", "resume")
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
@@ -160,10 +160,10 @@ async def _first_message(websocket: WebSocket, service: Service) -> Grant:
         text = message.get("text") or ""
         if len(text) > MAX_AUTH_CHARS:
             raise unauthorized()
-        return service.access.grant_token(msgspec.json.decode(text, type=AuthMessage).token)
+        return service.auth.access.grant_token(msgspec.json.decode(text, type=AuthMessage).token)
     except (msgspec.DecodeError, UnicodeEncodeError, ProblemError) as error:
         refused = unauthorized()
-        service.refusals.note(websocket.scope, refused)
+        service.auth.refusals.note(websocket.scope, refused)
         raise refused from error
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
+from vtoken_api.fanout.frame import STATE_TOPICS, FrameView, StateCursor
+from vtoken_api.fanout.hub import Hub
 from vtoken_api.problems import refuse
-from vtoken_api.stream.frame import STATE_TOPICS, FrameView, StateCursor
-from vtoken_api.stream.hub import Hub
 
 MAX_QUEUED = 2000
 SEND_TIMEOUT_S = 5.0

@@ -18,10 +18,10 @@ from typing import Protocol
 
 from vtoken import commands, wire
 from vtoken_api.bus import EngineBus
+from vtoken_api.fanout.frame import FrameChain, FrameView
+from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
-from vtoken_api.stream.frame import FrameChain, FrameView
-from vtoken_api.stream.telemetry import TelemetryReader
 
 FRESH_S = 1.0  # a frame older than this is asked for again
 MIN_REFRESH_S = 0.1
