@@ -12,7 +12,7 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine, make_holes
 from vtoken.errors import InvariantViolation
 from vtoken.planning.round import Round
-from vtoken.runtime.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
+from vtoken.runtime.relocation.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
 from vtoken.wire import Operation, OperationState
 
 STATES: tuple[OperationState, ...] = get_args(OperationState)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
 from vtoken.planning import round as planning_round
-from vtoken.runtime import round_planner
+from vtoken.runtime.relocation import round_planner
 
 MOST_STEPS = 400
 NUM_BLOCKS = 32

@@ -28,7 +28,7 @@ from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
 from vtoken.planning.gates import describe_gates, headroom_gate
 from vtoken.planning.planner import RelocationPlan
-from vtoken.runtime.round_planner import has_excess
+from vtoken.runtime.relocation.round_planner import has_excess
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Cause, Fragmentation

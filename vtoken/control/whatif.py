@@ -11,7 +11,7 @@ import numpy.typing as npt
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure, describe_gates, headroom_gate
-from vtoken.runtime.operations import describe_round
+from vtoken.runtime.relocation.operations import describe_round
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.pool import ONE
 from vtoken.wire import WhatIf

@@ -40,11 +40,11 @@ from vtoken.runtime.events import EventLog
 from vtoken.runtime.eviction import Evictor
 from vtoken.runtime.growth import GrownRequest, TokenAppender
 from vtoken.runtime.latency import LatencyMeter
-from vtoken.runtime.operations import Operations, tell_operation
 from vtoken.runtime.policy_runner import PolicyRunner
-from vtoken.runtime.relocation import Relocator
+from vtoken.runtime.relocation.operations import Operations, tell_operation
+from vtoken.runtime.relocation.relocator import Relocator
+from vtoken.runtime.relocation.round_planner import RoundPlanner
 from vtoken.runtime.requests import Counters
-from vtoken.runtime.round_planner import RoundPlanner
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables

@@ -22,10 +22,10 @@ from vtoken.planning.planner import RelocationPlan
 from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
-from vtoken.runtime.deferrals import Deferrals
-from vtoken.runtime.in_flight import InFlight
-from vtoken.runtime.operations import Operations
-from vtoken.runtime.round_planner import RoundPlanner
+from vtoken.runtime.relocation.deferrals import Deferrals
+from vtoken.runtime.relocation.in_flight import InFlight
+from vtoken.runtime.relocation.operations import Operations
+from vtoken.runtime.relocation.round_planner import RoundPlanner
 from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
 
