@@ -424,7 +424,7 @@ async def test_server_stops_with_clients_connected(engine: ScriptedEngine) -> No
         connection = await websockets.connect(served.stream_url)
         client = Client(connection)
         await client.until(wire.Snapshot)
-        served.server.should_exit = True
+        await served.server.shutdown()
         with pytest.raises(websockets.ConnectionClosed):
             await client.until(wire.Hello)
         assert connection.close_code == 1012

@@ -126,21 +126,33 @@ async def _serve(
         port=port,
         lifespan="off",
         log_config=None,
-        timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
     service: Service = app.state.vtoken
     try:
         yield Served(f"http://127.0.0.1:{port}", app, client, service, server)
     finally:
         await service.close()
-        server.should_exit = True
-        await task
+        await _end(server)
+
+
+async def _end(server: uvicorn.Server) -> None:
+    """As `uvicorn.Server.shutdown`, which sleeps for tenths of a second in between."""
+    state = server.server_state
+    for listener in server.servers:
+        listener.close()
+    for connection in list(state.connections):
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2.0):
+            while state.connections or state.tasks:
+                await asyncio.sleep(0.005)
+    for task in state.tasks:
+        task.cancel()
 
 
 @contextlib.contextmanager
