@@ -90,9 +90,8 @@ class RuntimeState:
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""
         request = self.requests[table.request_id]
-        request.readonly &= frozenset(
-            table.blocks
-        )  # a block that left may come back as a fresh one
+        # A block that left may come back as a fresh one.
+        request.readonly &= frozenset(table.blocks)
         self.pending(table).blocks = list(table.blocks)
         self.store.rebind(table.request_id, table.blocks)
 
