@@ -292,6 +292,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["interpreted"] = sys.modules[__name__]
-    __name__ = "interpreted"  # vLLM imports the worker by this name
+    sys.modules["tests.support.interpreted"] = sys.modules[__name__]
+    __name__ = "tests.support.interpreted"  # vLLM imports the worker by this name
     main()

@@ -17,6 +17,7 @@ import pytest
 from tests.support import reference
 from tests.support.observe import Observer, runtime_of
 from tests.support.steps_overlap import async_scheduling
+from vtoken.commands import Compact
 from vtoken.errors import UnsupportedError
 from vtoken.vllm import engine_args
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
@@ -268,7 +269,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
             held = [a for state in runtime.state.requests.values() for a in state.signals.values()]
             assert all(asked.scores is None for asked in held)
-            operations += [control.compact(), control.compact()]
+            operations += [control.compact(Compact()), control.compact(Compact())]
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)
         assert sum(operation.result.freed_blocks for operation in operations) > 0

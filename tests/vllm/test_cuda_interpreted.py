@@ -21,7 +21,7 @@ from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EVICTING = {
     "policy": {"name": "streaming_llm"},
     "budget_tokens": 24,
@@ -46,6 +46,7 @@ def run_apart(*command: str, **environment: str) -> Any:
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, **environment},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
@@ -57,9 +58,8 @@ def run_apart(*command: str, **environment: str) -> Any:
 
 @pytest.fixture(scope="module")
 def result(demo_model: Path) -> Any:
-    script = str(TESTS / "interpreted.py")
     configs = map(json.dumps, (NAIVE, EAGER, READING))
-    return run_apart(script, str(demo_model), *configs)
+    return run_apart("-m", "tests.support.interpreted", str(demo_model), *configs)
 
 
 @pytest.fixture(scope="module")
