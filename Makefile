@@ -28,8 +28,8 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
 	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile $(ARGS)
 
-test-fast: $(SETUP) ## what needs no engine and no torch, in less than two minutes [JOBS=2]
-	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),2) --dist loadfile \
+test-fast: $(SETUP) ## what needs no engine and no torch, in less than two minutes [JOBS=4]
+	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \
 		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device

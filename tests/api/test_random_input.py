@@ -24,6 +24,8 @@ from tests.support.serving import Served, serve_in_thread
 from vtoken_api.log import logger
 from vtoken_api.plugin import MOUNT_PATH
 
+pytestmark = pytest.mark.slow  # hundreds of calls
+
 
 def make_engine() -> LiveEngine:
     """Two requests with holes, as the API's other tests have them."""

@@ -38,6 +38,7 @@ def test_first_frame_waits_for_neither_numpy_nor_the_network_libraries() -> None
     assert not modules_after("import vtoken_console.app.app") & set(LATE)
 
 
+@pytest.mark.slow
 async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
     async with serving(make_busy(100, 3)) as served:
         written = await screenshot.take(

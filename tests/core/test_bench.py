@@ -42,6 +42,7 @@ def test_the_results_file_has_a_section_for_every_benchmark() -> None:
     assert {match[2] for match in SECTION.finditer(text)} == set(BENCHES)
 
 
+@pytest.mark.slow
 def test_the_planner_bench_measures_every_situation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import serve
@@ -15,6 +16,8 @@ from vtoken import commands, wire
 from vtoken.client import Client
 from vtoken.demo.exercise import Exercise, Row
 from vtoken.demo.recorder import Recorder
+
+pytestmark = pytest.mark.slow  # every control, one after another
 
 Handle = Callable[[commands.Command], wire.Reply]
 
