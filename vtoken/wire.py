@@ -266,9 +266,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """The step's queries that scores are taken from."""
 
     layers: Annotated[
-        tuple[Annotated[int, Meta(ge=0)], ...],
+        list[Annotated[int, Meta(ge=0)]],
         Meta(description="[]: the middle one"),
-    ] = ()
+    ] = []
     every_steps: Annotated[int, Meta(ge=1, le=1024, description="probe every k-th step")] = 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.support.console_harness import make_busy
 from vtoken import wire
@@ -55,6 +56,14 @@ def test_parameters_of_another_policy_start_from_its_defaults(
 ) -> None:
     fields = make_fields(document, POLICIES, "streaming_llm")
     assert named(fields, "sinks").desired == 4
+
+
+def test_probed_layers_are_shown_as_they_are_typed(document: wire.ConfigDocument) -> None:
+    values = structs.replace(document.desired, probe=wire.Probe(layers=[3, 21]))
+    fields = make_fields(structs.replace(document, desired=values), POLICIES, "h2o")
+    layers = named(fields, "layers")
+    assert (show_value(layers.desired), show_value(layers.effective)) == ("3,21", "")
+    assert make_patch(fields, {layers.path: parse_value(layers, "3,21")}) == {}
 
 
 def test_patch_holds_only_what_differs(fields: list[Field]) -> None:

@@ -34,7 +34,7 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
     @property
     def probe_layers(self) -> tuple[int, ...]:
         """Empty: the middle layer."""
-        return self.probe.layers
+        return tuple(self.probe.layers)
 
     @property
     def probe_every_steps(self) -> int:
@@ -75,7 +75,7 @@ def merge_patch(
     before = config.values()
     document = _merged(_target(before, patch), patch)
     values = _converted(document, bounds(num_blocks, num_layers), num_layers)
-    probe = structs.replace(values.probe, layers=tuple(sorted({*values.probe.layers})))
+    probe = structs.replace(values.probe, layers=sorted({*values.probe.layers}))
     policy, shadow = config.policy, config.shadow
     if values.policy != before.policy:
         policy = make_policy(values.policy.name, values.policy.params)
@@ -111,7 +111,7 @@ def _converted(document: dict[str, Any], limits: dict[str, Bound], num_layers: i
         if bound.type == "int" and bound.maximum is not None and value > bound.maximum:
             raise _refuse(name, value, takes(bound))
     if any(layer >= num_layers for layer in values.probe.layers):
-        raise _refuse_layers([*values.probe.layers], num_layers)
+        raise _refuse_layers(values.probe.layers, num_layers)
     return values
 
 
