@@ -61,7 +61,8 @@ class Summary(LinesWidget):
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
         second: list[Span] = []
         if self.problem:
-            text = f" {self.problem}  The picture is of step {self.step:,}."
+            picture = "" if d is None else f"  The picture is of step {self.step:,}."
+            text = f" {self.problem}{picture}"
             second = [(text, palette.WARN_STYLE)]
         elif view.monotonic < self.said_until:
             second = [(f" {self.said[0]}", self.said[1])]
