@@ -87,5 +87,5 @@ constraints: $(SETUP) ## write constraints.txt from what is installed
 		| sed 's/+cpu$$//'; } > constraints.txt.new && mv constraints.txt.new constraints.txt
 
 clean: ## remove .venv, caches and what the demo left
-	rm -rf .venv .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
