@@ -46,7 +46,6 @@ check: $(SETUP) ## lint, format, types, import boundaries
 
 tables: $(SETUP) ## the tables of docs/ that are made from code
 	@$(BIN)/python -m tests.docs
-	@$(BIN)/python -m tests.support.settings_table
 
 screenshots: $(SETUP) ## every picture of docs/console.md, from a live run, into screenshots/
 	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)

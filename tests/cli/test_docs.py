@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import settings_table
 from tests.support.cli_harness import run
 from tests.support.serving import Served
 from vtoken.bench import BENCHES
@@ -152,11 +151,6 @@ async def test_python_of_readme_and_recordings_runs(
     rules = request_rules(said["extra_body"]["vllm_xargs"])
     assert rules is not None
     assert rules.budget_tokens == 1024
-
-
-def test_the_tables_of_settings_are_those_of_their_declaration() -> None:
-    text = settings_table.PAGE.read_text()
-    assert settings_table.page(text) == text, "run: python -m tests.support.settings_table"
 
 
 def test_keys_and_packages_in_toml_are_read(tmp_path: Path) -> None:

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtoken.bounds import bounds_of, span
+from vtoken.config.request_rules import Arguments
+from vtoken.config.values import bounds, default_config
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
+from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
+from vtoken.wire import Bound, pool_limits
 from vtoken_api.metrics import METRICS
 from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
+NUM_BLOCKS, NUM_LAYERS = 1024, 32  # of the pool and the model that docs/settings.md is written for
 Cells = tuple[str, ...]
 
 
@@ -88,6 +94,28 @@ def _keys() -> Iterator[Cells]:
         yield keys, "Move", what, "", ""
 
 
+def _settings() -> Iterator[Cells]:
+    defaults = default_config(NUM_BLOCKS)
+    flags = {name: flag_of(name) for name in plain_settings()} | {"policy": flag_of("policy")}
+    for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS).items():
+        flag = f"`{flags[name]}`" if name in flags else ""
+        default = "" if bound.type == "object" else displayed(getattr(defaults, name))
+        of_pool = "*" if name in pool_limits(NUM_BLOCKS) else ""
+        yield f"`{name}`", _values(bound) + of_pool, default + of_pool, flag, bound.summary
+
+
+def _arguments() -> Iterator[Cells]:
+    for name, bound in bounds_of(Arguments).items():
+        yield f"`{name}`", _values(bound)
+
+
+def _values(bound: Bound) -> str:
+    if bound.choices and bound.type == "enum":
+        return ", ".join(f"`{choice}`" for choice in bound.choices)
+    names = {"bool": "`true`, `false`", "str": "a name", "object": "an object"}
+    return names.get(bound.type) or span(bound)
+
+
 TABLES = (
     Table("metrics", "metrics.md", ("name", "type", "labels", "meaning"), _metrics),
     Table("policies", "policies.md", ("policy", "what it does", "reads", "source"), _policies),
@@ -97,5 +125,9 @@ TABLES = (
         ("policy", "parameter", "default", "bounds", "meaning"),
         _parameters,
     ),
+    Table(
+        "settings", "settings.md", ("setting", "values", "default", "flag", "meaning"), _settings
+    ),
+    Table("arguments", "settings.md", ("argument", "values"), _arguments),
     Table("keys", "console.md", ("key", "group", "does", "name", "changes the server"), _keys),
 )
