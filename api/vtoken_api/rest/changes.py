@@ -30,7 +30,7 @@ from vtoken_api.rest.inputs import (
 )
 from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
 from vtoken_api.rest.routes import NO_QUERY, Served, document, etag
-from vtoken_api.service import Caller
+from vtoken_api.service import Caller, Service
 
 router = APIRouter(tags=["vToken"])
 
@@ -64,6 +64,21 @@ def _caller(request: Request) -> Caller:
     return Caller(actor_of(request.headers, request.client), grant.can_control)
 
 
+async def _settled(
+    request: Request,
+    service: Service,
+    kind: type[commands.Confirm] | type[commands.Undo],
+    *,
+    dry_run: bool,
+) -> Response:
+    """Keep the change that is on trial, or restore the revision before; or say what it does."""
+    permit(request.scope, service.auth, dry_run=dry_run)
+    await read_nothing(request, commands.name_of(kind))
+    call = kind(if_match=if_match(request), validate_only=dry_run)
+    result = await service.settle(call, _caller(request))
+    return document(result, headers=etag(result.revision))
+
+
 @router.patch(
     "/config",
     summary="Change the configuration, all or nothing, between two steps",
@@ -94,11 +109,7 @@ async def patch_config(
 async def post_confirm(
     request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    permit(request.scope, service.auth, dry_run=asked.validate_only)
-    await read_nothing(request, "confirm")
-    call = commands.Confirm(if_match=if_match(request), validate_only=asked.validate_only)
-    result = await service.settle(call, _caller(request))
-    return document(result, headers=etag(result.revision))
+    return await _settled(request, service, commands.Confirm, dry_run=asked.validate_only)
 
 
 @router.post(
@@ -141,8 +152,4 @@ async def post_compaction(request: Request, service: Served) -> Response:
 async def post_undo(
     request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    permit(request.scope, service.auth, dry_run=asked.validate_only)
-    await read_nothing(request, "undo")
-    call = commands.Undo(if_match=if_match(request), validate_only=asked.validate_only)
-    result = await service.settle(call, _caller(request))
-    return document(result, headers=etag(result.revision))
+    return await _settled(request, service, commands.Undo, dry_run=asked.validate_only)
