@@ -6,6 +6,7 @@ Knows the wire and the writer, not where the messages come from.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -40,7 +41,8 @@ class Recorder:
         self._writer.write(text)
         self.num_messages += 1
         try:
-            self._state = apply(self._state, message)
+            # A key frame has no events, so none are kept.
+            self._state = replace(apply(self._state, message), events=())
         except ResyncNeeded:
             self._state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
