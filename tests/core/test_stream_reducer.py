@@ -11,16 +11,10 @@ from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded, StreamState, apply, 
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),
-    theta_f=0.25,
-    batch_size=32,
     low_watermark_blocks=1,
     headroom_blocks=1,
-    planner="plug",
-    reclamation="auto",
-    recycle=True,
     budget_tokens=64,
     interval_tokens=8,
-    probe=wire.Probe(every_steps=1),
 )
 CONFIG = wire.ConfigDocument(revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={})
 

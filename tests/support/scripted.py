@@ -186,14 +186,6 @@ class ScriptedEngine:
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),
-    theta_f=0.25,
-    batch_size=32,
     low_watermark_blocks=8,
     headroom_blocks=2,
-    planner="plug",
-    reclamation="auto",
-    recycle=True,
-    budget_tokens=2048,
-    interval_tokens=128,
-    probe=wire.Probe(every_steps=1),
 )

@@ -221,13 +221,8 @@ class Traffic:
 def _config() -> wire.ConfigDocument:
     values = wire.ConfigValues(
         policy=wire.PolicyChoice(name="h2o"),
-        theta_f=0.25,
-        batch_size=32,
         low_watermark_blocks=100,
         headroom_blocks=64,
-        planner="plug",
-        reclamation="auto",
-        recycle=True,
         budget_tokens=BUDGET,
         interval_tokens=INTERVAL,
         probe=wire.Probe(every_steps=4),
