@@ -115,12 +115,15 @@ class Tables(RuleBasedStateMachine):
             for i in range(self.extent(shadow))
             if self.slot(shadow, i) not in taken and self.slot(shadow, i) // self.size in private
         ]
-        hole = table.first_hole(set(shadow.blocks) - set(private))
+        table.protect(set(shadow.blocks) - set(private))
+        self.tables.choose_places(recycling=True)
+        hole = table.hole
+        table.protect(())
         assert hole == (holes[0] if holes else None)
         if hole is None:
             return
         total = shadow.num_tokens + 1
-        slots = self.tables.sync_new_tokens(name, list(shadow.blocks), total, hole)
+        slots = self.tables.sync_new_tokens(name, list(shadow.blocks), total)
         shadow.slots[shadow.num_tokens] = self.slot(shadow, hole)
         assert slots.tolist() == [self.slot(shadow, hole)]
         shadow.num_tokens = total
@@ -219,8 +222,8 @@ class Tables(RuleBasedStateMachine):
     def release(self, pick: object) -> None:
         name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
         del self.shadows[name]
-        assert self.tables.release(name) is not None
-        assert self.tables.release(name) is None
+        assert self.tables.release(name)
+        assert not self.tables.release(name)
 
     @rule()
     def name_the_owners(self) -> None:
@@ -261,6 +264,8 @@ class Tables(RuleBasedStateMachine):
             assert (ghosts[grid >= 0] == grid[grid >= 0]).all()
             naive = {t // self.size for t in shadow.slots} if table.virtual else shadow.blocks
             assert table.num_naive_blocks() == len(naive)
+            full = sum(n == self.size for n in per_block)
+            assert table.num_loose == len(shadow.slots) - full * self.size
 
     @invariant()
     def pool_equals_the_shadow(self) -> None:

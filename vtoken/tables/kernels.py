@@ -1,0 +1,425 @@
+"""Every change of the token tables, as loops over their columns (`vtoken.tables.columns`).
+
+Names: S block size; p place, a physical index; i logical block; b block; slot = b * S + p % S.
+Encoding of one token's state, for id t of row r and place p of the same row:
+
+    index[t] = p       t lives at p                  <=>  token_at[p] = t
+    index[t] = -2 - p  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
+    index[t] = -1      t is dead, its slot is gone;       token_at[p] = -1: nothing was written
+
+Equations that hold before and after every kernel, for each row:
+
+    num_live = |{t : index[t] >= 0}|             extent = 1 + max {p : token_at[p] >= 0}, 0 if none
+    block_live[i] = |{p in block i : token_at[p] >= 0}|     num_full = |{i : block_live[i] = S}|
+    num_ghosts = |{p : token_at[p] < -1}|                   every place below front is taken
+    born_live[k] = |{t : t // S = k, index[t] >= 0}|        num_born = |{k : born_live[k] > 0}|
+
+and for the pool: readers[slot] = tokens that live there, over all rows; live[b] = slots of b with a
+reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
+
+A kernel that refuses returns a code and leaves what is wrong in `wrong`; a refused request is not
+changed. `wrong[0]` is the index of the request in the call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.compiled import kernel
+
+# What a kernel may answer.
+DONE, NO_ROOM, NO_PLACE, OCCUPIED, SHRANK = 0, 1, 2, 3, 4
+UNKNOWN, DEAD, MISCOUNTED, NEWEST = 5, 6, 7, 8
+DOUBLED_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
+NO_READER, NOT_HELD = 13, 14
+
+USED, SHARED = 1, 2  # `vtoken.wire.FLAG_USED`, `FLAG_SHARED`; a test compares them
+
+
+# ---------------------------------------------------------------- the pool
+
+
+@kernel
+def _hold(b, number, holders, usage, owner, counts):
+    if holders[b] == 0:
+        counts[0] += 1
+        usage[b] = USED
+    else:
+        usage[b] = USED | SHARED
+    holders[b] += 1
+    owner[b] = number
+
+
+@kernel
+def _drop(b, number, holders, usage, owner, bereaved, counts):
+    holders[b] -= 1
+    if holders[b] == 0:
+        counts[0] -= 1
+        usage[b] = 0
+        owner[b] = 0
+        return
+    if holders[b] == 1:
+        usage[b] = USED
+    if owner[b] == number:
+        bereaved[b] = True
+
+
+@kernel
+def _add_reader(slot, s, readers, live, counts):
+    if readers[slot] == 0:
+        live[slot // s] += 1
+        counts[1] += 1
+    readers[slot] += 1
+
+
+@kernel
+def _remove_reader(slot, s, readers, live, counts):
+    readers[slot] -= 1
+    if readers[slot] == 0:
+        live[slot // s] -= 1
+        counts[1] -= 1
+
+
+# ---------------------------------------------------------------- growth
+
+
+@kernel
+def _append_start(fact, s, readonly):
+    """The first place behind the last live token that lies behind all read-only blocks."""
+    start = fact.extent
+    for i in range(start // s, fact.num_blocks):
+        if readonly[fact.first_block + i]:
+            start = (i + 1) * s
+    return start
+
+
+@kernel
+def append(
+    first, rows, totals, joined_starts, joined, s,
+    facts, index, born_live, token_at, block_id, block_live, readonly,
+    readers, live, holders, usage, owner, counts, hashed,
+    slots, starts, wrong,
+):  # fmt: skip
+    """Requests `rows` [k] from the `first`-th on now have `totals` [k] tokens, and the blocks
+    joined[joined_starts[j]:joined_starts[j + 1]] beside those they had.
+
+    Writes the slots of the new tokens and where each request's begin into `slots`, `starts`
+    [k + 1]; a token goes into the row's `hole` where it comes alone and there is one. Returns a
+    code and the index of the request at which it stopped. `wrong[1]`: requests whose token went to
+    a block that is hashed or shared though they have evicted, `wrong[2]`: one such block,
+    `wrong[3]`: holes that were filled.
+    """
+    for j in range(first, len(rows)):
+        r = rows[j]
+        fact = facts[r]
+        num_new = totals[j] - fact.num_tokens
+        num_joined = joined_starts[j + 1] - joined_starts[j]
+        wrong[0] = j
+        if num_new < 0:
+            return SHRANK, j
+        if (
+            totals[j] > fact.token_room
+            or fact.num_blocks + num_joined > fact.block_room
+            or starts[j] + num_new > len(slots)
+        ):
+            return NO_ROOM, j
+        place = fact.extent
+        if fact.virtual:
+            if num_new == 1 and fact.hole >= 0:
+                place = fact.hole
+            else:
+                place = _append_start(fact, s, readonly)
+        if place + num_new > (fact.num_blocks + num_joined) * s:
+            wrong[4], wrong[5], wrong[6] = num_new, place, fact.num_blocks + num_joined
+            return NO_PLACE, j
+        for p in range(place, place + num_new):
+            if p < fact.num_blocks * s and token_at[fact.first_block * s + p] >= 0:
+                wrong[4] = p
+                return OCCUPIED, j
+        for at in range(joined_starts[j], joined_starts[j + 1]):
+            i = fact.first_block + fact.num_blocks
+            block_id[i] = joined[at]
+            block_live[i] = 0
+            readonly[i] = False
+            for p in range(i * s, (i + 1) * s):
+                token_at[p] = -1
+            _hold(joined[at], fact.number, holders, usage, owner, counts)
+            fact.num_blocks += 1
+        if fact.virtual and num_new == 1 and place == fact.hole:
+            wrong[3] += 1
+            fact.hole = -1
+        put = starts[j]
+        was_alone = True
+        for p in range(place, place + num_new):
+            at = fact.first_block * s + p
+            i = fact.first_block + p // s
+            b = block_id[i]
+            t = fact.num_tokens
+            if token_at[at] < -1:
+                index[fact.first_token - 2 - token_at[at]] = -1
+                fact.num_ghosts -= 1
+            token_at[at] = t
+            index[fact.first_token + t] = p
+            block_live[i] += 1
+            fact.num_full += block_live[i] == s
+            k = (fact.first_token + t) // s
+            fact.num_born += born_live[k] == 0
+            born_live[k] += 1
+            slot = b * s + p % s
+            _add_reader(slot, s, readers, live, counts)
+            slots[put] = slot
+            put += 1
+            fact.num_tokens += 1
+            was_alone = was_alone and holders[b] == 1 and not hashed[b]
+            if fact.virtual and (holders[b] != 1 or hashed[b]):
+                wrong[2] = b
+        if fact.virtual and not was_alone:
+            wrong[1] += 1
+        fact.num_live += num_new
+        if num_new:
+            fact.extent = max(fact.extent, place + num_new)
+        starts[j + 1] = put
+    return DONE, len(rows)
+
+
+@kernel
+def choose_places(s, recycling, rows, facts, token_at, readonly, next_extent, start_of):
+    """Where each of `rows` [k] writes next: `facts.hole`; by row, `start_of`: the first place of
+    appended tokens, `next_extent`: places that must exist for a single one.
+
+    Whether a request with holes holds more blocks than its live tokens and the next one need.
+    """
+    spare = False
+    for j in range(len(rows)):
+        r = rows[j]
+        fact = facts[r]
+        fact.hole = -1
+        start = fact.extent
+        if fact.virtual:
+            start = _append_start(fact, s, readonly)
+            if fact.extent != fact.num_live:
+                spare = spare or fact.num_blocks > fact.num_live // s + 1
+                if recycling:
+                    base = fact.first_block * s
+                    p = fact.front
+                    while p < fact.extent and token_at[base + p] >= 0:
+                        p += 1
+                    fact.front = p
+                    while p < fact.extent:
+                        if readonly[fact.first_block + p // s]:
+                            p = (p // s + 1) * s
+                        elif token_at[base + p] >= 0:
+                            p += 1
+                        else:
+                            fact.hole = p
+                            break
+        start_of[r] = start
+        next_extent[r] = fact.extent if fact.hole >= 0 else start + 1
+    return spare
+
+
+# ---------------------------------------------------------------- eviction
+
+
+@kernel
+def evict(
+    rows, starts, ids, owed, s,
+    facts, index, born_live, token_at, block_id, block_live, readonly,
+    readers, live, holders, counts, hashed,
+    codes, num_emptied,
+):  # fmt: skip
+    """ids[starts[j]:starts[j + 1]], ascending, of the request rows[j] die.
+
+    `owed` [k]: how many must be named, and the newest token spared; -1: any. `codes` [k]: why a
+    request was refused, which then is not changed. `num_emptied` [k]: its blocks that lost their
+    last live token.
+    """
+    for j in range(len(rows)):
+        fact = facts[rows[j]]
+        codes[j] = DONE
+        num_emptied[j] = 0
+        low, high = starts[j], starts[j + 1]
+        last = -1
+        for at in range(low, high):
+            t = ids[at]
+            if t <= last or t >= fact.num_tokens:
+                codes[j] = UNKNOWN
+                break
+            if index[fact.first_token + t] < 0:
+                codes[j] = DEAD
+                break
+            last = t
+        if codes[j] == DONE and owed[j] >= 0:
+            if high - low != owed[j]:
+                codes[j] = MISCOUNTED
+            elif last == fact.num_tokens - 1:
+                codes[j] = NEWEST
+        if codes[j] != DONE or low == high:
+            continue
+        if not fact.virtual:
+            fact.virtual = 1
+            for i in range(fact.first_block, fact.first_block + fact.num_blocks):
+                readonly[i] = hashed[block_id[i]] or holders[block_id[i]] > 1
+        for at in range(low, high):
+            t = ids[at]
+            p = index[fact.first_token + t]
+            i = fact.first_block + p // s
+            index[fact.first_token + t] = -2 - p
+            token_at[fact.first_block * s + p] = -2 - t
+            fact.num_full -= block_live[i] == s
+            block_live[i] -= 1
+            num_emptied[j] += block_live[i] == 0
+            k = (fact.first_token + t) // s
+            born_live[k] -= 1
+            fact.num_born -= born_live[k] == 0
+            _remove_reader(block_id[i] * s + p % s, s, readers, live, counts)
+            fact.front = min(fact.front, p)
+        fact.num_ghosts += high - low
+        fact.num_live -= high - low
+        base = fact.first_block * s
+        while fact.extent > 0 and token_at[base + fact.extent - 1] < 0:
+            fact.extent -= 1
+
+
+# ---------------------------------------------------------------- relocation
+
+
+@kernel
+def relocate(
+    r, ids, slots, blocks, s,
+    facts, index, token_at, block_id, block_live, readonly,
+    readers, live, holders, usage, owner, bereaved, counts,
+    rank, old_rank, dropped, wrong,
+):  # fmt: skip
+    """Live tokens `ids` [k] of row `r` now live in `slots` [k]; `blocks` [n] is its block table.
+
+    Blocks that are new in `blocks` become held; those that are missing are dropped, and written to
+    `dropped` in the order of the old table. Refused, with nothing changed: a doubled block, a
+    moved token that is not live, a destination outside `blocks`, doubled, or where a live token
+    is, and a live token that would stay in a block that is dropped. `rank`, `old_rank` [N]: -1
+    everywhere, before and after. Requires room for `blocks`. Returns a code and the number dropped.
+    """
+    fact = facts[r]
+    base, first = fact.first_block, fact.first_token
+    code = DONE
+    for n in range(fact.num_blocks):
+        old_rank[block_id[base + n]] = n
+    num_ranked = 0
+    for n in range(len(blocks)):
+        if rank[blocks[n]] >= 0:
+            code = DOUBLED_BLOCK
+            break
+        rank[blocks[n]] = n
+        num_ranked += 1
+    new_at = np.full(len(blocks) * s, -1, dtype=np.int32)
+    num_left = 0  # live tokens in dropped blocks that do not move
+    if code == DONE:
+        for n in range(fact.num_blocks):
+            if rank[block_id[base + n]] < 0:
+                num_left += block_live[base + n]
+    num_marked = 0
+    if code == DONE:
+        for n in range(len(ids)):
+            t = ids[n]
+            if t < 0 or t >= fact.num_tokens or index[first + t] < 0:
+                code = DEAD
+                break
+            b = slots[n] // s
+            if slots[n] < 0 or b >= len(rank) or rank[b] < 0:
+                code, wrong[4] = OUTSIDE, b
+                break
+            o = slots[n] % s
+            to = rank[b] * s + o
+            if new_at[to] >= 0 or (
+                old_rank[b] >= 0 and token_at[(base + old_rank[b]) * s + o] >= 0
+            ):
+                code = TAKEN
+                break
+            new_at[to] = t
+            p = index[first + t]
+            num_left -= rank[block_id[base + p // s]] < 0
+            index[first + t] = -2 - p  # marks a token that was moved already; undone below
+            num_marked += 1
+        for n in range(num_marked):
+            index[first + ids[n]] = -2 - index[first + ids[n]]
+    if code == DONE and num_left:
+        code, wrong[4] = LOST, fact.num_live - num_left
+    if code != DONE:
+        for n in range(num_ranked):
+            rank[blocks[n]] = -1
+        for n in range(fact.num_blocks):
+            old_rank[block_id[base + n]] = -1
+        return code, 0
+    for n in range(len(blocks)):
+        if old_rank[blocks[n]] < 0:
+            _hold(blocks[n], fact.number, holders, usage, owner, counts)
+    for n in range(len(ids)):
+        p = index[first + ids[n]]
+        at = base * s + p
+        _remove_reader(block_id[base + p // s] * s + p % s, s, readers, live, counts)
+        token_at[at] = -1
+        _add_reader(slots[n], s, readers, live, counts)
+    num_dropped = 0
+    for n in range(fact.num_blocks):
+        b = block_id[base + n]
+        to = rank[b]
+        for o in range(s):
+            t = token_at[(base + n) * s + o]
+            if t == -1:
+                continue
+            if to < 0:
+                index[first - 2 - t] = -1  # dead: no live token stays in a dropped block
+            elif t >= 0:
+                new_at[to * s + o] = t
+                index[first + t] = to * s + o
+            elif new_at[to * s + o] >= 0:
+                index[first - 2 - t] = -1  # a moved token takes its slot
+            else:
+                new_at[to * s + o] = t
+                index[first - 2 - t] = -2 - (to * s + o)
+        if to < 0:
+            dropped[num_dropped] = b
+            num_dropped += 1
+            _drop(b, fact.number, holders, usage, owner, bereaved, counts)
+    for n in range(len(ids)):
+        index[first + ids[n]] = rank[slots[n] // s] * s + slots[n] % s
+    was_readonly = np.zeros(len(blocks), dtype=np.bool_)
+    for n in range(len(blocks)):
+        if old_rank[blocks[n]] >= 0:
+            was_readonly[n] = readonly[base + old_rank[blocks[n]]]
+    for n in range(fact.num_blocks):
+        old_rank[block_id[base + n]] = -1
+    fact.num_blocks = len(blocks)
+    fact.num_full = fact.num_ghosts = fact.extent = fact.front = 0
+    fact.hole = -1
+    fact.virtual = 1
+    for n in range(len(blocks)):
+        rank[blocks[n]] = -1
+        block_id[base + n] = blocks[n]
+        readonly[base + n] = was_readonly[n]
+        held = 0
+        for p in range(n * s, (n + 1) * s):
+            t = new_at[p]
+            token_at[base * s + p] = t
+            fact.num_ghosts += t < -1
+            if t >= 0:
+                held += 1
+                fact.extent = p + 1
+        block_live[base + n] = held
+        fact.num_full += held == s
+    return DONE, num_dropped
+
+
+@kernel
+def release(
+    r, s, facts, index, block_id, readers, live, holders, usage, owner, bereaved, counts
+):  # fmt: skip
+    """Row `r` lets go of everything."""
+    fact = facts[r]
+    for t in range(fact.first_token, fact.first_token + fact.num_tokens):
+        p = index[t]
+        if p >= 0:
+            slot = block_id[fact.first_block + p // s] * s + p % s
+            _remove_reader(slot, s, readers, live, counts)
+    for i in range(fact.first_block, fact.first_block + fact.num_blocks):
+        _drop(block_id[i], fact.number, holders, usage, owner, bereaved, counts)
