@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from vtoken.policies.signals import Signal
 from vtoken.protocol import digest
 from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import RequestStep, Retained, StepPlan
+from vtoken.protocol.step import Ragged, RequestStep, RequestSteps, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
 
@@ -32,18 +33,36 @@ def plan() -> StepPlan:
         new_slots=ints(42),
         num_live=8,
         scratch=[5],
-        full_blocks=ints(3),
-        loose_slots=ints(40, 41, 42),
     )
     other = RequestStep(num_tokens=5, new_slots=ints(70), num_live=6)
     return StepPlan(
         7,
         ints(12, 13),
         ints(40, 41),
-        {"a": one, "b": other},
+        RequestSteps.of_parts({"a": one, "b": other}),
         want_scores=(("a", HITS),),
         signals={"a": (HITS,)},
     )
+
+
+def column(name: str, place: int, value: int) -> Callable[[StepPlan], Any]:
+    """One number of a column of the plan's requests becomes another one."""
+
+    def change(changed: StepPlan) -> None:
+        values = getattr(changed.requests, name)
+        (values.values if isinstance(values, Ragged) else values)[place] = value
+
+    return change
+
+
+def later(name: str) -> Callable[[StepPlan], Any]:
+    """The last number of request `a` becomes the first one of request `b`."""
+
+    def change(changed: StepPlan) -> None:
+        values = getattr(changed.requests, name)
+        setattr(changed.requests, name, Ragged(values.values, values.starts - ints(0, 1, 0)))
+
+    return change
 
 
 CHANGES: dict[str, Callable[[StepPlan], Any]] = {
@@ -51,26 +70,32 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "source": lambda p: p.source_slots.__setitem__(1, 14),
     "destination": lambda p: p.destination_slots.__setitem__(0, 42),
     "order of copies": lambda p: setattr(p, "source_slots", p.source_slots[::-1].copy()),
-    "victim": lambda p: p.requests["a"].evicted.__setitem__(0, 1),
+    "a copy that is another's": lambda p: (
+        setattr(p, "source_slots", ints(12)),
+        setattr(p, "destination_slots", ints(13, 40, 41)),
+    ),
+    "tokens": column("num_tokens", 1, 6),
+    "live tokens": column("num_live", 1, 5),
+    "dense": column("dense", 1, 0),
+    "victim": column("evicted", 0, 1),
+    "moved id": column("moved_ids", 1, 6),
+    "moved slot": column("moved_slots", 1, 43),
+    "new slot": column("new_slots", 1, 71),
+    "scratch": column("scratch", 0, 6),
+    **{
+        f"{name} of another request": later(name)
+        for name in ("evicted", "moved_ids", "moved_slots", "new_slots", "scratch")
+    },
     "victim moved over": lambda p: (
-        setattr(p.requests["a"], "evicted", ints(2)),
-        setattr(p.requests["a"], "moved_ids", ints(3, 7, 8)),
+        setattr(p.requests, "evicted", Ragged.joined([[2], []])),
+        setattr(p.requests, "moved_ids", Ragged.joined([[3, 7, 8], []])),
     ),
-    "moved id": lambda p: p.requests["a"].moved_ids.__setitem__(1, 6),
-    "moved slot": lambda p: p.requests["a"].moved_slots.__setitem__(1, 43),
-    "block table": lambda p: p.requests["a"].blocks.reverse(),
-    "no block table": lambda p: setattr(p.requests["a"], "blocks", None),
-    "an empty one": lambda p: setattr(p.requests["b"], "blocks", []),
-    "new slot": lambda p: p.requests["b"].new_slots.__setitem__(0, 71),
-    "live tokens": lambda p: setattr(p.requests["b"], "num_live", 5),
-    "dense": lambda p: setattr(p.requests["b"], "dense", False),
-    "scratch": lambda p: p.requests["a"].scratch.__setitem__(0, 6),
-    "full block": lambda p: p.requests["a"].full_blocks.__setitem__(0, 4),
-    "loose slot": lambda p: p.requests["a"].loose_slots.__setitem__(2, 43),
-    "request": lambda p: setattr(p, "requests", {"a": p.requests["a"], "c": p.requests["b"]}),
-    "order of requests": lambda p: setattr(
-        p, "requests", {"b": p.requests["b"], "a": p.requests["a"]}
-    ),
+    "block table": lambda p: p.requests.blocks["a"].reverse(),
+    "no block table": lambda p: p.requests.blocks.clear(),
+    "an empty one": lambda p: p.requests.blocks.__setitem__("b", []),
+    "another's block table": lambda p: setattr(p.requests, "blocks", {"b": [3, 10]}),
+    "request": lambda p: setattr(p.requests, "names", ["a", "c"]),
+    "order of requests": lambda p: setattr(p.requests, "names", ["b", "a"]),
     "wanted scores": lambda p: setattr(p, "want_scores", (("b", HITS),)),
     "probed layers": lambda p: setattr(p, "probe_layers", (1,)),
     "probing": lambda p: setattr(p, "probing", True),
@@ -80,8 +105,10 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "window": lambda p: setattr(p, "signals", {"a": (Signal("attention_hits", 8),)}),
     "probed request": lambda p: setattr(p, "probed", frozenset({"a"})),
     "layers of signals": lambda p: setattr(p, "signal_layers", (2,)),
-    "retained slot": lambda p: p.requests["a"].retained.slots.__setitem__(0, 45),
-    "nothing retained": lambda p: setattr(p.requests["a"], "retained", None),
+    "retained id": lambda p: p.requests.retained["a"].ids.__setitem__(0, 6),
+    "retained slot": lambda p: p.requests.retained["a"].slots.__setitem__(0, 45),
+    "nothing retained": lambda p: p.requests.retained.clear(),
+    "another retained": lambda p: setattr(p.requests, "retained", {"b": p.requests.retained["a"]}),
 }
 
 
@@ -103,10 +130,17 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
         *("step", "source_slots", "destination_slots", "requests"),
         *("probing", "probe_layers", "want_scores", "signals", "probed", "signal_layers"),
     }
-    assert set(RequestStep.__struct_fields__) == {
-        *("num_tokens", "evicted", "moved_ids", "moved_slots", "blocks", "new_slots"),
-        *("num_live", "dense", "scratch", "full_blocks", "loose_slots", "retained"),
+    assert set(RequestSteps.__slots__) == {
+        *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),
+        *("new_slots", "scratch", "blocks", "retained"),
     }
+
+
+def test_a_plan_is_the_same_after_its_way_to_the_worker() -> None:
+    sent = pickle.loads(pickle.dumps(plan()))
+    assert digest.of_plan(sent) == digest.of_plan(plan())
+    assert sent.requests.parts().keys() == {"a", "b"}
+    assert sent.requests.of("a").blocks == [3, 10]
 
 
 def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
@@ -115,7 +149,7 @@ def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
     mirrors = {name: Mirror.positional([i + 1], 3, 4) for i, name in enumerate(names)}
     drifted = {name: Mirror.positional([i + 1], 3, 4) for i, name in enumerate(names)}
     drifted["r6"].apply(RequestStep(3, moved_ids=ints(1), moved_slots=ints(31), num_live=3))
-    requests = {name: RequestStep(3) for name in names}
+    requests = RequestSteps.of_parts({name: RequestStep(3) for name in names})
     seen = [
         digest.of_mirrors(StepPlan(step, requests=requests), mirrors)
         != digest.of_mirrors(StepPlan(step, requests=requests), drifted)

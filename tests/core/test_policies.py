@@ -340,7 +340,7 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
     log: dict[str, list[list[int]]] = {}
     for _ in range(60):
         plan = engine.step()
-        for name, part in plan.requests.items():
+        for name, part in plan.requests.parts().items():
             if len(part.evicted):
                 log.setdefault(name, []).append(part.evicted.tolist())
     assert engine.num_preemptions == 0

@@ -147,8 +147,8 @@ def test_the_eviction_after_a_switch_sees_every_token_that_passed() -> None:
     assert engine.num_passed_steps > 0
     configure(engine, policy=BUSY)
     plan = engine.step()
-    assert plan.requests["r"].num_tokens == 17
-    assert len(plan.requests["r"].evicted) == 17 - 8
+    assert plan.requests.of("r").num_tokens == 17
+    assert len(plan.requests.of("r").evicted) == 17 - 8
     engine.check()
 
 

@@ -310,7 +310,7 @@ def test_rule_7_the_plan_of_a_request_preempted_in_the_same_step_is_dropped() ->
     engine._schedule_running = preempt_the_last  # type: ignore[method-assign,assignment]
     plan = engine.step()
     engine._schedule_running = schedule  # type: ignore[method-assign]
-    assert set(plan.requests) == {"r0", "r1"}
+    assert set(plan.requests.names) == {"r0", "r1"}
     relocated = [
         e.data for e in engine.runtime.events.page(0, 1000).events if e.kind == "relocation"
     ]
@@ -332,8 +332,8 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     engine._schedule_running = skip_r1  # type: ignore[method-assign,assignment]
     plan = engine.step()
     engine._schedule_running = schedule  # type: ignore[method-assign]
-    assert len(plan.requests["r1"].new_slots) == 0
-    assert len(plan.requests["r1"].moved_ids) > 0
+    assert len(plan.requests.of("r1").new_slots) == 0
+    assert len(plan.requests.of("r1").moved_ids) > 0
     engine.check()
     run(engine, 20)
 
@@ -354,7 +354,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
     for _ in range(40):
         plan = engine.step()
         engine.check()
-        for name, part in plan.requests.items():
+        for name, part in plan.requests.parts().items():
             if len(part.moved_ids):
                 steps.setdefault(name, []).append(plan.step)
     assert max(len(moved) for moved in steps.values()) > 2

@@ -65,7 +65,7 @@ def history(engine: CoreEngine, num_steps: int) -> list[Any]:
         tables = {t.request_id: (list(t.blocks), t.grid().tolist()) for t in engine.runtime.tables}
         orders = {
             name: (part.evicted.tolist(), part.moved_slots.tolist(), part.new_slots.tolist())
-            for name, part in plan.requests.items()
+            for name, part in plan.requests.parts().items()
         }
         events = [msgspec.to_builtins(e) | {"ts": 0} for e in engine.runtime.events.drain()]
         for event in events:

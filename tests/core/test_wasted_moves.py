@@ -31,7 +31,7 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     runtime = engine.runtime
     engine.add("a", 16)
     engine.step()
-    assert engine.step().requests["a"].moved_ids.tolist() == [0, 11]
+    assert engine.step().requests.of("a").moved_ids.tolist() == [0, 11]
     assert runtime.counters.relocation_freed_blocks == 1
     assert runtime.counters.reclaimed_blocks == 2  # and the second block, all dead
     runtime.state.config = replace(runtime.config, reclamation="paused")
@@ -84,7 +84,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
             engine.steps(1)
             runtime = engine.core.runtime
             plan = engine.core.newest_plan
-            for request_id, part in plan.requests.items():
+            for request_id, part in plan.requests.parts().items():
                 for token in part.evicted.tolist():
                     moved = shadow.pop((request_id, token), -1000)
                     in_vain += plan.step - moved <= WASTED_WITHIN_STEPS

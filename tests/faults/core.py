@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
 from vtoken.planning import round as planning_round
+from vtoken.protocol.step import Ragged
 from vtoken.runtime.relocation import round_planner
 
 MOST_STEPS = 400
@@ -101,3 +104,10 @@ def swapped(array: Any) -> Any:
     out = array.copy()
     out[[0, 1]] = out[[1, 0]]
     return out
+
+
+def without_firsts(column: Ragged) -> tuple[Ragged, bool]:
+    """`column` without the first number of each request that has one, and whether one has."""
+    firsts = column.starts[:-1][column.counts > 0]
+    starts = column.starts - np.concatenate([[0], np.cumsum(column.counts > 0)])
+    return Ragged(np.delete(column.values, firsts), starts), len(firsts) > 0

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from tests.faults.catalogue import Catalogue, Hit
-from tests.faults.core import each_plan, each_relocation, swapped
+from tests.faults.core import each_plan, each_relocation, swapped, without_firsts
 from tests.support.core.harness import CoreEngine
 from vtoken.policies import Policy
 
@@ -37,10 +37,9 @@ def spoil_a_retained_token(engine: CoreEngine, hit: Hit) -> None:
 
     def copy_and_spoil(plan: Any) -> None:
         copy(plan)
-        for part in plan.requests.values():
-            if part.retained is not None:
-                engine.worker.memory[part.retained.slots[0]] = "spoilt"
-                hit()
+        for retained in plan.requests.retained.values():
+            engine.worker.memory[retained.slots[0]] = "spoilt"
+            hit()
 
     engine.worker._copy = copy_and_spoil  # type: ignore[method-assign]
 
@@ -179,10 +178,8 @@ def lose_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """The worker is not told of one victim."""
 
     def change(plan: Any) -> bool:
-        parts = [part for part in plan.requests.values() if len(part.evicted)]
-        for part in parts:
-            part.evicted = part.evicted[1:]
-        return bool(parts)
+        plan.requests.evicted, told = without_firsts(plan.requests.evicted)
+        return told
 
     each_plan(engine, change, hit)
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from tests.faults.catalogue import Catalogue, Hit
+from tests.faults.core import without_firsts
 from tests.faults.engine import EngineUnderFaults as Engine
+from vtoken.protocol.step import Ragged
 
 ENGINE = Catalogue()
 
@@ -145,11 +147,12 @@ def exchange_in_the_mirror(engine: Engine, hit: Hit) -> None:
     """The worker is told two moved tokens' places the wrong way round."""
 
     def change(plan: Any) -> bool:
-        parts = [part for part in plan.requests.values() if len(part.moved_ids) > 1]
-        for part in parts:
-            part.moved_slots = part.moved_slots.copy()
-            part.moved_slots[[0, 1]] = part.moved_slots[[1, 0]]
-        return bool(parts)
+        moved = plan.requests.moved_slots
+        firsts = moved.starts[:-1][moved.counts > 1]
+        values = moved.values.copy()
+        values[firsts], values[firsts + 1] = moved.values[firsts + 1], moved.values[firsts]
+        plan.requests.moved_slots = Ragged(values, moved.starts)
+        return len(firsts) > 0
 
     engine.each_plan(change, hit)
 
@@ -162,10 +165,11 @@ def read_dead_tokens(engine: Engine, hit: Hit) -> None:
     """Holes are taken for dense: attention reads dead tokens instead of live ones."""
 
     def change(plan: Any) -> bool:
-        parts = [part for part in plan.requests.values() if not part.dense]
-        for part in parts:
-            part.dense, part.scratch = True, []
-        return bool(parts)
+        requests = plan.requests
+        any_holes = not requests.dense.all()
+        requests.dense = np.ones(len(requests), dtype=np.bool_)
+        requests.scratch = Ragged.empty(len(requests))
+        return any_holes
 
     engine.each_plan(change, hit)
 
@@ -174,13 +178,18 @@ def read_dead_tokens(engine: Engine, hit: Hit) -> None:
 def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
     """One loose token is not packed."""
 
-    def change(plan: Any) -> bool:
-        parts = [part for part in plan.requests.values() if len(part.loose_slots)]
-        for part in parts:
-            part.loose_slots = np.append(part.loose_slots[1:], part.loose_slots[-1])
-        return bool(parts)
+    from vtoken.vllm.cpu import runner
 
-    engine.each_plan(change, hit)
+    split = runner.split_loose
+
+    def split_wrong(*args: Any) -> Any:
+        full, loose = split(*args)
+        if len(loose):
+            hit()
+            loose = np.append(loose[1:], loose[-1])
+        return full, loose
+
+    engine.replace(runner, "split_loose", split_wrong)
 
 
 @ENGINE.fault(
@@ -220,10 +229,8 @@ def lose_an_eviction(engine: Engine, hit: Hit) -> None:
     """The worker is not told of one victim."""
 
     def change(plan: Any) -> bool:
-        parts = [part for part in plan.requests.values() if len(part.evicted)]
-        for part in parts:
-            part.evicted = part.evicted[1:]
-        return bool(parts)
+        plan.requests.evicted, told = without_firsts(plan.requests.evicted)
+        return told
 
     engine.each_plan(change, hit)
 

@@ -70,7 +70,7 @@ class Watch:
                 known = self._scheduler.requests[request.request_id].num_tokens
                 self._of(request.request_id).append(Stretch(known))
         plan = self._commit(grown)
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             if len(part.evicted):
                 self._of(request_id)[-1].evictions.append((part.num_tokens, part.evicted.tolist()))
         return plan

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import RequestStep, StepPlan
+from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
@@ -49,6 +49,7 @@ class Life:
         self.number += 1
         rng, plan = self.rng, StepPlan(self.number)
         rows: list[BatchRow] = []
+        parts: dict[str, RequestStep] = {}
         first = 0
         for name in rng.permutation(list(SIGNALS)).tolist():
             if self.number > 2 and rng.random() < 0.2:
@@ -57,8 +58,9 @@ class Life:
             if name not in self.virtual and self.num_tokens[name] + num_new > 5 * S - 4:
                 self.virtual.add(name)
             rows.append(BatchRow(name, len(rows), first, num_new, self.num_tokens[name]))
-            self._grow(plan, name, num_new)
+            self._grow(parts, name, num_new)
             first += num_new
+        plan.requests = RequestSteps.of_parts(parts)
         plan.signals = {row.request_id: SIGNALS[row.request_id] for row in rows}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
         plan.probe_layers = PROBED_LAYERS if plan.probed else None
@@ -71,14 +73,14 @@ class Life:
         )
         return plan, rows, torch.randn(first, HEADS, DIM)
 
-    def _grow(self, plan: StepPlan, name: str, num_new: int) -> None:
+    def _grow(self, parts: dict[str, RequestStep], name: str, num_new: int) -> None:
         live, before, rng = self.live[name], self.num_tokens[name], self.rng
         new = range(before, before + num_new)
         self.num_tokens[name] += num_new
         if name not in self.virtual:
             live |= {t: self.blocks[name][t // S] * S + t % S for t in new}
             return
-        part = plan.requests[name] = RequestStep(before, dense=False)
+        part = parts[name] = RequestStep(before, dense=False)
         if rng.random() < 0.5 and len(live) > 8:
             part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
             self.free = [live.pop(int(t)) for t in part.evicted] + self.free
@@ -146,7 +148,7 @@ class DeviceWorker(Worker):
             there.copy_(here)
 
     def step(self, plan: StepPlan, rows: list[BatchRow], query: torch.Tensor) -> Told:
-        for name, part in plan.requests.items():
+        for name, part in plan.requests.parts().items():
             if len(part.evicted) or len(part.moved_ids):
                 self.pages.forget(name)
         return super().step(plan, rows, query)

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import RequestStep, StepPlan
+from vtoken.protocol.step import Ragged, RequestStep, RequestSteps, StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
@@ -151,7 +151,7 @@ def evicting(*, dense: bool) -> StepPlan:
         2,
         source_slots=np.array([7 * S, 7 * S + 1]),
         destination_slots=part.moved_slots,
-        requests={"a": part},
+        requests=RequestSteps.of_parts({"a": part}),
     )
 
 
@@ -205,7 +205,7 @@ def test_v2_leaves_full_graphs_in_a_step_with_holes_only() -> None:
 def test_v2_appends_what_vllm_allocates_behind_the_replaced_row() -> None:
     runner = admitted()
     plan = evicting(dense=True)
-    plan.requests["a"].new_slots = np.array([9 * S])
+    plan.requests.new_slots = Ragged.joined([[9 * S]])
     cached = SimpleNamespace(req_ids=["a"], new_block_ids=[([9],)])
     runner.execute_model(message(plan, scheduled_cached_reqs=cached), batch(1, 10))
     assert runner.block_tables.rows[0] == runner.vtoken_blocks["a"] == [5, 2, 9]

@@ -16,45 +16,38 @@ from zlib import crc32
 import numpy as np
 
 from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import StepPlan
+from vtoken.protocol.step import Ragged, StepPlan
 
 MIRRORS_A_STEP = 4
 
 
 def of_plan(plan: StepPlan) -> int:
     """CRC-32 of everything that `plan` orders."""
-    parts = plan.requests.items()
-    names = (
-        "\0".join(plan.requests),
+    requests = plan.requests
+    texts = (
         repr((plan.want_scores, plan.probe_layers, plan.signal_layers, plan.signals)),
-        "\0".join(sorted(plan.probed)),
+        *("\0".join(names) for names in (sorted(plan.probed), requests.names)),
+        *("\0".join(names) for names in (requests.blocks, requests.retained)),
     )
-    counts = [plan.step, plan.probing]
-    arrays = [plan.source_slots, plan.destination_slots]
-    for _, part in parts:
-        blocks = () if part.blocks is None else part.blocks
-        retained = () if part.retained is None else (part.retained.ids, part.retained.slots)
-        own = [
-            part.evicted,
-            part.moved_ids,
-            part.moved_slots,
-            part.new_slots,
-            part.full_blocks,
-            part.loose_slots,
-            np.asarray([*blocks, *part.scratch], dtype=np.int64),
-            *retained,
-        ]
-        counts += [part.num_tokens, part.num_live, part.dense, part.blocks is None]
-        counts += map(len, own)
-        arrays += own
-    digest = crc32("\n".join(names).encode())
-    digest = crc32(np.asarray(counts, dtype=np.int64).data, digest)
-    return crc32(np.concatenate(arrays).data, digest)
+    columns = [plan.source_slots, plan.destination_slots]
+    columns += [requests.num_tokens, requests.num_live, requests.dense.astype(np.int64)]
+    ragged = (
+        *(requests.evicted, requests.moved_ids, requests.moved_slots, requests.new_slots),
+        *(requests.scratch, Ragged.joined(requests.blocks.values())),
+    )
+    for column in ragged:
+        columns += column.starts, column.values
+    for retained in requests.retained.values():
+        columns += retained.ids, retained.slots
+    counts = [plan.step, plan.probing, *map(len, columns)]
+    digest = crc32("\n".join(texts).encode())
+    digest = crc32(np.array(counts, dtype=np.int64).data, digest)
+    return crc32(np.concatenate(columns).data, digest)
 
 
 def of_mirrors(plan: StepPlan, mirrors: Mapping[str, Mirror]) -> int:
     """CRC-32 of the mirrors whose turn it is among the requests of `plan`, after the step."""
-    names = [name for name in plan.requests if name in mirrors]
+    names = [name for name in plan.requests.names if name in mirrors]
     if not names:
         return 0
     first = plan.step * MIRRORS_A_STEP % len(names)

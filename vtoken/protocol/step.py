@@ -13,15 +13,48 @@ Order on the worker, one step:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from vtoken.arrays import Floats, Ints
+from vtoken.arrays import Bools, Floats, Ints
 from vtoken.policies.signals import Signal
 
 NO_IDS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """One array for R requests: `values` [n] int64, of which `values[starts[i] : starts[i + 1]]`
+    belong to request i; `starts` [R + 1] int64 ascends from 0 to n.
+    """
+
+    values: Ints
+    starts: Ints
+
+    @classmethod
+    def empty(cls, num_requests: int = 0) -> Ragged:
+        """Nothing for each of `num_requests` requests."""
+        return cls(NO_IDS, np.zeros(num_requests + 1, dtype=np.int64))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Sequence[int] | Ints]) -> Ragged:
+        """The numbers of request i are `parts[i]`."""
+        arrays = [np.asarray(part, dtype=np.int64) for part in parts]
+        starts = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(array) for array in arrays], out=starts[1:])
+        return cls(np.concatenate([NO_IDS, *arrays]), starts)
+
+    def of(self, i: int) -> Ints:
+        """The numbers of request `i`: a view."""
+        return self.values[self.starts[i] : self.starts[i + 1]]
+
+    @property
+    def counts(self) -> Ints:
+        """How many numbers each request has [R]."""
+        return np.diff(self.starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +66,9 @@ class Retained:
 
 
 class RequestStep(msgspec.Struct):
-    """One request's part of a step; only requests that have evicted something have one.
+    """One request's part of a step, for readers that look at one request; see `RequestSteps`.
 
-    `num_tokens`: tokens before this step, dead ones included. `evicted` [v] ids that died,
-    `moved_ids`/`moved_slots` [m] relocated tokens, `blocks` the block table before this step's
-    allocations (None: unchanged), `new_slots` [k] where the step's new tokens are written.
-    `num_live`, `dense`: after the new tokens. Unscheduled requests have no new slots.
-    `retained`: the live tokens after the relocation, when it is to be verified by content (I1).
-    `scratch`: free blocks lent for this step, into which a holey request's `loose_slots` [l] may be
-    packed for attention, to be read behind its `full_blocks` [f]; empty when there were too few.
+    `blocks`: None when the block table was not rewritten.
     """
 
     num_tokens: int
@@ -54,8 +81,82 @@ class RequestStep(msgspec.Struct):
     num_live: int = 0
     dense: bool = True
     scratch: list[int] = msgspec.field(default_factory=list)
-    full_blocks: Ints = NO_IDS
-    loose_slots: Ints = NO_IDS
+
+
+@dataclass(slots=True)
+class RequestSteps:
+    """What happens to the R requests that have evicted something; the others have no part.
+
+    `num_tokens` [R]: tokens before this step, dead ones included. `num_live` [R] int64 and `dense`
+    [R] bool: after this step's new tokens. Of each request:
+
+    `evicted`     ids that died
+    `moved_ids`, `moved_slots`   relocated tokens, and where to; both have the same `starts`
+    `new_slots`   where this step's tokens are written; none for unscheduled requests
+    `scratch`     blocks lent for this step, into which attention may pack the request's tokens in
+                  partial blocks; none when too few were free
+
+    By name, of some requests only: `blocks`, the block table before this step's allocations where
+    it was rewritten; `retained`, the live tokens after a relocation that is to be verified by
+    content (I1).
+    """
+
+    names: list[str] = field(default_factory=list)
+    num_tokens: Ints = field(default_factory=lambda: NO_IDS)
+    num_live: Ints = field(default_factory=lambda: NO_IDS)
+    dense: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    evicted: Ragged = field(default_factory=Ragged.empty)
+    moved_ids: Ragged = field(default_factory=Ragged.empty)
+    moved_slots: Ragged = field(default_factory=Ragged.empty)
+    new_slots: Ragged = field(default_factory=Ragged.empty)
+    scratch: Ragged = field(default_factory=Ragged.empty)
+    blocks: dict[str, list[int]] = field(default_factory=dict)
+    retained: dict[str, Retained] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def of(self, name: str) -> RequestStep:
+        """The part of one request: its arrays are views. KeyError when it has none."""
+        if name not in self.names:
+            raise KeyError(name)
+        i = self.names.index(name)
+        return RequestStep(
+            int(self.num_tokens[i]),
+            self.evicted.of(i),
+            self.moved_ids.of(i),
+            self.moved_slots.of(i),
+            self.retained.get(name),
+            self.blocks.get(name),
+            self.new_slots.of(i),
+            int(self.num_live[i]),
+            bool(self.dense[i]),
+            self.scratch.of(i).tolist(),
+        )
+
+    def parts(self) -> dict[str, RequestStep]:
+        """Every request's part; for tests and tools, not for the step."""
+        return {name: self.of(name) for name in self.names}
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, RequestStep]) -> RequestSteps:
+        """The columns of `parts`, in their order."""
+        each = list(parts.values())
+        moved_ids = Ragged.joined(part.moved_ids for part in each)
+        moved_slots = Ragged.joined(part.moved_slots for part in each)
+        return cls(
+            list(parts),
+            np.array([part.num_tokens for part in each], dtype=np.int64),
+            np.array([part.num_live for part in each], dtype=np.int64),
+            np.array([part.dense for part in each], dtype=np.bool_),
+            Ragged.joined(part.evicted for part in each),
+            moved_ids,
+            Ragged(moved_slots.values, moved_ids.starts),
+            Ragged.joined(part.new_slots for part in each),
+            Ragged.joined(part.scratch for part in each),
+            {name: part.blocks for name, part in parts.items() if part.blocks is not None},
+            {name: part.retained for name, part in parts.items() if part.retained is not None},
+        )
 
 
 @dataclass(slots=True)
@@ -70,7 +171,7 @@ class StepPlan:
     step: int
     source_slots: Ints = field(default_factory=lambda: NO_IDS)
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
-    requests: dict[str, RequestStep] = field(default_factory=dict)
+    requests: RequestSteps = field(default_factory=RequestSteps)
     probing: bool = False  # some request keeps a signal: `signals` is not empty
     probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
     want_scores: tuple[tuple[str, Signal], ...] = ()

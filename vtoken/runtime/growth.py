@@ -10,13 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from vtoken.errors import InvariantViolation
-from vtoken.protocol.step import RequestStep, StepPlan
+from vtoken.protocol.step import RequestStep
 from vtoken.runtime.requests import RequestState
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
@@ -158,23 +158,20 @@ class TokenAppender:
     def _not_private(self, block: int) -> None:
         self._state.violated(InvariantViolation("I4", f"block {block} is written, not private"))
 
-    def lend_scratch(self, plan: StepPlan) -> None:
+    def lend_scratch(self, parts: Mapping[str, RequestStep]) -> None:
         """Free blocks for packing the holey requests that decode one token in this step."""
         state = self._state
         size = state.geometry.block_size
-        packed = {
-            request_id: self._tables[request_id].full_and_loose()
-            for request_id, part in plan.requests.items()
-            if not part.dense and len(part.new_slots) == 1
-        }
-        if not packed:
+        needs: dict[str, int] = {}
+        for request_id, part in parts.items():
+            if not part.dense and len(part.new_slots) == 1:
+                _, loose = self._tables[request_id].full_and_loose()
+                needs[request_id] = -(-len(loose) // size)
+        if not needs:
             return
-        needs = {request_id: -(-len(loose) // size) for request_id, (_, loose) in packed.items()}
         lent = state.store.lend(sum(needs.values()))
         first = 0
         for request_id, need in needs.items():
             if first + need <= len(lent):
-                part = plan.requests[request_id]
-                part.full_blocks, part.loose_slots = packed[request_id]
-                part.scratch = lent[first : first + need]
+                parts[request_id].scratch = lent[first : first + need]
                 first += need

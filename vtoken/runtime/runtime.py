@@ -33,7 +33,7 @@ from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies.tokenizer_info import Vocabulary
-from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.protocol.step import RequestSteps, StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
 from vtoken.runtime.block_store import BlockStore
 from vtoken.runtime.events import EventLog
@@ -225,8 +225,8 @@ class Runtime:
         if reading:
             ids = (request.request_id for request in grown)
             self.scoring.ask(plan, zip(ids, lengths, strict=True))
-        plan.requests = state.take_parts()
-        for request_id, part in plan.requests.items():
+        parts = state.take_parts()
+        for request_id, part in parts.items():
             if part.num_live:
                 continue  # told when its token was entered
             table = known(request_id)
@@ -234,7 +234,8 @@ class Runtime:
             part.num_live = table.num_live
             part.dense = table.extent == table.num_live
         if self.lends_blocks:  # where holes are packed before attention reads
-            self.appender.lend_scratch(plan)
+            self.appender.lend_scratch(parts)
+        plan.requests = RequestSteps.of_parts(parts)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan

@@ -75,7 +75,7 @@ class SimulatedWorker:
             self.mirrors.pop(request_id, None)
         for request_id, (blocks, contents) in message.new.items():
             self.mirrors[request_id] = Mirror(list(blocks), list(contents))
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             mirror = self.mirrors[request_id]
             assert len(mirror.contents) == part.num_tokens, "the mirror lost or gained tokens"
             slots = self.live_slots(mirror)
@@ -113,7 +113,7 @@ class SimulatedWorker:
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
         """Contents by id of what verified relocations retain: where it lay, or where it lies."""
         out = {}
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             if part.retained is None:
                 continue
             ids, slots = part.retained.ids.tolist(), part.retained.slots.tolist()
@@ -150,7 +150,7 @@ class SimulatedWorker:
             ids = range(first, len(mirror.contents))
             new_slots = [mirror.blocks[t // s] * s + t % s for t in ids]
         else:
-            new_slots = message.plan.requests[request_id].new_slots.tolist()
+            new_slots = message.plan.requests.of(request_id).new_slots.tolist()
             mirror.slots |= zip(range(first, len(mirror.contents)), new_slots, strict=True)
         assert all(slot // s in mirror.blocks for slot in new_slots), "written out of the table"
         for slot, content in zip(new_slots, contents, strict=True):
@@ -158,9 +158,9 @@ class SimulatedWorker:
 
     def _use_scratch(self, plan: StepPlan) -> None:
         """Overwrite every lent block: nothing that is read or cached may lie in one."""
-        lent = [block for part in plan.requests.values() for block in part.scratch]
+        lent = [block for part in plan.requests.parts().values() for block in part.scratch]
         assert len(set(lent)) == len(lent), "a block was lent twice"
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             if not part.scratch:
                 continue
             assert not part.dense
@@ -171,20 +171,13 @@ class SimulatedWorker:
             full = sum(held == self.block_size for held in Counter(places).values())
             loose = len(places) - full * self.block_size
             assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
-            packed = {
-                slot
-                for b in part.full_blocks.tolist()
-                for slot in range(b * self.block_size, (b + 1) * self.block_size)
-            }
-            live = set(self.live_slots(self.mirrors[request_id]).values())
-            assert packed | set(part.loose_slots.tolist()) == live, "attention reads other tokens"
         for block in lent:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.memory[slot] = "scratch"
             self.blocks_lent += 1
 
     def _attend(self, plan: StepPlan) -> None:
-        s = self.block_size
+        s, parts = self.block_size, plan.requests.parts()
         for request_id, mirror in self.mirrors.items():
             slots = self.live_slots(mirror)
             for token, slot in slots.items():
@@ -194,7 +187,7 @@ class SimulatedWorker:
                     f"not {mirror.contents[token]}"
                 )
             assert len(set(slots.values())) == len(slots), f"I2: {request_id} shares a slot"
-            part = plan.requests.get(request_id)
+            part = parts.get(request_id)
             if part is not None:
                 assert part.num_live == len(slots)
                 assert mirror.product is not None

@@ -11,7 +11,7 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch, split_loose
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
@@ -61,12 +61,11 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         )
         for holey in step.holey:
             row, part = holey.row, holey.part
+            _, slots = holey.mirror.live()
             if part.scratch:
-                told.lent.append(
-                    LentRequest(row.index, part.full_blocks, part.loose_slots, part.scratch)
-                )
+                full, loose = split_loose(slots, 1, self.executor.block_size)
+                told.lent.append(LentRequest(row.index, full, loose, part.scratch))
             else:
-                _, slots = holey.mirror.live()
                 told.apart.append(HoleyRequest(row.index, slots, row.num_new))
         told.probed = step.probed
         told.probe_layers = step.probe_layers

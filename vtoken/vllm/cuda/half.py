@@ -42,7 +42,7 @@ class DeviceHalf:
     def relocate(self, plan: StepPlan) -> None:
         """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
         self.pages.keep_only(self.executor.mirrors)
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             if len(part.evicted) or len(part.moved_ids):
                 self.pages.forget(request_id)
         if len(plan.source_slots):
@@ -55,7 +55,9 @@ class DeviceHalf:
         plan = self.executor.plan
         return plan is not None and (
             plan.probe_layers is not None
-            or any(not part.dense and len(part.new_slots) for part in plan.requests.values())
+            or any(
+                not part.dense and len(part.new_slots) for part in plan.requests.parts().values()
+            )
         )
 
     def present(self, step: PhysicalStep | None, slot_mapping: torch.Tensor | None) -> None:

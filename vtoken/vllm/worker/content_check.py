@@ -32,7 +32,7 @@ class ContentCheck:
         """Call before the step's copies, and before its plan goes into `mirrors`."""
         self._before.clear()
         started = time.perf_counter_ns()
-        for request_id, part in plan.requests.items():
+        for request_id, part in plan.requests.parts().items():
             if part.retained is not None:
                 ids, slots = mirrors[request_id].live()
                 kept = ~np.isin(ids, part.evicted)
@@ -44,7 +44,7 @@ class ContentCheck:
         """Call when `mirrors` follow the plan and only the forward will write; fills `report`."""
         started = time.perf_counter_ns()
         for request_id, before in self._before.items():
-            part = plan.requests[request_id]
+            part = plan.requests.of(request_id)
             assert part.retained is not None
             ids, slots = part.retained.ids, part.retained.slots
             wrong = misplaced(slots, part.blocks or (), self._block_size)

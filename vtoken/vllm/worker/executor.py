@@ -123,7 +123,7 @@ class StepExecutor:
         replaced: list[tuple[str, list[int]]] = []
         if self.plan is None:
             return replaced
-        for request_id, part in self.plan.requests.items():
+        for request_id, part in self.plan.requests.parts().items():
             if request_id not in self.mirrors:
                 self.mirrors[request_id] = Mirror.positional(
                     blocks_of(request_id), part.num_tokens, self.block_size
@@ -150,7 +150,7 @@ class StepExecutor:
         if self.plan is None or self.report is None:
             return
         with self.ranks.contained():
-            for request_id, part in self.plan.requests.items():
+            for request_id, part in self.plan.requests.parts().items():
                 self.mirrors[request_id].apply(part)
             self._check.after(self.plan, self.mirrors, self.report)
         self.ranks.agree(self.plan, self.mirrors, self.report)
@@ -164,8 +164,9 @@ class StepExecutor:
         if plan is None or not (plan.requests or plan.probing or self.mirrors):
             return None
         step = PhysicalStep()
+        parts = plan.requests.parts()
         for row in batch:
-            part = plan.requests.get(row.request_id)
+            part = parts.get(row.request_id)
             if part is not None:
                 step.write(row.first, part.new_slots)
                 step.rows.append(row.index)
