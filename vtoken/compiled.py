@@ -17,21 +17,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from numba import njit
 
 log = logging.getLogger("vtoken")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kernel(function: F) -> F:
+def kernel(function: Callable[..., Any]) -> Any:
     """`function` compiled at its first call, or taken from the cache on disk."""
     try:
-        return cast(F, njit(cache=True)(function))
+        return njit(cache=True)(function)
     except RuntimeError as error:  # Numba found no folder that it may write to
         _tell_uncached(str(error))
-        return cast(F, njit(function))
+        return njit(function)
 
 
 @cache

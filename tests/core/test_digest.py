@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vtoken.arrays import Ragged
 from vtoken.policies.signals import Signal
 from vtoken.protocol import digest
 from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import Ragged, RequestStep, RequestSteps, Retained, StepPlan
+from vtoken.protocol.step import RequestStep, RequestSteps, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
 

@@ -13,7 +13,6 @@ import numpy as np
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
 from vtoken.planning import round as planning_round
-from vtoken.protocol.step import Ragged
 from vtoken.runtime.relocation import round_planner
 
 MOST_STEPS = 400

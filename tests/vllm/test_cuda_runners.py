@@ -15,9 +15,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vtoken.arrays import Ragged
 from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import Ragged, RequestStep, RequestSteps, StepPlan
+from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin

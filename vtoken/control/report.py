@@ -95,7 +95,7 @@ class Reporter:
         flags |= pool.usage
         if moving := self.runtime.relocator.in_flight_blocks:
             flags[list(moving)] |= FLAG_IN_FLIGHT
-        flags[list(pool.tails.values())] |= FLAG_TAIL
+        flags[self.runtime.tables.tails()] |= FLAG_TAIL
         flags[0] = 0  # the null block: the tail of those that hold none
         return flags
 
@@ -180,7 +180,7 @@ class Reporter:
             budget_tokens=rules.budget_tokens,
             dense=table.extent == num_live,
             moved_tokens=state.moved_tokens,
-            recycled_slots=state.recycled_slots,
+            recycled_slots=table.num_recycled,
             preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
         )
         row.number = table.number

@@ -13,7 +13,7 @@ from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure, describe_gates, headroom_gate
 from vtoken.runtime.relocation.operations import describe_round
 from vtoken.runtime.runtime import Runtime
-from vtoken.tables.pool import ONE
+from vtoken.tables.token_tables import ONE
 from vtoken.wire import WhatIf
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import index
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.arrays import Bools, Floats, Ints
+from vtoken.arrays import Bools, Floats, Ints, Ragged
 from vtoken.policies.signals import Signal
 
 TokenIds = Ints  # the name in the interface of policies
@@ -58,6 +58,18 @@ class View:
     @property
     def num_victims(self) -> int:
         return max(0, len(self.token_ids) - self.budget_tokens)
+
+
+class Batch(Protocol):
+    """Many requests that are due at once, k of them; `budget` [k] tokens stay of each."""
+
+    budget: Ints
+
+    def oldest(self, sinks: int) -> Ragged:
+        """Of each request what `oldest` names."""
+
+    def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
+        """Of each request what `lowest` names by its scores; `recent`: for all, or of each [k]."""
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +114,13 @@ class Policy:
     def select_victims(self, view: View) -> TokenIds:
         """The ids [view.num_victims] that die. Called only when that number is positive."""
         raise NotImplementedError
+
+    def select_many(self, batch: Batch) -> Ragged | None:  # noqa: ARG002
+        """The victims of every request of `batch`: those that `select_victims` names for each.
+
+        None: this policy is asked request by request.
+        """
+        return None
 
     def min_budget_tokens(self) -> int:
         """The smallest budget under which the parameters make sense."""

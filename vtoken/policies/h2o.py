@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, lowest, register
+from vtoken.arrays import Ragged
+from vtoken.policies.base import Batch, Params, Policy, Sinks, TokenIds, View, lowest, register
 from vtoken.policies.signals import Signal
 
 
@@ -34,11 +35,16 @@ class H2O(Policy):
         scores: npt.NDArray[Any] = view.scores
         if self.params.normalize:
             scores = scores / (view.num_tokens - view.token_ids).astype(np.float32)
-        recent = min(
-            int(view.budget_tokens * self.params.recent_ratio),
-            view.budget_tokens - self.params.sinks,
-        )
-        return lowest(view, scores, self.params.sinks, recent)
+        return lowest(view, scores, self.params.sinks, self._recent(view.budget_tokens))
+
+    def select_many(self, batch: Batch) -> Ragged | None:
+        if self.params.normalize:
+            return None
+        recent = np.array([self._recent(budget) for budget in batch.budget.tolist()])
+        return batch.lowest(self.params.sinks, recent)
+
+    def _recent(self, budget: int) -> int:
+        return int(min(int(budget * self.params.recent_ratio), budget - self.params.sinks))
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks) + 1

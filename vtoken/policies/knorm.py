@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
+from vtoken.arrays import Ragged
+from vtoken.policies.base import (
+    Batch,
+    Params,
+    Policy,
+    Recent,
+    Sinks,
+    TokenIds,
+    View,
+    lowest,
+    register,
+)
 from vtoken.policies.signals import Signal
 
 
@@ -23,6 +34,9 @@ class KNorm(Policy):
 
     def select_victims(self, view: View) -> TokenIds:
         return lowest(view, view.scores, self.params.sinks, self.params.recent)
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return batch.lowest(self.params.sinks, self.params.recent)
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks + self.params.recent)

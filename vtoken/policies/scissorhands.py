@@ -9,7 +9,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
+from vtoken.arrays import Ragged
+from vtoken.policies.base import (
+    Batch,
+    Params,
+    Policy,
+    Recent,
+    Sinks,
+    TokenIds,
+    View,
+    lowest,
+    register,
+)
 from vtoken.policies.signals import Signal
 
 
@@ -33,6 +44,9 @@ class Scissorhands(Policy):
 
     def select_victims(self, view: View) -> TokenIds:
         return lowest(view, view.scores, self.params.sinks, self.params.recent)
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return batch.lowest(self.params.sinks, self.params.recent)
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks + self.params.recent)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vtoken.policies.base import Policy, TokenIds, View, oldest, register
+from vtoken.arrays import Ragged
+from vtoken.policies.base import Batch, Policy, TokenIds, View, oldest, register
 
 
 @register
@@ -12,3 +13,6 @@ class SlidingWindow(Policy):
 
     def select_victims(self, view: View) -> TokenIds:
         return oldest(view, sinks=0)
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return batch.oldest(sinks=0)

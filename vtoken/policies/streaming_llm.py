@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, oldest, register
+from vtoken.arrays import Ragged
+from vtoken.policies.base import Batch, Params, Policy, Sinks, TokenIds, View, oldest, register
 
 
 class StreamingLLMParams(Params, frozen=True):
@@ -18,6 +19,9 @@ class StreamingLLM(Policy):
 
     def select_victims(self, view: View) -> TokenIds:
         return oldest(view, self.params.sinks)
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return batch.oldest(self.params.sinks)
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks) + 1

@@ -15,8 +15,9 @@ from zlib import crc32
 
 import numpy as np
 
+from vtoken.arrays import Ragged
 from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import Ragged, StepPlan
+from vtoken.protocol.step import StepPlan
 
 MIRRORS_A_STEP = 4
 

@@ -13,48 +13,16 @@ Order on the worker, one step:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from vtoken.arrays import Bools, Floats, Ints
+from vtoken.arrays import Bools, Floats, Ints, Ragged
 from vtoken.policies.signals import Signal
 
 NO_IDS: Ints = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """One array for R requests: `values` [n] int64, of which `values[starts[i] : starts[i + 1]]`
-    belong to request i; `starts` [R + 1] int64 ascends from 0 to n.
-    """
-
-    values: Ints
-    starts: Ints
-
-    @classmethod
-    def empty(cls, num_requests: int = 0) -> Ragged:
-        """Nothing for each of `num_requests` requests."""
-        return cls(NO_IDS, np.zeros(num_requests + 1, dtype=np.int64))
-
-    @classmethod
-    def joined(cls, parts: Iterable[Sequence[int] | Ints]) -> Ragged:
-        """The numbers of request i are `parts[i]`."""
-        arrays = [np.asarray(part, dtype=np.int64) for part in parts]
-        starts = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=starts[1:])
-        return cls(np.concatenate([NO_IDS, *arrays]), starts)
-
-    def of(self, i: int) -> Ints:
-        """The numbers of request `i`: a view."""
-        return self.values[self.starts[i] : self.starts[i + 1]]
-
-    @property
-    def counts(self) -> Ints:
-        """How many numbers each request has [R]."""
-        return np.diff(self.starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +146,7 @@ class StepPlan:
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
     signal_layers: tuple[int, ...] = ()
+    needed: bool = True  # False: the step is vLLM's own, and the worker need not have the plan
 
 
 @dataclass(slots=True)

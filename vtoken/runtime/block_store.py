@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from vtoken.arrays import Bools
 from vtoken.tables.token_table import TokenTable
 
 
 class BlockStore(Protocol):
-    """Who owns the physical blocks."""
+    """Who owns the physical blocks. `hashed` [N]: those that have a prefix hash, kept in place."""
+
+    hashed: Bools
 
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
@@ -33,11 +36,8 @@ class BlockStore(Protocol):
     def give_back(self, blocks: Sequence[int]) -> None:
         """One reference fewer for each of `blocks`; unreferenced ones become free."""
 
-    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
-        """The blocks of a request beyond the first `num_known`, and its tokens, as they stand.
-
-        Asked only where steps pass without their tables (`vtoken.runtime.resting`).
-        """
+    def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
+        """The request's blocks from the `first`-th of its block table on."""
 
     def differences(self, tables: Iterable[TokenTable]) -> list[str]:
         """Where the owner's books differ from `tables`, in words: block tables, reference counts,

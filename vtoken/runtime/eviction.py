@@ -9,16 +9,24 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Ints, Ragged
 from vtoken.config.values import VTokenConfig
-from vtoken.errors import InvariantViolation
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.protocol.step import NO_IDS
+from vtoken.runtime.due import phases
 from vtoken.runtime.events import counted
+from vtoken.runtime.kernels import is_due
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.state import RuntimeState
+from vtoken.tables import kernels
 from vtoken.tables.token_table import TokenTable
-from vtoken.wire import MAX_TOKENS
+
+REFUSED = {
+    kernels.UNKNOWN: "unknown or doubled",
+    kernels.DEAD: "already dead",
+    kernels.MISCOUNTED: "fewer or more than are due",
+    kernels.NEWEST: "the newest token among others",
+}
 
 
 class Evictor:
@@ -28,27 +36,24 @@ class Evictor:
         self._state = state
         self._policy_runner = policy_runner
 
-    def is_due(self, table: TokenTable, config: VTokenConfig | None = None) -> bool:
-        """Whether `table` is to be cut down to its budget before its next tokens are computed."""
-        rules = self._state.rules(table.request_id, config)
-        if not rules.evicts or table.num_live <= rules.budget_tokens + rules.interval_tokens:
-            return False
-        request = self._state.requests[table.request_id]
-        to_compute = request.prefill_end - table.num_tokens
-        if to_compute == 0 or request.prompt_eviction_pending:
-            return True  # the end of the prompt belongs to both phases
-        return rules.evict_during == "both" or (
-            (rules.evict_during == "prefill") == (to_compute > 0)
+    def is_due(self, table: TokenTable, config: VTokenConfig) -> bool:
+        """Whether `config` would cut `table` down before its next tokens are computed."""
+        due = self._state.due
+        rules = phases(self._state.rules(table.request_id, config))
+        return bool(
+            is_due(
+                table.num_live,
+                table.num_tokens,
+                due.prefill_end[table.row],
+                due.waits[table.row],
+                *rules,
+            )
         )
 
-    def pick_victims(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """The ids that `config` evicts from `table` now; None when nothing is due."""
-        if not self.is_due(table, config):
-            return None
-        return self._policy_runner.victims(table, self._state.rules(table.request_id, config))
-
     def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """`pick_victims` of what is not in force; raises RefusedError where its policy fails."""
+        """The ids that `config` would evict from `table` now, None when nothing is due; raises
+        RefusedError where its policy fails.
+        """
         if not self.is_due(table, config):
             return None
         return self._policy_runner.would_name(table, self._state.rules(table.request_id, config))
@@ -65,52 +70,71 @@ class Evictor:
 
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
-        state = self._state
-        names: set[str] = set()
-        num_requests = num_tokens = num_blocks = in_vain = 0
-        own, config = state.own_rules, state.config
-        shadow = state.shadow.asked
-        shadow_profiles = shadow is not None and shadow.profiles
-        profiles = config.policy.profiles or shadow_profiles
-        limit = config.budget_tokens + config.interval_tokens if config.evicts else MAX_TOKENS
-        known = state.tables.get
-        for request_id in ready:
-            table = known(request_id)
-            if table is None or (
-                table.num_live <= limit and not profiles and request_id not in own
-            ):
+        state, tables = self._state, self._state.tables
+        known = tables.rows
+        names = [name for name in ready if name in known]
+        if self._policy_runner.profiles():
+            for name in names:
+                self._policy_runner.take_profiles(tables[name], state.rules(name))
+        rows = np.array([known[name] for name in names], dtype=np.int64)
+        columns = tables.columns
+        state.due.waits[rows[columns.num_tokens[rows] == state.due.prefill_end[rows]]] = False
+        rows = state.due.select(rows, columns.num_live, columns.num_tokens)
+        if len(rows) == 0:
+            return False
+        rows, victims, policies = self._choose(rows)
+        return self._evict(rows, victims, policies, freed)
+
+    def _choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
+        """Those of the due `rows` [k] whose policy says what dies, the ids, and the policies."""
+        state, runner = self._state, self._policy_runner
+        policy = state.config.policy
+        if not state.own_rules and runner.chooses_together(policy):
+            found = runner.victims_together(policy, rows)
+            if found is not None:
+                return *found, {policy.name}
+        chosen, victims, names = [], [], set()
+        for row in rows.tolist():
+            table = state.tables[state.tables.names[row]]
+            rules = state.rules(table.request_id)
+            ids = runner.victims(table, rules)
+            if ids is None:
+                state.due.waits[row] |= table.num_tokens == state.due.prefill_end[row]
                 continue
-            rules = state.rules(request_id)
-            if rules.policy.profiles or shadow_profiles:
-                self._policy_runner.take_profiles(table, rules)
-            request = state.requests[request_id]
-            try:
-                victims = self.pick_victims(table, state.config)
-                if victims is None:
-                    if table.num_tokens == request.prefill_end:
-                        request.prompt_eviction_pending = self.is_due(table)
-                    continue
-                request.prompt_eviction_pending = False
-                self._policy_runner.compare(table, rules, victims)
-                state.begin_evicting(table)
-                table.evict(victims)
-            except InvariantViolation as violation:
-                state.violated(violation)
-                continue
-            pending = state.pending(table)
-            pending.evicted = victims
+            runner.compare(table, rules, ids)
+            chosen.append(row)
+            victims.append(ids)
             names.add(rules.policy.name)
-            num_requests += 1
-            num_tokens += len(victims)
-            if request.last_moves is not None:
-                in_vain += request.last_moves.num_recent(victims, state.step)
-            num_blocks += self._drop_dead_blocks(table, table.dead_blocks(victims), freed)
+        return np.array(chosen, dtype=np.int64), Ragged.joined(victims), names
+
+    def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
+        state, tables = self._state, self._state.tables
+        if len(rows) == 0:
+            return False
+        due = state.due
+        due.waits[rows] = False
+        owed = tables.columns.num_live[rows] - due.budget[rows]
+        codes, num_emptied = tables.evict(rows, victims.starts, victims.values, owed)
+        died = codes == kernels.DONE
+        state.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
+        for i in np.flatnonzero(~died).tolist():
+            name = tables.names[rows[i]]
+            what = REFUSED[int(codes[i])]
+            self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {what}")
+        num_tokens = int(victims.counts[died].sum())
         if num_tokens == 0:
             return False
-        name = ", ".join(sorted(names))
+        num_blocks = 0
+        for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
+            table = tables[tables.names[rows[i]]]
+            dead = np.flatnonzero(table.block_live() == 0)
+            blocks = set(table.block_ids()[dead].tolist())
+            num_blocks += self._drop_dead_blocks(table, blocks, freed)
+        name = ", ".join(sorted(policies))
         state.counters.evicted_tokens += num_tokens
-        state.counters.moved_then_evicted_tokens += in_vain
+        state.counters.moved_then_evicted_tokens += self._in_vain(rows[died])
         state.counters.reclaimed_blocks += num_blocks
+        num_requests = int(np.count_nonzero(died))
         state.events.add(
             state.step,
             "eviction",
@@ -123,6 +147,22 @@ class Evictor:
         )
         self._note_reclaimed(num_blocks)
         return True
+
+    def _in_vain(self, rows: Ints) -> int:
+        """Victims among those of `rows` [k] that were moved shortly before."""
+        state = self._state
+        moved = [
+            row
+            for row in rows.tolist()
+            if state.requests[state.tables.names[row]].last_moves is not None
+        ]
+        victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), state.tables.num_rows)
+        in_vain = 0
+        for i, row in enumerate(moved):
+            moves = state.requests[state.tables.names[row]].last_moves
+            assert moves is not None
+            in_vain += moves.num_recent(victims.of(i), state.step)
+        return in_vain
 
     def let_go_of_kept(self, freed: list[int]) -> None:
         """Let go of all-dead blocks that were kept while shared, where nothing keeps them now."""
@@ -163,7 +203,7 @@ class Evictor:
         if not dead:
             return 0
         keep = [block for block in table.blocks if block not in dead]
-        dropped = table.apply_moves(NO_IDS, NO_IDS, keep)
+        dropped = state.tables.apply_moves(table.request_id, NO_IDS, NO_IDS, keep)
         state.rebound(table)
         freed.extend(dropped)
         return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))

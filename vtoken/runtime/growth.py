@@ -1,7 +1,6 @@
 """Growth: the tokens that the engine has scheduled enter their tables, and where the next ones go.
 
-Knows the runtime's state; knows neither policies nor relocation. Nothing is done for a request that
-does not grow, and a decoded token of a positional request costs counting alone.
+Knows the runtime's state; knows neither policies nor relocation.
 
 Invariants:
 1. appended tokens go behind the last one, in order; a single one may go into a hole instead
@@ -10,27 +9,41 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from vtoken.arrays import Ints, Ragged
 from vtoken.errors import InvariantViolation
-from vtoken.protocol.step import RequestStep
+from vtoken.protocol.step import RequestSteps
+from vtoken.runtime.draft import pick
 from vtoken.runtime.requests import RequestState
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import TokenTable
+from vtoken.tables.token_tables import NO_BLOCKS, Grown, Places
 
 
-class GrownRequest(msgspec.Struct, gc=False):
-    """A scheduled request after allocation: its whole block table and its tokens so far."""
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that is scheduled for the first time, or anew after a preemption.
 
-    request_id: str
-    block_ids: Sequence[int]
-    num_tokens: int
+    `num_prefill_tokens`: tokens to compute before it decodes.
+    """
+
     num_prompt_tokens: int
     seed: int
-    num_prefill_tokens: int = 0  # when first scheduled: tokens to compute before it decodes
+    num_prefill_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """The requests of a step after allocation, as columns: each one's tokens so far, this step's
+    included, and the blocks it holds. `new`: those that had no table.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_blocks: list[int] = field(default_factory=list)
+    new: dict[str, NewRequest] = field(default_factory=dict)
 
 
 class TokenAppender:
@@ -38,140 +51,118 @@ class TokenAppender:
 
     def __init__(self, state: RuntimeState) -> None:
         self._state = state
-        self._tables = state.tables  # who asks anything here has caught up with the engine
-        self._with_hole: list[RequestState] = []  # in the step being planned
+        self._places = Places([], [], [], spare=False)
 
-    def pick_holes(self) -> bool:
-        """Choose the hole that each request's next single token is written to.
+    def choose_places(self) -> bool:
+        """Choose where each request's next single token is written: a hole, or behind the last.
 
         Whether a request with holes holds more blocks than its live tokens and the next one need.
         """
-        state = self._state
-        recycling = state.config.recycle and state.config.reclamation != "off"
-        size = state.geometry.block_size
-        spare = False
-        for request in self._with_hole:
-            request.hole = None
-        self._with_hole.clear()
-        for table in self._tables:
-            if table.extent == table.num_live:
-                continue
-            if recycling:
-                request = state.requests[table.request_id]
-                request.hole = table.first_hole(request.readonly)
-                self._with_hole.append(request)
-            spare = spare or len(table.blocks) > table.num_live // size + 1
-        return spare
+        config = self._state.config
+        recycling = config.recycle and config.reclamation != "off"
+        self._places = self._state.tables.choose_places(recycling=recycling)
+        return self._places.spare
 
-    def required_extent(self, request_id: str, num_new: int) -> int | None:
-        """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        table = self._tables.get(request_id)
-        if table is None or not table.virtual:
+    def required_extent(self, request_id: str, num_tokens: int) -> int | None:
+        """Places that must exist for `num_tokens` tokens in all; None before the first ones."""
+        row = self._state.tables.rows.get(request_id)
+        if row is None:
             return None
-        request = self._state.requests[request_id]
-        if num_new == 1 and request.hole is not None:
-            return table.extent
-        if not request.readonly:
-            return table.extent + num_new
-        return table.append_start(request.readonly) + num_new
+        num_new = num_tokens - self._places.num_tokens[row]
+        if num_new == 1:
+            return self._places.next_extent[row]
+        return self._places.start[row] + num_new
 
-    def enter(self, grown: Iterable[GrownRequest]) -> None:
-        """Register the new tokens of all scheduled requests."""
-        state, tables = self._state, self._tables
-        known, pending, is_writable = tables.get, state.pending, state.store.is_writable
-        slots: list[int] = []  # of single new tokens; the pool is told of them all at once
-        parts: list[tuple[RequestStep, int]] = []  # of virtual requests, with the index in `slots`
-        for request in grown:
-            table = known(request.request_id)
-            if table is None:
-                self._admit(request)
-                continue
-            num_new = request.num_tokens - table.num_tokens
-            if num_new != 1:
-                self._enter_several(table, request)
-                continue
-            part = start = None
-            if table.virtual:
-                part, start = pending(table), self._next_place(table)
-            if len(request.block_ids) != len(table.blocks):
-                tables.sync_blocks(table, request.block_ids)
-            slot = table.append(start)
-            if part is not None:
-                if not is_writable(slot // table.block_size):
-                    self._not_private(slot // table.block_size)
-                part.num_live, part.dense = table.num_live, table.extent == table.num_live
-                parts.append((part, len(slots)))
-            slots.append(slot)
-        if not slots:
-            return
-        batch = np.array(slots, dtype=np.int64)
-        if len(set(slots)) == len(slots):
-            tables.pool.add(batch)
-        else:  # two requests write one slot: counted as it is, for `check` to find
-            for i in range(len(batch)):
-                tables.pool.add(batch[i : i + 1])
-        for part, i in parts:
-            part.new_slots = batch[i : i + 1]
-
-    def _admit(self, request: GrownRequest) -> None:
-        state = self._state
-        request_id = request.request_id
-        state.admit(
-            RequestState(
-                request_id,
-                request.num_prompt_tokens,
-                max(request.num_prompt_tokens, request.num_prefill_tokens),
-                request.seed,
-                state.step,
+    def enter(self, scheduled: Scheduled) -> tuple[Ints, Grown]:
+        """Register the new tokens of all scheduled requests; their rows [k], and the slots."""
+        state, tables = self._state, self._state.tables
+        for request_id, new in scheduled.new.items():
+            state.admit(
+                RequestState(
+                    request_id,
+                    new.num_prompt_tokens,
+                    max(new.num_prompt_tokens, new.num_prefill_tokens),
+                    new.seed,
+                    state.step,
+                )
             )
-        )
-        self._tables.sync_new_tokens(request_id, request.block_ids, request.num_tokens)
+        known = tables.rows
+        rows = np.array([known[name] for name in scheduled.request_ids], dtype=np.int64)
+        starts, joined = self._joined(scheduled, rows)
+        totals = np.array(scheduled.num_tokens, dtype=np.int64)
+        grown = tables.grow(rows, totals, starts, joined)
+        state.counters.recycled_slots += grown.num_recycled
+        if grown.num_strays:
+            state.violated(
+                InvariantViolation("I4", f"block {grown.stray_block} is written, not private")
+            )
+        return rows, grown
 
-    def _next_place(self, table: TokenTable) -> int:
-        """Where the next token of a request that has evicted something goes.
+    def _joined(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
+        """The blocks that requests hold since the last step: starts [k + 1], and the blocks."""
+        tables = self._state.tables
+        known = tables.columns.num_blocks[rows]
+        more = np.array(scheduled.num_blocks, dtype=np.int64) - known
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        if not more.any():
+            return starts, NO_BLOCKS
+        joined: list[int] = []
+        for i in np.flatnonzero(more).tolist():
+            name = scheduled.request_ids[i]
+            if more[i] < 0:
+                raise InvariantViolation(
+                    "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
+                )
+            joined += self._state.store.blocks_from(name, int(known[i]))
+        np.cumsum(more, out=starts[1:])
+        return starts, np.array(joined, dtype=np.int64)
 
-        Asked before the blocks of this step join: a block that left and came back is private now.
+    def plan(self, rows: Ints, grown: Grown, *, lends: bool) -> RequestSteps:
+        """The worker's part of the step: all scheduled `rows` [k] that have evicted something, and
+        those of which something died or moved. `lends`: holes are packed before attention reads.
         """
-        request = self._state.requests[table.request_id]
-        if request.hole is not None:
-            request.recycled_slots += 1
-            self._state.counters.recycled_slots += 1
-            return request.hole
-        return table.append_start(request.readonly) if request.readonly else table.extent
-
-    def _enter_several(self, table: TokenTable, request: GrownRequest) -> None:
-        state = self._state
-        start = None
-        part = None
-        if table.virtual:
-            start = table.append_start(state.requests[table.request_id].readonly)
-            part = state.pending(table)
-        slots = self._tables.sync_new_tokens(
-            table.request_id, request.block_ids, request.num_tokens, start
+        state, tables = self._state, self._state.tables
+        draft, columns = state.take_draft(), tables.columns
+        virtual = columns.virtual[rows] != 0
+        beside = draft.rows_beside(rows.tolist())
+        if not beside and not virtual.any():
+            return RequestSteps()
+        chosen = rows if virtual.all() else rows[virtual]
+        if beside:
+            chosen = np.append(chosen, np.array(beside, dtype=np.int64))
+        new_slots = Ragged(grown.slots, grown.starts)
+        if len(chosen) != len(rows) or beside:
+            new_slots = pick(chosen, rows, new_slots, tables.num_rows)
+        moved_ids, moved_slots = draft.moved_of(chosen, tables.num_rows)
+        names, numbers = tables.names, chosen.tolist()
+        num_live = columns.num_live[chosen]
+        steps = RequestSteps(
+            [names[row] for row in numbers],
+            columns.num_tokens[chosen] - new_slots.counts,
+            num_live,
+            columns.extent[chosen] == num_live,
+            draft.evicted_of(chosen, tables.num_rows),
+            moved_ids,
+            moved_slots,
+            new_slots,
+            Ragged.empty(len(chosen)),
+            {names[row]: blocks for row, blocks in draft.blocks.items()},
+            {names[row]: retained for row, retained in draft.retained.items()},
         )
-        if part is not None:
-            part.new_slots = slots
-            for block in np.unique(slots // table.block_size).tolist():
-                if not state.store.is_writable(block):
-                    self._not_private(block)
+        if lends:
+            steps.scratch = self._lend(chosen, steps)
+        return steps
 
-    def _not_private(self, block: int) -> None:
-        self._state.violated(InvariantViolation("I4", f"block {block} is written, not private"))
-
-    def lend_scratch(self, parts: Mapping[str, RequestStep]) -> None:
+    def _lend(self, rows: Ints, steps: RequestSteps) -> Ragged:
         """Free blocks for packing the holey requests that decode one token in this step."""
-        state = self._state
-        size = state.geometry.block_size
-        needs: dict[str, int] = {}
-        for request_id, part in parts.items():
-            if not part.dense and len(part.new_slots) == 1:
-                _, loose = self._tables[request_id].full_and_loose()
-                needs[request_id] = -(-len(loose) // size)
-        if not needs:
-            return
-        lent = state.store.lend(sum(needs.values()))
-        first = 0
-        for request_id, need in needs.items():
-            if first + need <= len(lent):
-                parts[request_id].scratch = lent[first : first + need]
-                first += need
+        columns, size = self._state.tables.columns, self._state.geometry.block_size
+        holey = ~steps.dense & (steps.new_slots.counts == 1)
+        if not holey.any():
+            return steps.scratch
+        loose = columns.num_live[rows] - columns.num_full[rows] * size
+        needs = np.where(holey, -(-loose // size), 0)
+        lent = np.array(self._state.store.lend(int(needs.sum())), dtype=np.int64)
+        needs[np.cumsum(needs) > len(lent)] = 0  # too few are free: the last ones are read apart
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(needs, out=starts[1:])
+        return Ragged(lent[: starts[-1]], starts)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Floats, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
 from vtoken.policies.tokenizer_info import Vocabulary
+from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
@@ -64,6 +65,37 @@ class PolicyRunner:
             self._suspend(rules.policy, error)
             return None
 
+    def chooses_together(self, policy: Policy) -> bool:
+        """Whether `policy` may be asked about many requests at once, and nobody is compared."""
+        return (
+            type(policy).select_many is not Policy.select_many
+            and not policy.profiles
+            and not self.is_suspended(policy)
+            and self._state.shadow.asked is None
+        )
+
+    def victims_together(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged] | None:
+        """Those of the due `rows` [k] of which `policy` can say what dies, and what; None where it
+        has to be asked request by request.
+        """
+        state = self._state
+        scores: list[Floats] = []
+        if policy.reads is not None:
+            requests = [state.requests[state.tables.names[row]] for row in rows.tolist()]
+            told = [self._scoring.told(one, policy.reads, state.config) for one in requests]
+            due = state.due
+            waits = np.array([one is None for one in told], dtype=np.bool_)
+            late = rows[waits]
+            due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
+            rows, scores = rows[~waits], [one for one in told if one is not None]
+        batch = TableBatch(state.tables, rows, state.due.budget[rows], scores)
+        try:
+            found = policy.select_many(batch)
+        except Exception as error:  # a policy of another package may raise anything
+            self._suspend(policy, error)
+            return rows[:0], Ragged.empty()
+        return None if found is None else (rows, found)
+
     def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
         """`victims` of what is not in force; raises RefusedError where the policy fails."""
         try:
@@ -82,6 +114,17 @@ class PolicyRunner:
             return None
         view = self._view(table, rules, rules.policy)
         return None if view is None else _checked(rules.policy, view)
+
+    def profiles(self) -> bool:
+        """Whether any policy in force profiles its requests."""
+        state = self._state
+        shadow = state.shadow.asked
+        own = (rules.policy for rules in state.own_rules.values())
+        return (
+            state.config.policy.profiles
+            or (shadow is not None and shadow.profiles)
+            or any(policy is not None and policy.profiles for policy in own)
+        )
 
     def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ints) -> None:
         """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
@@ -147,6 +190,10 @@ class PolicyRunner:
         for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
             seen.flags.writeable = False  # the answer is checked against them
         return view
+
+    def refuse(self, policy: Policy, why: str) -> None:
+        """`policy` named victims that may not die, and none did."""
+        self._suspend(policy, InvariantViolation("policy", why))
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
         self._state.suspend(policy)

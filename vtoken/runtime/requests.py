@@ -33,8 +33,6 @@ class Asked:
 class RequestState:
     """One admitted request; reset as a whole when it is preempted. One part writes each field.
 
-    `readonly`: held blocks that were shared or hashed at the first eviction. Blocks that join later
-    are private and never hashed, so a block outside this set is writable for as long as it is held.
     `retained_dead_blocks`: all-dead blocks that are held because other requests hold them too
     (`skip`).
     """
@@ -44,14 +42,8 @@ class RequestState:
     prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
     seed: int
     admitted_step: int
-    # RuntimeState
-    readonly: frozenset[int] = frozenset()
     # Evictor
-    prompt_eviction_pending: bool = False  # its policy had no scores at the end of its prompt
     retained_dead_blocks: frozenset[int] = frozenset()
-    # TokenAppender
-    hole: int | None = None  # place that the next single token will be written to
-    recycled_slots: int = 0
     # Relocator
     in_flight_step: int = 0  # step of the newest relocation that was not reported yet
     moved_tokens: int = 0

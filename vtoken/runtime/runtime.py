@@ -3,16 +3,16 @@
 Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once a step,
 
     begin_step(ready, …)    before allocation: evict, give all-dead blocks back, relocate
-    required_extent(id, n)  during it: how many places the request needs for n new tokens
-    commit_step(grown)      after it: register the new tokens, return the worker's plan
-    pass_step()             instead, where `resting.active` and the step admitted nobody
+    required_extent(id, n)  during it: how many places the request needs for n tokens in all
+    commit_step(scheduled)  after it: register the new tokens, return the worker's plan
     finish_step(report)     what the worker reports of a step
     sampled(ids, n)         which requests were given a token by it
 
 `release(id)` whenever a request lets go of its blocks, `announce` when a request arrives and
 `forget` when it is over for good.
 
-While nothing can be due, steps pass without tables and without a plan (`vtoken.runtime.resting`).
+A step costs a few calls of kernels for all requests together. While no request has evicted
+anything and no policy reads a signal, the worker does not need the plan (`StepPlan.needed`).
 Invariants:
 1. the step's victims are invisible from that step's attention on, whatever reclamation does
 2. a block given back in begin_step is in nobody's table; none becomes a destination in the same
@@ -29,16 +29,18 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 
+import numpy as np
+
 from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies.tokenizer_info import Vocabulary
-from vtoken.protocol.step import RequestSteps, StepPlan, WorkerReport
+from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
 from vtoken.runtime.block_store import BlockStore
 from vtoken.runtime.events import EventLog
 from vtoken.runtime.eviction import Evictor
-from vtoken.runtime.growth import GrownRequest, TokenAppender
+from vtoken.runtime.growth import NewRequest, Scheduled, TokenAppender
 from vtoken.runtime.latency import LatencyMeter
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.relocation.operations import Operations, tell_operation
@@ -50,7 +52,7 @@ from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import MAX_TOKENS, Geometry
 
-__all__ = ["BlockStore", "GrownRequest", "Runtime"]
+__all__ = ["BlockStore", "NewRequest", "Runtime", "Scheduled"]
 
 
 class Runtime:
@@ -79,7 +81,6 @@ class Runtime:
         self.state = RuntimeState(
             geometry, store, config, strict=strict, report_lag_steps=report_lag_steps
         )
-        self.resting = self.state.resting
         self.operations = Operations(partial(tell_operation, self.state))
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
@@ -98,7 +99,7 @@ class Runtime:
     @property
     def tables(self) -> TokenTables:
         """The tables as the newest step left them, whoever asks and whenever."""
-        return self.state.resting.tables
+        return self.state.tables
 
     @property
     def config(self) -> VTokenConfig:
@@ -124,7 +125,7 @@ class Runtime:
     @property
     def idle(self) -> bool:
         """Whether nothing may evict, and nobody who holds a block has evicted anything."""
-        return self.resting.all_positional and not self.state.may_evict
+        return not self.state.may_evict and not self.tables.any_virtual
 
     # ------------------------------------------------------------ requests come and go
 
@@ -188,14 +189,8 @@ class Runtime:
         `ready`: requests whose prompt is computed and that will append one token next.
         `prefilling`: those in the middle of their prompt, each with its next chunk's most tokens.
         """
-        state, resting = self.state, self.resting
+        state = self.state
         state.begin_step()
-        can_be_due = not self.idle or self.operations.pending or self.scoring.active
-        if resting.begin_step(can_be_due=can_be_due):
-            self.relocator.forget_step()
-        if resting.active:
-            state.begin_allocation()
-            return  # nothing is dead: no holes, nothing to move, nothing to give back
         freed: list[int] = []
         self.evictor.let_go_of_kept(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
@@ -206,48 +201,25 @@ class Runtime:
         if freed:
             freed.reverse()  # the first to be returned is the first to leave the prefix cache
             state.store.give_back(freed)
-        if self.appender.pick_holes():
+        if self.appender.choose_places():
             self.relocator.note_held_back()
 
-    def required_extent(self, request_id: str, num_new: int) -> int | None:
-        """Places that must exist for `num_new` more tokens; None when the layout is positional."""
-        return None if self.resting.active else self.appender.required_extent(request_id, num_new)
+    def required_extent(self, request_id: str, num_tokens: int) -> int | None:
+        """Places that must exist for `num_tokens` tokens in all; None before the first ones."""
+        return self.appender.required_extent(request_id, num_tokens)
 
-    def commit_step(self, grown: Iterable[GrownRequest]) -> StepPlan:
+    def commit_step(self, scheduled: Scheduled) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
-        state, known = self.state, self.tables.get
-        plan = StepPlan(state.step)
-        reading = self.scoring.has_readers()
-        if reading:
-            grown = list(grown)
-            lengths = [self.num_tokens(request.request_id) for request in grown]
-        self.appender.enter(grown)
-        if reading:
-            ids = (request.request_id for request in grown)
-            self.scoring.ask(plan, zip(ids, lengths, strict=True))
-        parts = state.take_parts()
-        for request_id, part in parts.items():
-            if part.num_live:
-                continue  # told when its token was entered
-            table = known(request_id)
-            assert table is not None  # what lets go of its blocks takes its part along
-            part.num_live = table.num_live
-            part.dense = table.extent == table.num_live
-        if self.lends_blocks:  # where holes are packed before attention reads
-            self.appender.lend_scratch(parts)
-        plan.requests = RequestSteps.of_parts(parts)
+        plan = StepPlan(self.state.step)
+        rows, grown = self.appender.enter(scheduled)
+        plan.requests = self.appender.plan(rows, grown, lends=self.lends_blocks)
+        if self.scoring.has_readers():
+            before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
+            self.scoring.ask(plan, zip(scheduled.request_ids, before.tolist(), strict=True))
         self.relocator.hand_over(plan)
+        plan.needed = plan.probing or self.tables.any_virtual
         self._count_commit()
         return plan
-
-    def pass_step(self) -> None:
-        """The step changes nothing that the engine's own books do not say, and needs no plan.
-
-        Instead of `commit_step`, where the runtime rests and no request without a table was
-        scheduled.
-        """
-        self.resting.pass_step()
-        self._count_commit()
 
     def _count_commit(self) -> None:
         self.counters.commits_checked += 1
@@ -257,19 +229,15 @@ class Runtime:
             except InvariantViolation as violation:
                 self.state.violated(violation)
 
-    def num_tokens(self, request_id: str) -> int:
-        """Tokens in the request's table, dead ones included; 0 before its first step."""
-        table = self.tables.get(request_id)
-        return 0 if table is None else table.num_tokens
-
     def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
         """Blocks that the next chunks take beyond those that are free, `freed` included."""
         state, tables, needed = self.state, self.tables, 0
+        size = state.geometry.block_size
         for request_id, num_new in prefilling:
             table = tables.get(request_id)
             if table is not None and table.virtual:
-                places = table.append_start(state.requests[request_id].readonly) + num_new
-                needed += max(0, -(-places // table.block_size) - len(table.blocks))
+                places = table.append_start + num_new
+                needed += max(0, -(-places // size) - table.num_blocks)
         holders = tables.pool.holders
         free = state.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
         return needed - free
@@ -318,7 +286,6 @@ class Runtime:
         """All invariants, recomputed from nothing; raises InvariantViolation."""
         tables, state = self.tables, self.state
         tables.check()
-        self.resting.check()
         if set(state.requests) != {table.request_id for table in tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
         if differences := state.store.differences(tables):

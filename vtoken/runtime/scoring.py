@@ -146,6 +146,19 @@ class Scoring:
         between_chunks = num_tokens < end
         return not between_chunks or scores_step < self._state.step - 1 - lag
 
+    def told(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
+        """The newest answer about `signal`, by token id; None while there is nothing to go by."""
+        asked = request.signals.get(signal)
+        if asked is None or asked.layers != self.layers(config):
+            return None
+        told, step = asked.scores, asked.scores_step
+        if not asked.asking or told is None or step < asked.asked_from:
+            return None
+        num_tokens = self._state.tables[request.request_id].num_tokens
+        if self._are_stale(len(told), step, num_tokens, request.prefill_end):
+            return None
+        return told
+
     def scores(
         self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
     ) -> Floats | None:
@@ -153,13 +166,8 @@ class Scoring:
 
         Tokens newer than the last probe have no number yet: they count as heavy.
         """
-        asked = request.signals.get(signal)
-        if asked is None or asked.layers != self.layers(config):
-            return None
-        told, step = asked.scores, asked.scores_step
-        if not asked.asking or told is None or step < asked.asked_from:
-            return None
-        if self._are_stale(len(told), step, int(ids[-1]) + 1, request.prefill_end):
+        told = self.told(request, signal, config)
+        if told is None:
             return None
         scores = np.full(len(ids), np.inf, dtype=np.float32)
         seen = int(np.searchsorted(ids, len(told)))

@@ -10,12 +10,12 @@ from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies import Policy
 from vtoken.policies.shadow import ShadowTally
-from vtoken.protocol.step import RequestStep
 from vtoken.runtime.block_store import BlockStore
+from vtoken.runtime.draft import StepDraft
+from vtoken.runtime.due import DueColumns
 from vtoken.runtime.events import EventLog
 from vtoken.runtime.latency import LatencyMeter
 from vtoken.runtime.requests import Counters, RequestState
-from vtoken.runtime.resting import Resting
 from vtoken.tables.token_table import TokenTable
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import Geometry
@@ -25,8 +25,8 @@ class RuntimeState:
     """The state of one block pool at engine step `step`.
 
     Every part may read all of it. Only the methods of this class assign its fields. `counters`,
-    `events`, `latency`, `shadow`, `resting` and each `RequestState` are objects of their own, whose
-    docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker while
+    `events`, `latency`, `shadow`, `draft`, `due` and each `RequestState` are objects of their own,
+    whose docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker while
     the next one is planned. `config`, of number `revision`, is what the next step takes.
     """
 
@@ -47,15 +47,15 @@ class RuntimeState:
         self.config = config
         self.revision = 1
         self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
-        self.resting = Resting(
-            TokenTables(geometry.num_blocks, geometry.block_size), store, self.violated
-        )
+        self.tables = TokenTables(geometry.num_blocks, geometry.block_size, store.hashed)
+        self.due = DueColumns()
+        self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled by
+        self.draft = StepDraft()  # of the step being planned
         self.requests: dict[str, RequestState] = {}  # all that have a table
         self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
         self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
         # What the request that waits first lacked in the last step, and what was kept from it.
         self.wanted_blocks = 0
-        self._parts: dict[str, RequestStep] = {}  # of the step being planned
         self.shadow = ShadowTally()
         self.counters = Counters()
         self.events = EventLog()
@@ -63,37 +63,23 @@ class RuntimeState:
 
     # ------------------------------------------------------------ tables and requests
 
-    @property
-    def tables(self) -> TokenTables:
-        """The tables as the newest step left them, whoever asks and whenever."""
-        return self.resting.tables
-
     def admit(self, request: RequestState) -> None:
         """The request gets its first blocks in this step."""
+        table = self.tables.add(request.request_id)
         self.requests[request.request_id] = request
+        self.due.admit(table.row, self.rules(request.request_id), request.prefill_end)
 
     def release(self, request_id: str) -> None:
         """The request lets go of its blocks, and of its part of the step being planned."""
-        self.resting.release(request_id)
+        self.draft.drop(self.tables.rows[request_id])
+        self.tables.release(request_id)
         del self.requests[request_id]
-        self._parts.pop(request_id, None)
-
-    def begin_evicting(self, table: TokenTable) -> None:
-        """Tokens of `table` are about to die. With the first ones its layout leaves the identity,
-        and what it holds shared or hashed now is read-only."""
-        if not table.virtual:
-            self.requests[table.request_id].readonly = frozenset(
-                block for block in table.blocks if not self.store.is_writable(block)
-            )
-        self.resting.note_eviction()
 
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""
-        request = self.requests[table.request_id]
-        # A block that left may come back as a fresh one.
-        request.readonly &= frozenset(table.blocks)
-        self.pending(table).blocks = list(table.blocks)
-        self.store.rebind(table.request_id, table.blocks)
+        blocks = table.blocks
+        self.draft.blocks[table.row] = blocks
+        self.store.rebind(table.request_id, blocks)
 
     # ------------------------------------------------------------ the step being planned
 
@@ -102,18 +88,15 @@ class RuntimeState:
         self.step += 1
         self._taken = self.config, self.revision
         self.shadow.follow(self.config.shadow)
+        if self._due_under is not self.config:
+            self._due_under = self.config
+            for request_id, row in self.tables.rows.items():
+                self.due.follow(row, self.rules(request_id))
 
-    def pending(self, table: TokenTable) -> RequestStep:
-        """The request's part of the step being planned."""
-        part = self._parts.get(table.request_id)
-        if part is None:
-            part = self._parts[table.request_id] = RequestStep(table.num_tokens)
-        return part
-
-    def take_parts(self) -> dict[str, RequestStep]:
-        """The parts of the step that has been planned; the next one starts without any."""
-        parts, self._parts = self._parts, {}
-        return parts
+    def take_draft(self) -> StepDraft:
+        """The draft of the step that has been planned; the next one starts with an empty one."""
+        draft, self.draft = self.draft, StepDraft()
+        return draft
 
     def begin_allocation(self) -> None:
         """The engine allocates from now on; nobody is known to wait for blocks yet."""

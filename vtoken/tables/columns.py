@@ -31,6 +31,7 @@ FACTS = np.dtype(
         ("num_born", np.int64),  # positional blocks with a live token: what naive eviction holds
         ("front", np.int64),  # no hole below this place
         ("hole", np.int64),  # where the next single token goes; -1: behind the last one
+        ("num_recycled", np.int64),  # tokens that went into a hole
         ("virtual", np.int64),  # 1: left the identity layout
         ("number", np.int64),  # stands for the request in `pool.owner`; 0: unnamed
         ("first_token", np.int64),
@@ -134,7 +135,8 @@ class Columns:
         for row in np.flatnonzero(facts["token_room"]).tolist():
             first, room = int(facts["first_token"][row]), int(facts["token_room"][row])
             index[start : start + room] = self.index[first : first + room]
-            born[start // s : (start + room) // s] = self.born_live[first // s : (first + room) // s]
+            ends = (first + room) // s, (start + room) // s
+            born[start // s : ends[1]] = self.born_live[first // s : ends[0]]
             facts["first_token"][row] = start
             start += room
         self.index, self.born_live = index, born

@@ -147,6 +147,7 @@ def append(
             fact.num_blocks += 1
         if fact.virtual and num_new == 1 and place == fact.hole:
             wrong[3] += 1
+            fact.num_recycled += 1
             fact.hole = -1
         put = starts[j]
         was_alone = True

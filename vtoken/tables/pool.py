@@ -1,7 +1,7 @@
 """Liveness of the whole block pool: how many requests read each slot, n_b of each block, and F.
 
-Knows neither requests nor policies. The kernels of `vtoken.tables.kernels` keep its arrays, whatever
-they change of a table. N blocks of S slots; slot = block * S + offset.
+Knows neither requests nor policies. The kernels of `vtoken.tables.kernels` keep its arrays with
+whatever they change of a table. N blocks of S slots; slot = block * S + offset.
 
 Invariants, with everything kept incrementally (`check` recomputes it):
 1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)

@@ -85,9 +85,20 @@ class TokenTable:
         return None if hole < 0 else hole
 
     @property
+    def append_start(self) -> int:
+        """The first place of appended tokens: behind the last one and all read-only blocks."""
+        behind = np.flatnonzero(self.readonly)
+        return max(self.extent, (int(behind[-1]) + 1) * self.block_size if len(behind) else 0)
+
+    @property
     def num_loose(self) -> int:
         """Live tokens in blocks that are not full of live tokens."""
         return self.num_live - int(self._columns.num_full[self.row]) * self.block_size
+
+    @property
+    def num_recycled(self) -> int:
+        """Tokens that were written to a dead slot of this request."""
+        return int(self._columns.facts["num_recycled"][self.row])
 
     def num_dead_slots(self) -> int:
         """Dead tokens that still occupy a slot of a held block."""

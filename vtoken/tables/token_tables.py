@@ -52,11 +52,12 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """By row: `next_extent`, the places that must exist for a single new token, and `start`, the
-    first place of several. `spare`: a request with holes holds more blocks than its live tokens and
+    """By row: `num_tokens` now; `next_extent`, the places that must exist for a single new token,
+    and `start`, the first place of several. `spare`: a request with holes holds more blocks than its live tokens and
     the next one need.
     """
 
+    num_tokens: list[int]
     next_extent: list[int]
     start: list[int]
     spare: bool
@@ -72,6 +73,7 @@ class TokenTables:
         self.block_size = block_size
         self.columns = Columns(block_size)
         self.rows: dict[str, int] = {}  # of the requests that have a table
+        self.names: list[str] = []  # by row, of the newest request that had it
         self.hashed: Bools = np.zeros(num_blocks, np.bool_) if hashed is None else hashed
         self._tables: dict[str, TokenTable] = {}
         self._free_numbers: list[int] = []  # heap of those that were given before
@@ -105,6 +107,11 @@ class TokenTables:
         return np.fromiter(self.rows.values(), dtype=np.int64, count=len(self.rows))
 
     @property
+    def num_rows(self) -> int:
+        """As many as arrays by row have places."""
+        return len(self.columns.facts)
+
+    @property
     def any_virtual(self) -> bool:
         """Whether any request has left the identity layout."""
         return bool(self.columns.virtual.any())
@@ -121,6 +128,7 @@ class TokenTables:
         row = self.columns.take_row(self._take_number())
         table = self._tables[request_id] = TokenTable(request_id, self.columns, row)
         self.rows[request_id] = row
+        self.names[row : row + 1] = [request_id]
         self.num_changes += 1
         return table
 
@@ -155,7 +163,7 @@ class TokenTables:
         return Grown(slots, starts, int(wrong[1]), int(wrong[2]), int(wrong[3]))
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
-        name, wrong = self._name(row), self._wrong
+        name, wrong = self.names[row], self._wrong
         if code == kernels.OCCUPIED:
             raise InvariantViolation("I2", f"{name}: place {wrong[4]} is occupied")
         if code == kernels.SHRANK:
@@ -188,13 +196,13 @@ class TokenTables:
     def choose_places(self, *, recycling: bool) -> Places:
         """Choose where each request's next single token goes: a hole, if `recycling`, or behind."""
         columns = self.columns
-        size = len(columns.facts)
-        next_extent, start = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        next_extent, start = np.zeros((2, self.num_rows), dtype=np.int64)
         spare = kernels.choose_places(
             self.block_size, recycling, self.all_rows,
             columns.facts, columns.token_at, columns.readonly, next_extent, start,
         )  # fmt: skip
-        return Places(next_extent.tolist(), start.tolist(), bool(spare))
+        num_tokens = columns.num_tokens.tolist()
+        return Places(num_tokens, next_extent.tolist(), start.tolist(), bool(spare))
 
     # ------------------------------------------------------------ eviction and relocation
 
@@ -301,9 +309,6 @@ class TokenTables:
         self._last_number += 1
         return self._last_number
 
-    def _name(self, row: int) -> str:
-        return next(table.request_id for table in self if table.row == row)
-
     # ------------------------------------------------------------ the pool's view
 
     def tails(self) -> Ints:
@@ -311,7 +316,8 @@ class TokenTables:
         rows = self.all_rows
         facts = self.columns.facts[rows]
         facts = facts[facts["num_blocks"] > 0]
-        return self.columns.block_id[facts["first_block"] + facts["num_blocks"] - 1].astype(np.int64)
+        tails: Ints = self.columns.block_id[facts["first_block"] + facts["num_blocks"] - 1]
+        return tails.astype(np.int64)
 
     def owners(self) -> npt.NDArray[np.uint16]:
         """Number of the newest holder of each block [N], 0 for free ones; not to be written."""

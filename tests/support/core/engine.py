@@ -18,7 +18,7 @@ from tests.support.core.store import SimpleStore
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.wire import Geometry
 
 
@@ -73,9 +73,7 @@ class CoreEngine:
         self.worker_lag_steps = worker_lag_steps
         self.prefix_caching = prefix_caching
         self.caches_after_eviction = False  # against rule 4, for a control
-        self.passes_steps = True
         self.watermark_blocks = 0  # as vLLM's --watermark: kept from who waits while others run
-        self.num_passed_steps = 0
         geometry = Geometry(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -98,7 +96,6 @@ class CoreEngine:
             strict=strict,
             check_every_step=check_every_step,
         )
-        self.store.num_tokens = self._num_computed
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -180,30 +177,22 @@ class CoreEngine:
         self.runtime.state.report_lag_steps = self.worker_lag_steps
         self.runtime.begin_step(self.due_requests())
         message = StepMessage(StepPlan(0))
-        grown: list[GrownRequest] = []
-        preempted, known = self.num_preemptions, set(self.runtime.state.requests)
+        grown = Scheduled()
+        preempted = self.num_preemptions
         for request in list(self.running):
             if request in self.running:  # it may have been preempted meanwhile
                 self._schedule_running(request, grown, message)
         if preempted == self.num_preemptions:
             self._admit(grown, message)
         message.gone, self._gone = self._gone, []
-        admits = any(request.request_id not in known for request in grown)
-        if self.passes_steps and self.runtime.resting.active and not admits:
-            self.runtime.pass_step()
-            self.num_passed_steps += 1
-            message.plan = self.newest_plan = StepPlan(0)
-        else:
-            message.plan = self.newest_plan = self.runtime.commit_step(grown)
+        message.plan = self.newest_plan = self.runtime.commit_step(grown)
         self._queue.append(message)
         while len(self._queue) > self.worker_lag_steps:
             self._execute()
         self._sample()
         return message.plan
 
-    def _schedule_running(
-        self, request: Request, grown: list[GrownRequest], message: StepMessage
-    ) -> None:
+    def _schedule_running(self, request: Request, grown: Scheduled, message: StepMessage) -> None:
         num_new = min(request.num_known - request.num_computed, self.prefill_chunk_tokens)
         while (missing := self._num_missing_blocks(request, num_new)) > len(self.store.free):
             last = self.running[-1]
@@ -214,7 +203,7 @@ class CoreEngine:
             message.appended[request.id] = self.store.extend(request.id, missing)
         self._grow(request, num_new, grown, message)
 
-    def _admit(self, grown: list[GrownRequest], message: StepMessage) -> None:
+    def _admit(self, grown: Scheduled, message: StepMessage) -> None:
         while self.waiting:
             request = self.waiting[0]
             s = self.block_size
@@ -240,32 +229,27 @@ class CoreEngine:
             self._grow(request, num_new, grown, message)
 
     def _num_missing_blocks(self, request: Request, num_new: int) -> int:
-        extent = self.runtime.required_extent(request.id, num_new)
+        extent = self.runtime.required_extent(request.id, request.num_computed + num_new)
         places = request.num_computed + num_new if extent is None else extent
         return -(-places // self.block_size) - len(self.store.tables[request.id])
 
-    def _grow(
-        self, request: Request, num_new: int, grown: list[GrownRequest], message: StepMessage
-    ) -> None:
+    def _grow(self, request: Request, num_new: int, grown: Scheduled, message: StepMessage) -> None:
         """Register the tokens, and hash the blocks that they fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
-        table = None if self.runtime.resting.active else self.runtime.tables.get(request.id)
+        table = self.runtime.tables.get(request.id)
         truncated = table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)
         ]
         blocks = self.store.tables[request.id]
-        grown.append(
-            GrownRequest(
-                request.id,
-                blocks,
-                request.num_computed,
-                request.num_prompt_tokens,
-                request.seed,
-                request.num_known,
+        grown.request_ids.append(request.id)
+        grown.num_tokens.append(request.num_computed)
+        grown.num_blocks.append(len(blocks))
+        if table is None:
+            grown.new[request.id] = NewRequest(
+                request.num_prompt_tokens, request.seed, request.num_known
             )
-        )
         if self.prefix_caching and (not truncated or self.caches_after_eviction):
             for index in range(min(request.num_computed // self.block_size, len(blocks))):
                 self.store.cache(blocks[index], request.block_hash(index, self.block_size))
@@ -275,9 +259,6 @@ class CoreEngine:
         report: WorkerReport | None = self.worker.execute(message)
         if message.plan.step:
             self.runtime.finish_step(report, message.plan.step)
-
-    def _num_computed(self, request_id: str) -> int:
-        return next(r.num_computed for r in self.running if r.id == request_id)
 
     def _sample(self) -> None:
         served = []

@@ -10,7 +10,7 @@ Knows nothing of tokens or vToken. Block 0 is the null block: never free, never 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,7 +28,6 @@ class SimpleStore:
         self.free: deque[int] = deque(range(1, num_blocks))
         self.cached: dict[Hashable, list[int]] = {}
         self.tables: dict[str, list[int]] = {}
-        self.num_tokens: Callable[[str], int] = lambda _: 0  # computed so far; the engine's books
 
     # ------------------------------------------------------------ BlockStore
 
@@ -69,8 +68,8 @@ class SimpleStore:
             wrong.append(f"{len(self.free)} blocks are free and {len(held)} held")
         return wrong
 
-    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
-        return self.tables[request_id][num_known:], self.num_tokens(request_id)
+    def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
+        return self.tables[request_id][first:]
 
     def give_back(self, blocks: Sequence[int]) -> None:
         first: list[int] = []

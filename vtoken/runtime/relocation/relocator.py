@@ -228,9 +228,10 @@ class Relocator:
                 state.violated(
                     InvariantViolation("I4", f"destination block {block} is not private")
                 )
-        pending = state.pending(table)
         try:
-            dropped = table.apply_moves(bound.token_ids, bound.destination_slots, bound.blocks)
+            dropped = state.tables.apply_moves(
+                plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
+            )
         except InvariantViolation as violation:  # nothing was moved
             freed.extend(fresh)
             state.violated(violation)
@@ -241,10 +242,10 @@ class Relocator:
                     "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_shed} promised"
                 )
             )
-        pending.moved_ids, pending.moved_slots = bound.token_ids, bound.destination_slots
+        state.draft.moved[table.row] = bound.token_ids, bound.destination_slots
         if self._samples():
             ids = table.live_ids()
-            pending.retained = Retained(ids, table.slots_of(ids))
+            state.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
         state.rebound(table)
         freed.extend(dropped)
         request.in_flight_step = state.step

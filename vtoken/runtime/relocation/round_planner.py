@@ -151,19 +151,16 @@ class RoundPlanner:
         if len(dead):
             grid[np.isin(grid, dead)] = -1
         store = self._state.store
-        # Blocks outside `readonly` are private and unhashed, see RequestState.
-        readonly = self._state.requests[table.request_id].readonly
-        asked = [
-            (i, block)
-            for i, block in enumerate(table.blocks if readonly or not table.virtual else ())
-            if not table.virtual or block in readonly
-        ]
-        movable = np.ones(len(table.blocks), dtype=np.bool_)
+        # Blocks that are not read-only are private and unhashed for as long as they are held.
+        blocks = table.blocks
+        readonly = np.flatnonzero(table.readonly).tolist() if table.virtual else range(len(blocks))
+        asked = [(i, blocks[i]) for i in readonly]
+        movable = np.ones(len(blocks), dtype=np.bool_)
         writable = movable.copy()
         for i, block in asked:
             movable[i] = not store.is_shared(block)
             writable[i] = store.is_writable(block)
-        return Layout(table.request_id, tuple(table.blocks), grid, movable, writable)
+        return Layout(table.request_id, tuple(blocks), grid, movable, writable)
 
 
 def has_excess(table: TokenTable) -> bool:

@@ -8,7 +8,7 @@ is no longer positional, and later K/V came from a truncated context.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -53,12 +53,9 @@ class VTokenAttentionManager(FullAttentionManager):
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         runtime = self.runtime
-        if runtime is None or runtime.resting.active:
+        if runtime is None:
             return num_tokens
-        table = runtime.tables.get(request_id)
-        if table is None or not table.virtual:
-            return num_tokens
-        extent = runtime.required_extent(request_id, num_tokens - table.num_tokens)
+        extent = runtime.required_extent(request_id, num_tokens)
         return num_tokens if extent is None else extent
 
     def get_num_blocks_to_allocate(
@@ -128,7 +125,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None and not self.runtime.resting.active:
+        if self.runtime is not None:
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return
@@ -146,15 +143,12 @@ class VTokenAttentionManager(FullAttentionManager):
 
 
 class VLLMBlockStore:
-    """`vtoken.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables.
+    """`vtoken.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
 
-    `requests`: the scheduler's, by id.
-    """
-
-    def __init__(self, manager: VTokenAttentionManager, requests: Mapping[str, Any]) -> None:
+    def __init__(self, manager: VTokenAttentionManager) -> None:
         self._manager = manager
         self._pool = manager.block_pool
-        self._requests = requests
+        self.hashed = manager.hashed
 
     def num_free_blocks(self) -> int:
         return int(self._pool.get_num_free_blocks())
@@ -204,10 +198,8 @@ class VLLMBlockStore:
             wrong.append(f"{free} blocks are free and {len(held)} held, of {usable}")
         return wrong
 
-    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
-        blocks = self._manager.req_to_blocks[request_id]
-        new = [block.block_id for block in blocks[num_known:]] if len(blocks) > num_known else ()
-        return new, self._requests[request_id].num_computed_tokens
+    def blocks_from(self, request_id: str, first: int) -> list[int]:
+        return [block.block_id for block in self._manager.req_to_blocks[request_id][first:]]
 
     def give_back(self, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
-from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.engine.queue import SchedulerQueue
@@ -75,7 +74,7 @@ class VTokenSchedulerMixin:
         geometry = _geometry(config, kv_cache_config)
         self.vtoken = Runtime(
             geometry,
-            VLLMBlockStore(manager, self.requests),  # type: ignore[attr-defined]
+            VLLMBlockStore(manager),
             initial_config(
                 settings, num_blocks=geometry.num_blocks, num_layers=geometry.num_layers
             ),
@@ -110,10 +109,9 @@ class VTokenSchedulerMixin:
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        if self.vtoken.resting.active and not _admits(output):
-            self.vtoken.pass_step()
-        else:
-            output.vtoken = self.vtoken.commit_step(self._grown(output.num_scheduled_tokens))
+        plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
+        if plan.needed:
+            output.vtoken = plan
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -152,24 +150,22 @@ class VTokenSchedulerMixin:
                 ready.append(request.request_id)
         return ready, prefilling
 
-    def _grown(self, num_scheduled_tokens: dict[str, int]) -> Iterator[GrownRequest]:
+    def _scheduled(self, request_ids: list[str]) -> Scheduled:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
-        known = self.vtoken.tables.get
-        for request_id in num_scheduled_tokens:
-            request = self.requests[request_id]  # type: ignore[attr-defined]
-            blocks = manager.req_to_blocks[request_id]
-            table = known(request_id)
-            held = [] if table is None else table.blocks
-            if len(held) != len(blocks):
-                held = [*held, *[block.block_id for block in blocks[len(held) :]]]
-            yield GrownRequest(
-                request_id,
-                held,
-                request.num_computed_tokens,
-                request.num_prompt_tokens,
-                _prompt_seed(request) if table is None else 0,
-                request.num_tokens,
-            )
+        held, known = manager.req_to_blocks, self.vtoken.tables.rows
+        requests = [self.requests[request_id] for request_id in request_ids]  # type: ignore[attr-defined]
+        return Scheduled(
+            request_ids,
+            [request.num_computed_tokens for request in requests],
+            [len(held[request_id]) for request_id in request_ids],
+            {
+                request.request_id: NewRequest(
+                    request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
+                )
+                for request in requests
+                if request.request_id not in known
+            },
+        )
 
     # ------------------------------------------------------------ arriving and letting go
 
@@ -250,14 +246,6 @@ def _require(runtime: Runtime) -> None:
         runtime.policy_runner.require_all(runtime.config)
     except RefusedError as error:
         raise UnsupportedError(f"initial configuration: {error.detail}") from None
-
-
-def _admits(scheduler_output: Any) -> bool:
-    """Whether the step has requests that hold blocks for the first time, or anew."""
-    return bool(
-        scheduler_output.scheduled_new_reqs
-        or scheduler_output.scheduled_cached_reqs.resumed_req_ids
-    )
 
 
 def _prompt_seed(request: Any) -> int:

@@ -1,0 +1,61 @@
+"""Victims of many requests at once, for policies that choose the oldest or the lowest scores.
+
+Knows token tables by row and scores by request. What a `TableBatch` answers is what `oldest` and
+`lowest` of `vtoken.policies.base` answer for each request's view; the views are not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vtoken.arrays import Floats, Ints, Ragged
+from vtoken.runtime import kernels
+from vtoken.tables.token_tables import TokenTables
+
+DIGITS = 2048  # of one pass of the selection: 11 bits of a score
+
+
+class TableBatch:
+    """Requests that are due: `rows` [k] of `tables`, `budget` [k] tokens each.
+
+    `scores` [k]: each request's signal by token id, where the policy reads one.
+    """
+
+    def __init__(
+        self, tables: TokenTables, rows: Ints, budget: Ints, scores: Sequence[Floats] = ()
+    ) -> None:
+        self._tables = tables
+        self._scores = scores
+        self.rows = rows
+        self.budget = budget
+        self.num_victims: Ints = tables.columns.num_live[rows] - budget
+
+    def oldest(self, sinks: int) -> Ragged:
+        """Of each request the `num_victims` oldest ids, sparing the first `sinks` positions."""
+        columns = self._tables.columns
+        starts = np.empty(len(self.rows) + 1, dtype=np.int64)
+        out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
+        kernels.oldest(
+            self.rows, self.num_victims, sinks, columns.facts, columns.index, starts, out
+        )
+        return Ragged(out[: starts[-1]], starts)
+
+    def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
+        """Of each request the `num_victims` ids of the lowest scores, sparing the first `sinks`
+        positions and the `recent` newest live tokens, of each its own [k] or of all the same.
+        """
+        columns = self._tables.columns
+        recent = np.broadcast_to(recent, len(self.rows))
+        starts = np.zeros(len(self.rows) + 1, dtype=np.int64)
+        out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
+        longest = int(columns.num_live[self.rows].max(initial=0))
+        ids, keys = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.uint32)
+        count = np.empty(DIGITS, dtype=np.int64)
+        for j, row in enumerate(self.rows.tolist()):
+            starts[j + 1] = starts[j] + kernels.lowest(
+                row, self.num_victims[j], sinks, recent[j], self._scores[j],
+                columns.facts, columns.index, ids, keys, count, out[starts[j] :],
+            )  # fmt: skip
+        return Ragged(out[: starts[-1]], starts)

@@ -1,0 +1,66 @@
+"""Which requests are due for eviction, by the rules in force for each, as columns by row.
+
+Knows rows and rules; knows neither policies' choices nor blocks. A request is due when more than
+budget + interval of its tokens live, in the phases that its rules name:
+
+    decode    its prompt is computed and its first token sampled
+    prefill   between the chunks of its prompt
+    the end of the prompt belongs to both; a request that had no scores then stays due
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.arrays import Bools, Ints
+from vtoken.config.values import VTokenConfig
+from vtoken.runtime import kernels
+from vtoken.wire import MAX_TOKENS
+
+NEVER = MAX_TOKENS << 1
+
+
+def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
+    """budget + interval of `rules`, and whether they evict in prefill and in decode."""
+    limit = rules.budget_tokens + rules.interval_tokens if rules.evicts else NEVER
+    return limit, rules.evict_during != "decode", rules.evict_during != "prefill"
+
+
+class DueColumns:
+    """By row: `limit` = budget + interval, `budget`, the phases, where the prompt ends, and `waits`:
+    the request had no scores at that point.
+    """
+
+    def __init__(self) -> None:
+        self.limit: Ints = np.zeros(0, dtype=np.int64)
+        self.budget: Ints = np.zeros(0, dtype=np.int64)
+        self.prefill_end: Ints = np.zeros(0, dtype=np.int64)
+        self.in_prefill: Bools = np.zeros(0, dtype=np.bool_)
+        self.in_decode: Bools = np.zeros(0, dtype=np.bool_)
+        self.waits: Bools = np.zeros(0, dtype=np.bool_)
+
+    def admit(self, row: int, rules: VTokenConfig, prefill_end: int) -> None:
+        """A new request has row `row`; it computes `prefill_end` tokens before it decodes."""
+        if row >= len(self.limit):
+            for name in ("limit", "budget", "prefill_end", "in_prefill", "in_decode", "waits"):
+                old = getattr(self, name)
+                grown = np.zeros(max(8, 2 * row), dtype=old.dtype)
+                grown[: len(old)] = old
+                setattr(self, name, grown)
+        self.prefill_end[row] = prefill_end
+        self.waits[row] = False
+        self.follow(row, rules)
+
+    def follow(self, row: int, rules: VTokenConfig) -> None:
+        """`rules` are in force for the request from now on."""
+        self.limit[row], self.in_prefill[row], self.in_decode[row] = phases(rules)
+        self.budget[row] = rules.budget_tokens
+
+    def select(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
+        """Those of `rows` [k] that are due; `num_live`, `num_tokens` by row."""
+        out = np.empty(len(rows), dtype=np.int64)
+        found = kernels.select_due(
+            rows, num_live, num_tokens, self.prefill_end, self.waits,
+            self.limit, self.in_prefill, self.in_decode, out,
+        )  # fmt: skip
+        return out[:found]

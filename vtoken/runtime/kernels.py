@@ -1,0 +1,144 @@
+"""Loops over the rows of requests: who is due, what a policy's batch names, a step's columns.
+
+Each is called through the class beside which its arrays are kept: `vtoken.runtime.due`, `batch` and
+`draft`, whose docstrings say what they mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.compiled import kernel
+
+
+@kernel
+def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode):
+    """Whether a request with these numbers is due; `waits`: it had no scores at its prompt's end."""
+    if num_live <= limit:
+        return False
+    if num_tokens == prefill_end or waits:
+        return True
+    return in_prefill if num_tokens < prefill_end else in_decode
+
+
+@kernel
+def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode, out):
+    """Writes those of `rows` [k] that are due to `out` [k]; how many. All others are by row."""
+    found = 0
+    for j in range(len(rows)):
+        r = rows[j]
+        if is_due(
+            num_live[r], num_tokens[r], prefill_end[r], waits[r],
+            limit[r], in_prefill[r], in_decode[r],
+        ):  # fmt: skip
+            out[found] = r
+            found += 1
+    return found
+
+
+@kernel
+def oldest(rows, num_victims, sinks, facts, index, starts, out):
+    """The first num_victims[j] live ids from `sinks` on, of every row; fewer where there are no
+    more. Writes `starts` [k + 1]."""
+    put = 0
+    starts[0] = 0
+    for j in range(len(rows)):
+        fact = facts[rows[j]]
+        left = num_victims[j]
+        t = sinks
+        while left > 0 and t < fact.num_tokens:
+            if index[fact.first_token + t] >= 0:
+                out[put] = t
+                put += 1
+                left -= 1
+            t += 1
+        starts[j + 1] = put
+
+
+@kernel
+def _rank_bits(score):
+    """Bits of a float32 that order as the floats do, equal zeros alike and NaN last."""
+    if score != score:
+        return np.uint32(0xFFFFFFFF)
+    if score == 0:
+        return np.uint32(0x80000000)
+    bits = np.float32(score).view(np.uint32)
+    if bits & np.uint32(0x80000000):
+        return ~bits
+    return bits | np.uint32(0x80000000)
+
+
+@kernel
+def lowest(row, num_victims, sinks, recent, scores, facts, index, ids, keys, count, out):
+    """The `num_victims` live ids of the lowest `scores`, sparing ids below `sinks` and the newest
+    `recent` (one at least); ties fall on the older. Writes them, ascending, to `out`; how many.
+
+    `scores` [n] by token id; newer tokens are heavier than any number. `ids`, `keys`, `count`:
+    scratch. Selects by three passes over 11, 11 and 10 bits, each of which finds the digit that
+    the num_victims-th lowest has.
+    """
+    fact = facts[row]
+    num_window = 0
+    for t in range(sinks, fact.num_tokens):
+        if index[fact.first_token + t] >= 0:
+            ids[num_window] = t
+            num_window += 1
+    num_window = max(0, num_window - max(recent, 1))
+    if num_victims >= num_window:
+        for n in range(num_window):
+            out[n] = ids[n]
+        return num_window
+    for n in range(num_window):
+        t = ids[n]
+        keys[n] = _rank_bits(scores[t] if t < len(scores) else np.float32(np.inf))
+    left = num_victims  # how many of those with the digits found so far are lower than the bar
+    bar = np.uint32(0)
+    for shift, width in ((21, 11), (10, 11), (0, 10)):
+        for digit in range(1 << width):
+            count[digit] = 0
+        for n in range(num_window):
+            if shift == 21 or keys[n] >> np.uint32(shift + width) == bar >> np.uint32(
+                shift + width
+            ):
+                count[(keys[n] >> np.uint32(shift)) & np.uint32((1 << width) - 1)] += 1
+        digit = 0
+        while left >= count[digit]:
+            left -= count[digit]
+            digit += 1
+        bar |= np.uint32(digit) << np.uint32(shift)
+    put = 0
+    for n in range(num_window):
+        if keys[n] < bar:
+            out[put] = ids[n]
+            put += 1
+        elif keys[n] == bar and left > 0:
+            out[put] = ids[n]
+            put += 1
+            left -= 1
+    return put
+
+
+@kernel
+def pick(wanted, rows, values, starts, place, out, out_starts):
+    """The numbers of each of `wanted` [k] rows, those of rows[j] being values[starts[j] :
+    starts[j + 1]]; none for a row that is not in `rows`. `place`: by row, -1 before and after.
+
+    Writes `out_starts` [k + 1], and `out` where it is long enough; how long it must be.
+    """
+    for j in range(len(rows)):
+        if rows[j] >= 0:
+            place[rows[j]] = j
+    total = 0
+    out_starts[0] = 0
+    for i in range(len(wanted)):
+        j = place[wanted[i]]
+        if j >= 0:
+            if total + starts[j + 1] - starts[j] <= len(out):
+                for at in range(starts[j], starts[j + 1]):
+                    out[total + at - starts[j]] = values[at]
+            total += starts[j + 1] - starts[j]
+        out_starts[i + 1] = total
+    for j in range(len(rows)):
+        if rows[j] >= 0:
+            place[rows[j]] = -1
+    return total
