@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
+from vtoken.arrays import Ragged
 from vtoken.planning import round as planning_round
 from vtoken.runtime.relocation import round_planner
 

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import WorkerReport
-from vtoken.runtime.runtime import GrownRequest, Runtime
+from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 
@@ -26,8 +28,8 @@ class Store:
 
     def __init__(self, num_blocks: int) -> None:
         self.free = deque(range(1, num_blocks))
+        self.hashed = np.zeros(num_blocks, dtype=np.bool_)
         self.tables: dict[str, list[int]] = {}
-        self.num_tokens: dict[str, int] = {}
 
     def num_free_blocks(self) -> int:
         return len(self.free)
@@ -53,8 +55,8 @@ class Store:
     def give_back(self, blocks: Sequence[int]) -> None:
         self.free.extendleft(blocks)
 
-    def progress(self, request_id: str, num_known: int) -> tuple[Sequence[int], int]:
-        return self.tables[request_id][num_known:], self.num_tokens[request_id]
+    def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
+        return self.tables[request_id][first:]
 
 
 class Decoding:
@@ -85,7 +87,7 @@ class Decoding:
         t0 = clock()
         runtime.begin_step(ready)
         t1 = clock()
-        places = [runtime.required_extent(request_id, num_new) for request_id in self.ids]
+        places = [runtime.required_extent(name, counts[name] + num_new) for name in self.ids]
         t2 = clock()
         for request_id, extent in zip(self.ids, places, strict=True):
             counts[request_id] += num_new
@@ -94,8 +96,14 @@ class Decoding:
             if needed > len(blocks):
                 blocks += store.take(needed - len(blocks))
         t3 = clock()
+        known = runtime.tables.rows
         plan = runtime.commit_step(
-            [GrownRequest(i, store.tables[i], counts[i], counts[i], 7) for i in self.ids]
+            Scheduled(
+                list(self.ids),
+                [counts[name] for name in self.ids],
+                [len(store.tables[name]) for name in self.ids],
+                {name: NewRequest(counts[name], 7) for name in self.ids if name not in known},
+            )
         )
         t4 = clock()
         runtime.finish_step(WorkerReport(plan.step, moved_tokens=len(plan.source_slots)), plan.step)

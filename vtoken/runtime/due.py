@@ -27,8 +27,8 @@ def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
 
 
 class DueColumns:
-    """By row: `limit` = budget + interval, `budget`, the phases, where the prompt ends, and `waits`:
-    the request had no scores at that point.
+    """By row: `limit` = budget + interval, `budget`, the phases, where the prompt ends, and whether
+    the request `waits`: it had no scores at that point.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from vtoken.compiled import kernel
 
 @kernel
 def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode):
-    """Whether a request with these numbers is due; `waits`: it had no scores at its prompt's end."""
+    """Whether a request with these numbers is due; `waits`: its prompt's end brought no scores."""
     if num_live <= limit:
         return False
     if num_tokens == prefill_end or waits:

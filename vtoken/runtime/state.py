@@ -26,8 +26,8 @@ class RuntimeState:
 
     Every part may read all of it. Only the methods of this class assign its fields. `counters`,
     `events`, `latency`, `shadow`, `draft`, `due` and each `RequestState` are objects of their own,
-    whose docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker while
-    the next one is planned. `config`, of number `revision`, is what the next step takes.
+    whose docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker
+    while the next one is planned. `config`, of number `revision`, is what the next step takes.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class Grown:
 @dataclass(frozen=True, slots=True)
 class Places:
     """By row: `num_tokens` now; `next_extent`, the places that must exist for a single new token,
-    and `start`, the first place of several. `spare`: a request with holes holds more blocks than its live tokens and
-    the next one need.
+    and `start`, the first place of several. `spare`: a request with holes holds more blocks than
+    its live tokens and the next one need.
     """
 
     num_tokens: list[int]
