@@ -66,7 +66,7 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     policy = engine.runtime.config.policy
     running(engine, "a", 100, 100)
     assert asks(engine, 1000, 2000) == 12 + 2
-    monkeypatch.setattr(type(policy), "select_victims", lambda *_: None)
+    monkeypatch.setattr(type(policy), "select_many", lambda *_: 1 / 0)
     running(engine, "b", 160, 160)  # longer than budget + interval
     engine.steps()
     assert engine.runtime.policy_runner.is_suspended(policy)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
+from tests.support.observe import watch_victims
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
 
@@ -43,17 +44,14 @@ def run(engine: CoreEngine, num_steps: int) -> CoreEngine:
 def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
     """How many tokens were newer than the scores, at every eviction."""
     ages: set[int] = set()
-    pick = engine.runtime.evictor.pick_victims
 
-    def pick_and_note(table: Any, config: Any) -> Any:
-        victims = pick(table, config)
+    def note(table: Any, victims: Any) -> None:
         if victims is not None:
             scores = engine.runtime.state.requests[table.request_id].scores_of(SUM)
             assert scores is not None
             ages.add(table.num_tokens - len(scores))
-        return victims
 
-    engine.runtime.evictor.pick_victims = pick_and_note  # type: ignore[method-assign]
+    watch_victims(engine.runtime, note)
     run(engine, num_steps)
     return ages
 
@@ -76,10 +74,9 @@ def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(l
 
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
     engine = late()
-    evictor, picked = engine.runtime.evictor, []
-    engine.runtime.scoring.soon_due = lambda table, *_: evictor.is_due(table)  # type: ignore[method-assign]
-    pick = evictor.pick_victims
-    evictor.pick_victims = lambda *args: picked.append(pick(*args)) or picked[-1]  # type: ignore[method-assign,func-returns-value,assignment]
+    runtime, picked = engine.runtime, []
+    runtime.scoring.soon_due = lambda table, *_: runtime.evictor.is_due(table, runtime.config)  # type: ignore[method-assign]
+    watch_victims(runtime, lambda _, victims: picked.append(victims))
     run(engine, 80)
     assert any(victims is None for victims in picked[10:])  # too old: it had to wait a step
 

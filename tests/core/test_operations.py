@@ -268,14 +268,12 @@ def test_a_compaction_of_which_less_is_reported_than_planned_fails(
 def test_a_compaction_whose_plan_cannot_be_applied_fails(
     lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = lenient.core.runtime.tables["req-1"]
-
     def refuse(*_: Any) -> Any:
         raise InvariantViolation("I2", "a slot has a reader")
 
     operation = compact(lenient)
     with monkeypatch.context() as broken:
-        broken.setattr(type(table), "apply_moves", refuse)
+        broken.setattr(lenient.core.runtime.tables, "apply_moves", refuse)
         lenient.steps()
     failed = lenient.call("operation", id=operation.id)
     assert failed.state == "failed"

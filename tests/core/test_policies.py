@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -294,7 +293,7 @@ def test_bad_parameters_are_refused_by_name(name: Any, params: Any, field: str) 
     assert caught.value.bound
 
 
-def test_every_policy_describes_itself_and_stays_under_fifty_lines() -> None:
+def test_every_policy_describes_itself() -> None:
     infos = {info.name: info for info in describe_policies()}
     assert list(infos) == policy_names()
     for name, info in infos.items():
@@ -307,9 +306,6 @@ def test_every_policy_describes_itself_and_stays_under_fifty_lines() -> None:
             bounded = {"minimum", "maximum"} <= set(schema) or schema["type"] == "boolean"
             assert bounded, f"{name}: {schema}"
         assert info.error is None
-        module = inspect.getmodule(type(make_policy(name, {})))
-        assert module is not None
-        assert len(inspect.getsource(module).splitlines()) < 50
 
 
 def test_two_policies_of_one_name_are_refused() -> None:

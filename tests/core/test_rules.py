@@ -84,12 +84,13 @@ def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
     engine.add("a", 9)
     engine.step()
     table = engine.runtime.tables["a"]
-    engine.runtime.state.requests["a"].readonly = frozenset(table.blocks[:2])
-    table.evict(np.array([6, 7, 8]))
-    assert table.extent == 6
-    assert table.append_start(frozenset(table.blocks[:2])) == 8
-    assert table.append_start(frozenset()) == 6
-    assert engine.runtime.required_extent("a", 1) == 9
+    engine.runtime.tables.evict_tokens("a", np.array([6, 7, 8]))
+    table.protect(())
+    assert (table.extent, table.append_start) == (6, 6)
+    table.protect(table.blocks[:2])
+    assert table.append_start == 8
+    engine.runtime.appender.choose_places()
+    assert engine.runtime.required_extent("a", 10) == 9
 
 
 # ---------------------------------------------------------------- rule 2: ref_cnt at plan time
@@ -239,13 +240,12 @@ def test_rule_3_control_sequential_copies_overwrite_a_source() -> None:
 
 
 def test_rule_4_no_block_is_hashed_after_the_first_eviction() -> None:
-    """The engine asks `required_extent`: None says that the layout is positional, and cacheable."""
     engine = crowd(num_requests=1)
     engine.step()
-    assert engine.runtime.required_extent("r0", 1) is None
+    assert not engine.runtime.tables["r0"].virtual  # its blocks may be hashed
     hashes = len(engine.store.cached)
     run(engine, 30)
-    assert engine.runtime.required_extent("r0", 1) is not None
+    assert engine.runtime.tables["r0"].virtual
     assert len(engine.store.cached) <= hashes
 
 
@@ -284,13 +284,14 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
     engine.add("a", 10)
     engine.step()
     table = engine.runtime.tables["a"]
-    table.evict(np.array([1, 2, 5]))
-    table.extend_blocks([9])
-    with pytest.raises(InvariantViolation):
-        table.place(2, 1)
-    places = table.place(3)
-    assert places.tolist() == [table.blocks[2] * 4 + 2, table.blocks[2] * 4 + 3, 9 * 4]
-    assert table.place(1, 1).tolist() == [table.blocks[0] * 4 + 1]
+    tables, blocks = engine.runtime.tables, [*table.blocks, 9]
+    tables.evict_tokens("a", np.array([1, 2, 5]))
+    table.protect(())
+    tables.choose_places(recycling=True)
+    assert table.hole == 1
+    places = tables.sync_new_tokens("a", blocks, 13)
+    assert places.tolist() == [blocks[2] * 4 + 2, blocks[2] * 4 + 3, 9 * 4]
+    assert tables.sync_new_tokens("a", blocks, 14).tolist() == [blocks[0] * 4 + 1]
     table.check()
 
 

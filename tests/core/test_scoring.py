@@ -100,15 +100,15 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
     ages: list[int] = []
     engine = engine_with("h2o", lag=lag, interval_tokens=6)
     engine.worker = worker
-    scores = engine.runtime.scoring.scores
+    told = engine.runtime.scoring.told
 
     def watch(state: Any, *rest: Any) -> Any:
-        found = scores(state, *rest)
+        found = told(state, *rest)
         if found is not None:
             ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found
 
-    engine.runtime.scoring.scores = watch  # type: ignore[method-assign]
+    engine.runtime.scoring.told = watch  # type: ignore[method-assign]
     engine.add("a", 20)
     for _ in range(60):
         engine.step()

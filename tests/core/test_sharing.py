@@ -425,9 +425,9 @@ def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
     engine = run(sharers("copy"), 1)
     shared = set(prefix_blocks(engine))
     table = engine.runtime.tables["r2"]
-    due = engine.runtime.evictor.pick_victims
-    engine.runtime.evictor.pick_victims = (  # type: ignore[method-assign]
-        lambda t, config: None if t is table else due(t, config)
+    choose = engine.runtime.evictor.choose
+    engine.runtime.evictor.choose = (  # type: ignore[method-assign]
+        lambda rows: choose(rows[rows != table.row])
     )
     run(engine, 8)
     assert shared <= set(engine.store.tables["r2"])

@@ -104,8 +104,19 @@ def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
-    """`is_writable` always says yes and slots are recycled: the rule itself switched off."""
-    believe_every_block_writable(engine, hit)
+    """Every block counts as writable and slots are recycled: the rule itself switched off."""
+    tables = engine.runtime.tables
+    choose, grow = engine.runtime.appender.choose_places, tables.grow
+
+    def choose_places() -> bool:
+        for table in tables:
+            if table.readonly.any():
+                hit()
+            table.protect(())
+        return choose()
+
+    engine.runtime.appender.choose_places = choose_places  # type: ignore[method-assign]
+    tables.grow = lambda *args: replace(grow(*args), num_strays=0)  # type: ignore[method-assign]
 
 
 @BLOCKS.fault(
@@ -115,16 +126,16 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
 )
 def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
     """A token is recycled into a hashed block."""
-    honest = engine.runtime.appender.pick_holes
+    honest = engine.runtime.appender.choose_places
 
-    def pick_holes() -> None:
-        for state in engine.runtime.state.requests.values():
-            if state.readonly:
+    def choose_places() -> bool:
+        for table in engine.runtime.tables:
+            if table.readonly.any():
                 hit()
-            state.readonly = frozenset()
-        honest()
+            table.protect(())
+        return honest()
 
-    engine.runtime.appender.pick_holes = pick_holes  # type: ignore[method-assign]
+    engine.runtime.appender.choose_places = choose_places  # type: ignore[method-assign]
 
 
 @BLOCKS.fault(
@@ -188,8 +199,8 @@ def allocate_too_little(engine: CoreEngine, hit: Hit) -> None:
     """The engine allocates a place less than it was told."""
     ask = engine.runtime.required_extent
 
-    def required_extent(request_id: str, num_new: int) -> int | None:
-        extent = ask(request_id, num_new)
+    def required_extent(request_id: str, num_tokens: int) -> int | None:
+        extent = ask(request_id, num_tokens)
         if extent is not None and extent % 4 == 1:
             hit()
         return None if extent is None else extent - 1

@@ -99,7 +99,7 @@ def stale_report(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.finish_step = finish_step  # type: ignore[method-assign]
 
 
-@TOKENS.fault("I2 unique mapping", "I2, `rebuild`")
+@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse_moves`")
 def double_a_destination(engine: CoreEngine, hit: Hit) -> None:
     """A plan sends two tokens to one slot."""
 
@@ -113,7 +113,7 @@ def double_a_destination(engine: CoreEngine, hit: Hit) -> None:
     each_relocation(engine, change, hit)
 
 
-@TOKENS.fault("I2 unique mapping", "I2, `rebuild`")
+@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse_moves`")
 def land_on_a_live_token(engine: CoreEngine, hit: Hit) -> None:
     """A plan sends a token to the slot of a live one that stays."""
 
@@ -160,7 +160,8 @@ def miscount_a_block(engine: CoreEngine, hit: Hit) -> None:
 @TOKENS.fault("I2 counts", "I2, ")
 def miscount_a_table(engine: CoreEngine, hit: Hit) -> None:
     """A table's live count gains one: a lost update."""
-    next(iter(engine.runtime.tables)).num_live += 1
+    tables = engine.runtime.tables
+    tables.columns.num_live[next(iter(tables)).row] += 1
     hit()
 
 

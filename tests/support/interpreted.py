@@ -29,6 +29,8 @@ os.environ |= {
 
 import torch
 
+from tests.support.observe import watch_victims
+
 PROMPTS = [list(range(5, 45)), list(range(7, 20))]  # the first one evicts at once
 NUM_NEW = 6
 ENGINE = {
@@ -203,15 +205,12 @@ def probe() -> dict[str, Any]:
 def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:
     """What dies from now on: how many tokens its request had, and the ids."""
     victims: list[tuple[int, list[int]]] = []
-    pick = runtime.evictor.pick_victims
 
-    def pick_and_note(table: Any, config: Any) -> Any:
-        picked = pick(table, config)
+    def note(table: Any, picked: Any) -> None:
         if picked is not None:
             victims.append((table.num_tokens, sorted(picked.tolist())))
-        return picked
 
-    runtime.evictor.pick_victims = pick_and_note
+    watch_victims(runtime, note)
     return victims
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 
@@ -10,8 +11,28 @@ def runtime_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.scheduler.vtoken
 
 
+def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """`note(table, victims)` of every request that is due, None where its policy cannot say what
+    dies; before anything does. Returns what ends it.
+    """
+    choose, evictor = runtime.evictor.choose, runtime.evictor
+
+    def choose_and_note(rows: Any) -> Any:
+        chosen, victims, names = choose(rows)
+        found = {row: victims.of(i) for i, row in enumerate(chosen.tolist())}
+        for row in rows.tolist():
+            note(runtime.tables[runtime.tables.names[row]], found.get(row))
+        return chosen, victims, names
+
+    def restore() -> None:
+        evictor.choose = choose
+
+    evictor.choose = choose_and_note
+    return restore
+
+
 class Observer:
-    """Wraps one runtime's `pick_victims` and `commit_step`; keeps what passes through.
+    """Watches one runtime's victims and wraps its `commit_step`; keeps what passes through.
 
     `victims[request][num_tokens]`: the ids that died when the table had that many tokens.
     `held[request]`: blocks held, a step. `owners[block]`: requests that ever held it, in order.
@@ -24,15 +45,18 @@ class Observer:
         self.owners: dict[int, list[str]] = defaultdict(list)
         self.holey_steps = 0
         self.prompt_tokens: dict[str, int] = {}
-        self._pick, self._commit = self.runtime.evictor.pick_victims, self.runtime.commit_step
-        self.runtime.evictor.pick_victims = self._pick_victims
+        self._commit = self.runtime.commit_step
+        self._unwatch = watch_victims(self.runtime, self._note)
         self.runtime.commit_step = self._commit_step
 
-    def _pick_victims(self, table: Any, config: Any) -> Any:
-        victims = self._pick(table, config)
+    def restore(self) -> None:
+        """Stop watching."""
+        self._unwatch()
+        self.runtime.commit_step = self._commit
+
+    def _note(self, table: Any, victims: Any) -> None:
         if victims is not None:
             self.victims[table.request_id][table.num_tokens] = set(victims.tolist())
-        return victims
 
     def _commit_step(self, grown: Any) -> Any:
         plan = self._commit(grown)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support import reference
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, runtime_of, watch_victims
 from tests.support.steps_overlap import async_scheduling
 from vtoken.commands import Compact
 from vtoken.errors import UnsupportedError
@@ -136,15 +136,14 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
     moments: dict[str, list[int]] = defaultdict(list)
     with engine(**args("h2o", interval_tokens=16)) as llm:
         runtime = runtime_of(llm)
-        pick, finish = runtime.evictor.pick_victims, runtime.finish_step
+        finish = runtime.finish_step
 
         def finish_step(report: Any, step: int) -> None:
             for (request, _), scores in (report.scores if report is not None else {}).items():
                 reported[request][len(scores)] = scores
             finish(report, step)
 
-        def pick_victims(table: Any, config: Any) -> Any:
-            victims = pick(table, config)
+        def note(table: Any, victims: Any) -> None:
             if victims is not None:
                 request, live = table.request_id, table.live_ids()
                 scores = np.append(reported[request][table.num_tokens - 1], np.inf)[live]
@@ -154,9 +153,9 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
                 lowest = np.argsort(scores[:recent], kind="stable")[: len(live) - BUDGET]
                 assert sorted(victims.tolist()) == sorted(candidates[lowest].tolist())
                 moments[request].append(table.num_tokens)
-            return victims
 
-        runtime.finish_step, runtime.evictor.pick_victims = finish_step, pick_victims
+        runtime.finish_step = finish_step
+        watch_victims(runtime, note)
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         logs = observer.logs()

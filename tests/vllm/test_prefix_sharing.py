@@ -111,8 +111,7 @@ class Session:
         return self.observer.log_of(self.id_of(name))
 
     def restore(self) -> None:
-        self.runtime.evictor.pick_victims = self.observer._pick
-        self.runtime.commit_step = self.observer._commit
+        self.observer.restore()
 
 
 COUNTERS = (

@@ -32,11 +32,9 @@ def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy
         for name in ("none", "tova", "snapkv", "scissorhands", "keydiff"):
             control.patch_config({"shadow": {"name": name}})
             observer = Observer(llm)
-            pick, commit = observer._pick, observer._commit
             tokens = greedy(llm, PROMPTS, NUM_NEW)
             runs[name] = tokens, observer.logs()
-            observer.runtime.evictor.pick_victims = pick
-            observer.runtime.commit_step = commit
+            observer.restore()
             shadow = control.reporter.status().shadow
             if name == "none":
                 assert shadow is None

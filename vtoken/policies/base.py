@@ -133,6 +133,19 @@ class Policy:
         return hash(type(self))
 
 
+def chooses_together(cls: type[Policy]) -> bool:
+    """Whether `cls` has a `select_many` that speaks for its own `select_victims`.
+
+    One that was inherited past a `select_victims` of a subclass does not.
+    """
+    for base in cls.__mro__:
+        if "select_many" in vars(base):
+            return base is not Policy
+        if "select_victims" in vars(base):
+            return False
+    return False
+
+
 def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> TokenIds:
     """The `num_victims` lowest-scored ids, sparing the first `sinks` and the `recent` newest.
 

@@ -146,7 +146,6 @@ class StepPlan:
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
     signal_layers: tuple[int, ...] = ()
-    needed: bool = True  # False: the step is vLLM's own, and the worker need not have the plan
 
 
 @dataclass(slots=True)

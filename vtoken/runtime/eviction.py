@@ -82,10 +82,10 @@ class Evictor:
         rows = state.due.select(rows, columns.num_live, columns.num_tokens)
         if len(rows) == 0:
             return False
-        rows, victims, policies = self._choose(rows)
+        rows, victims, policies = self.choose(rows)
         return self._evict(rows, victims, policies, freed)
 
-    def _choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
+    def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
         """Those of the due `rows` [k] whose policy says what dies, the ids, and the policies."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy

@@ -16,6 +16,7 @@ from vtoken.arrays import Floats, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
+from vtoken.policies.base import chooses_together
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.scoring import Scoring
@@ -68,7 +69,7 @@ class PolicyRunner:
     def chooses_together(self, policy: Policy) -> bool:
         """Whether `policy` may be asked about many requests at once, and nobody is compared."""
         return (
-            type(policy).select_many is not Policy.select_many
+            chooses_together(type(policy))
             and not policy.profiles
             and not self.is_suspended(policy)
             and self._state.shadow.asked is None

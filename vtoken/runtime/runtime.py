@@ -12,7 +12,7 @@ Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once
 `forget` when it is over for good.
 
 A step costs a few calls of kernels for all requests together. While no request has evicted
-anything and no policy reads a signal, the worker does not need the plan (`StepPlan.needed`).
+anything and no policy reads a signal, the worker does not need the plan (`concerns_worker`).
 Invariants:
 1. the step's victims are invisible from that step's attention on, whatever reclamation does
 2. a block given back in begin_step is in nobody's table; none becomes a destination in the same
@@ -127,6 +127,13 @@ class Runtime:
         """Whether nothing may evict, and nobody who holds a block has evicted anything."""
         return not self.state.may_evict and not self.tables.any_virtual
 
+    def concerns_worker(self, plan: StepPlan) -> bool:
+        """Whether the step of `plan` differs from vLLM's own: a request has evicted, or is probed.
+
+        A worker that gets no plan forgets what it knew of requests.
+        """
+        return plan.probing or self.tables.any_virtual
+
     # ------------------------------------------------------------ requests come and go
 
     def announce(
@@ -217,7 +224,6 @@ class Runtime:
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
             self.scoring.ask(plan, zip(scheduled.request_ids, before.tolist(), strict=True))
         self.relocator.hand_over(plan)
-        plan.needed = plan.probing or self.tables.any_virtual
         self._count_commit()
         return plan
 

@@ -110,7 +110,7 @@ class VTokenSchedulerMixin:
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
-        if plan.needed:
+        if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
         return output
 
