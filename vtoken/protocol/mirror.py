@@ -289,9 +289,19 @@ class Mirrors(Mapping[str, Mirror]):
         most = int(self.facts[LIVE, rows].sum())
         full, loose = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
         starts = np.zeros((2, len(rows) + 1), dtype=np.int64)
+        longest = int(self.facts[LIVE, rows].max(initial=0))
+        runs = np.empty((2, longest), dtype=np.int64)
         while True:
             missing = _split(
-                rows, self.facts, self.arena, block_size, self._counts, starts, full, loose
+                rows,
+                self.facts,
+                self.arena,
+                block_size,
+                self._counts,
+                runs,
+                starts,
+                full,
+                loose,
             )
             if not missing:
                 break
@@ -454,6 +464,7 @@ def _split(
     arena: Ints32,
     block_size: int,
     counts: Ints32,
+    runs: Ints,
     starts: Ints,
     full: Ints,
     loose: Ints,
@@ -463,49 +474,50 @@ def _split(
     full = {b: n(b) = S} by the first token in each,  loose = slots in blocks with 0 < n(b) < S
     S * |full| + |loose| = live
 
-    `counts` is 0 before and after. Consecutive tokens mostly share a block, so a block is divided
-    out once a run. Returns 0, or how many blocks `counts` must have.
+    Tokens are looked at in runs of consecutive live tokens in one block: `runs[:, k]` is where run
+    k begins in the arena, and its block. `counts` is 0 before and after. Returns 0, or how many
+    blocks `counts` must have.
     """
     num_full = num_loose = 0
     for i in range(len(rows)):
         base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
-        block, low, missing = 0, 0, 0
+        low, high, length, num_runs, missing = 0, 0, 0, 0, 0
         for at in range(base, end):
-            slot = arena[at]
-            if slot < 0:
-                continue
-            if slot < low or slot >= low + block_size:
+            slot = np.int64(arena[at])
+            if slot < low or slot >= high:
+                if slot < 0:
+                    continue
+                if length:
+                    counts[runs[1, num_runs - 1]] += length
+                    length = 0
                 block = slot // block_size
+                if block >= len(counts):
+                    missing = max(missing, block + 1)
+                    low = high = 0
+                    continue
                 low = block * block_size
-            if block < len(counts):
-                counts[block] += 1
-            else:
-                missing = max(missing, block + 1)
-        block, low = 0, 0
-        for at in range(base, end):
-            slot = arena[at]
-            if slot < 0 or missing:
+                high = low + block_size
+                runs[0, num_runs], runs[1, num_runs] = at, block
+                num_runs += 1
+            length += 1
+        if length:
+            counts[runs[1, num_runs - 1]] += length
+        for k in range(num_runs):
+            block = runs[1, k]
+            if missing or counts[block] < 0:
                 continue
-            if slot < low or slot >= low + block_size:
-                block = slot // block_size
-                low = block * block_size
             if counts[block] == block_size:
                 full[num_full] = block
                 num_full += 1
                 counts[block] = -1
-            elif counts[block] > 0:
-                loose[num_loose] = slot
-                num_loose += 1
-        block, low = 0, 0
-        for at in range(base, end):
-            slot = arena[at]
-            if slot < 0:
                 continue
-            if slot < low or slot >= low + block_size:
-                block = slot // block_size
-                low = block * block_size
-            if block < len(counts):
-                counts[block] = 0
+            stop = runs[0, k + 1] if k + 1 < num_runs else end
+            for at in range(runs[0, k], stop):
+                if arena[at] >= 0:
+                    loose[num_loose] = arena[at]
+                    num_loose += 1
+        for k in range(num_runs):
+            counts[runs[1, k]] = 0
         if missing:
             return missing
         starts[0, i + 1], starts[1, i + 1] = num_full, num_loose
