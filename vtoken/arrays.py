@@ -41,6 +41,14 @@ class Ragged:
         """The numbers of request `i`: a view."""
         return self.values[self.starts[i] : self.starts[i + 1]]
 
+    def take(self, which: Ints) -> Ragged:
+        """The numbers of the requests `which` [k], in that order."""
+        first, counts = self.starts[which], self.starts[which + 1] - self.starts[which]
+        starts = np.zeros(len(which) + 1, dtype=np.int64)
+        np.cumsum(counts, out=starts[1:])
+        places = np.repeat(first - starts[:-1], counts) + np.arange(starts[-1])
+        return Ragged(self.values[places], starts)
+
     @property
     def counts(self) -> Ints:
         """How many numbers each request has [R]."""

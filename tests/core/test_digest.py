@@ -13,7 +13,7 @@ import pytest
 from vtoken.arrays import Ragged
 from vtoken.policies.signals import Signal
 from vtoken.protocol import digest
-from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.mirror import Mirrors
 from vtoken.protocol.step import RequestStep, RequestSteps, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
@@ -147,9 +147,10 @@ def test_a_plan_is_the_same_after_its_way_to_the_worker() -> None:
 def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
     num = 3 * digest.MIRRORS_A_STEP - 1
     names = [f"r{i}" for i in range(num)]
-    mirrors = {name: Mirror.positional([i + 1], 3, 4) for i, name in enumerate(names)}
-    drifted = {name: Mirror.positional([i + 1], 3, 4) for i, name in enumerate(names)}
-    drifted["r6"].apply(RequestStep(3, moved_ids=ints(1), moved_slots=ints(31), num_live=3))
+    slots = {name: 4 * (i + 1) + np.arange(3) for i, name in enumerate(names)}
+    mirrors, drifted = Mirrors.of(slots), Mirrors.of(slots)
+    move = RequestStep(3, moved_ids=ints(1), moved_slots=ints(31), num_live=3)
+    drifted.apply(RequestSteps.of_parts({"r6": move}))
     requests = RequestSteps.of_parts({name: RequestStep(3) for name in names})
     seen = [
         digest.of_mirrors(StepPlan(step, requests=requests), mirrors)

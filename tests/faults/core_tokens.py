@@ -174,7 +174,7 @@ def lose_a_reader(engine: CoreEngine, hit: Hit) -> None:
     hit()
 
 
-@TOKENS.fault("mirror", "mirror, `Mirror.apply`")
+@TOKENS.fault("mirror", "mirror, `Mirrors.apply`")
 def lose_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """The worker is not told of one victim."""
 

@@ -178,18 +178,18 @@ def read_dead_tokens(engine: Engine, hit: Hit) -> None:
 def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
     """One loose token is not packed."""
 
-    from vtoken.vllm.cpu import runner
-
-    split = runner.split_loose
+    mirrors = engine.runner.executor.mirrors
+    split = mirrors.split
 
     def split_wrong(*args: Any) -> Any:
         full, loose = split(*args)
-        if len(loose):
+        firsts = loose.starts[:-1][loose.counts > 1]
+        if len(firsts):
             hit()
-            loose = np.append(loose[1:], loose[-1])
+            loose.values[firsts] = loose.values[firsts + 1]
         return full, loose
 
-    engine.replace(runner, "split_loose", split_wrong)
+    engine.replace(mirrors, "split", split_wrong)
 
 
 @ENGINE.fault(
@@ -224,7 +224,7 @@ def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
     engine.replace(manager, "cache_blocks", cache_blocks)
 
 
-@ENGINE.fault("mirror", "mirror, `Mirror.apply`")
+@ENGINE.fault("mirror", "mirror, `Mirrors.apply`")
 def lose_an_eviction(engine: Engine, hit: Hit) -> None:
     """The worker is not told of one victim."""
 

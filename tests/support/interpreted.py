@@ -159,10 +159,10 @@ def probe() -> dict[str, Any]:
     import numpy as np
 
     from vtoken.policies.signals import Signal
-    from vtoken.protocol.mirror import Mirror
+    from vtoken.protocol.mirror import Mirrors
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.layout import keys_of
-    from vtoken.vllm.cuda.pages import LiveRow, PageTables
+    from vtoken.vllm.cuda.pages import PageTables
     from vtoken.vllm.cuda.signals.probing import DeviceProbe
     from vtoken.vllm.worker.probe import ProbedRequest
 
@@ -177,13 +177,13 @@ def probe() -> dict[str, Any]:
 
     def rows(*, use_triton: bool, soft_cap: float) -> list[torch.Tensor]:
         pages, probed, first = PageTables(size, torch.device("cpu")), [], 0
-        for name, slots in parts.items():
-            mirror = Mirror(slots)
+        mirrors = Mirrors.of(parts)
+        for name, mirror in mirrors.items():
             mirror.keep(signals, (0, 1))
             probed += ProbedRequest.of(name, first, new[name], mirror)
             first += new[name]
-        known = [LiveRow(p.request_id, p.mirror, len(p.ids)) for p in probed[:: len(signals)]]
-        resident = dict(zip(parts, pages.update(known), strict=True))
+        known = pages.update(mirrors, mirrors.rows_of([*parts])).tolist()
+        resident = dict(zip(parts, known, strict=True))
         probe = DeviceProbe(probed, pages, resident, use_triton=use_triton)
         for query, cache in zip(queries, layers, strict=True):
             probe.add_layer(query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from vtoken.policies.signals import Signal
+from vtoken.protocol.mirror import BlockTables
 from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
-from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe
 from vtoken.vllm.worker.scores import HostScores, Told
 
@@ -44,24 +45,25 @@ class Life:
         self.virtual: set[str] = set()
         self.number = 0
 
-    def next(self) -> tuple[StepPlan, list[BatchRow], torch.Tensor]:
+    def next(self) -> tuple[StepPlan, Batch, torch.Tensor]:
         """The next step's plan, batch and queries [T, Hq, D]; K of its new tokens is written."""
         self.number += 1
         rng, plan = self.rng, StepPlan(self.number)
-        rows: list[BatchRow] = []
+        names: list[str] = []
+        starts, computed = [0], []
         parts: dict[str, RequestStep] = {}
-        first = 0
         for name in rng.permutation(list(SIGNALS)).tolist():
             if self.number > 2 and rng.random() < 0.2:
                 continue  # not scheduled
             num_new = 9 if self.number == 1 else 4 if rng.random() < 0.2 else 1
             if name not in self.virtual and self.num_tokens[name] + num_new > 5 * S - 4:
                 self.virtual.add(name)
-            rows.append(BatchRow(name, len(rows), first, num_new, self.num_tokens[name]))
+            names.append(name)
+            starts.append(starts[-1] + num_new)
+            computed.append(self.num_tokens[name])
             self._grow(parts, name, num_new)
-            first += num_new
         plan.requests = RequestSteps.of_parts(parts)
-        plan.signals = {row.request_id: SIGNALS[row.request_id] for row in rows}
+        plan.signals = {name: SIGNALS[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
         plan.probe_layers = PROBED_LAYERS if plan.probed else None
         plan.signal_layers, plan.probing = PROBED_LAYERS, True
@@ -71,7 +73,13 @@ class Life:
             for signal in kept
             if rng.random() < 0.7
         )
-        return plan, rows, torch.randn(first, HEADS, DIM)
+        batch = Batch.of(
+            names,
+            starts,
+            computed,
+            lambda rows: BlockTables.of([self.blocks[names[row]] for row in rows]),
+        )
+        return plan, batch, torch.randn(starts[-1], HEADS, DIM)
 
     def _grow(self, parts: dict[str, RequestStep], name: str, num_new: int) -> None:
         live, before, rng = self.live[name], self.num_tokens[name], self.rng
@@ -111,13 +119,13 @@ class Worker:
         scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]))
         self.executor = StepExecutor(S, lambda _: iter(()), scores)
 
-    def step(self, plan: StepPlan, rows: list[BatchRow], query: torch.Tensor) -> Told:
+    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> Told:
         """One step with `query` where the caches are; what is told of it."""
         executor = self.executor
         executor.begin(plan, ())
         executor.meet(self.life.blocks_of)
         executor.apply()
-        step = executor.physical(rows, self.life.blocks_of)
+        step = executor.physical(batch)
         assert step is not None
         self.forward(step, query)
         executor.forward_ended()
@@ -147,11 +155,9 @@ class DeviceWorker(Worker):
         for here, there in zip(self.life.caches, self.caches, strict=True):
             there.copy_(here)
 
-    def step(self, plan: StepPlan, rows: list[BatchRow], query: torch.Tensor) -> Told:
-        for name, part in plan.requests.parts().items():
-            if len(part.evicted) or len(part.moved_ids):
-                self.pages.forget(name)
-        return super().step(plan, rows, query)
+    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> Told:
+        self.pages.release(self.executor.mirrors)
+        return super().step(plan, batch, query)
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
         told = make_step(step, self.pages, use_triton=self.use_triton)

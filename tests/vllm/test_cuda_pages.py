@@ -8,68 +8,74 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import RequestStep
+from vtoken.protocol.mirror import VERSION, BlockTables, Mirrors
+from vtoken.protocol.step import RequestStep, RequestSteps
 from vtoken.vllm.cuda.layout import page_view
-from vtoken.vllm.cuda.pages import LiveRow, PageTables
-from vtoken.vllm.worker.executor import BatchRow, HoleyRow
+from vtoken.vllm.cuda.pages import PageTables
 
 S, BLOCKS = 4, 64
 
 
 class Walk:
-    """A few requests whose tokens die, move and grow at random; the mirror is the truth."""
+    """A few requests whose tokens die, move and grow at random; the mirrors are the truth."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.pages = PageTables(S, torch.device("cpu"))
         self.free = list(self.rng.permutation(BLOCKS * S))
-        self.mirrors: dict[str, Mirror] = {}
-        for name in "abc":
-            slots = np.array([self.free.pop() for _ in range(8)], dtype=np.int64)
-            self.mirrors[name] = Mirror(slots)
+        self.mirrors = Mirrors.of({name: np.array(self.take(8)) for name in "abc"})
 
-    def step(self, name: str, *, scheduled: bool = True, forget: bool = True) -> HoleyRow | None:
-        """One step of one request, as the plan and the executor would have it."""
+    def take(self, number: int) -> list[int]:
+        return [self.free.pop(0) for _ in range(number)]
+
+    def step(self) -> list[str]:
+        """One step of all requests; those that are scheduled."""
+        parts, scheduled = {}, []
+        for name, mirror in self.mirrors.items():
+            part = parts[name] = RequestStep(mirror.num_tokens, dense=False)
+            ids, slots = mirror.live()
+            kind = self.rng.integers(3)
+            if kind == 0 and len(ids) > 3:
+                part.evicted = self.rng.choice(ids, 2, replace=False)
+            elif kind == 1:
+                part.moved_ids = self.rng.choice(ids, 2, replace=False)
+                part.moved_slots = np.array(self.take(2))
+                self.free += slots[np.isin(ids, part.moved_ids)].tolist()
+            if self.rng.integers(4):
+                part.new_slots = np.array(self.take(1))
+                scheduled.append(name)
+            part.num_live = len(ids) - len(part.evicted) + len(part.new_slots)
+        self.mirrors.apply(RequestSteps.of_parts(parts))
+        return scheduled
+
+    def grow(self, name: str) -> None:
+        """One more token of one request."""
         mirror = self.mirrors[name]
-        part = RequestStep(mirror.num_tokens)
-        ids, slots = mirror.live()
-        kind = self.rng.integers(3)
-        if kind == 0 and len(ids) > 3:
-            part.evicted = self.rng.choice(ids, 2, replace=False)
-        elif kind == 1:
-            part.moved_ids = self.rng.choice(ids, 2, replace=False)
-            part.moved_slots = np.array([self.free.pop(0) for _ in range(2)], dtype=np.int64)
-            self.free += slots[np.isin(ids, part.moved_ids)].tolist()
-        if scheduled:
-            part.new_slots = np.array([self.free.pop(0)], dtype=np.int64)
-        part.num_live = len(ids) - len(part.evicted) + len(part.new_slots)
-        part.dense = False
-        mirror.apply(part)
-        if forget and (len(part.evicted) or len(part.moved_ids)):
-            self.pages.forget(name)
-        if not scheduled:
-            return None
-        return HoleyRow(BatchRow(name, 0, 0, 1, part.num_tokens), part, mirror)
+        part = RequestStep(mirror.num_tokens, new_slots=np.array(self.take(1)))
+        part.num_live = len(mirror.live()[0]) + 1
+        self.mirrors.apply(RequestSteps.of_parts({name: part}))
 
     def resident(self, row: int, length: int) -> list[int]:
         table: list[int] = self.pages._table[row, :length].tolist()
         return table
 
 
-def run(walk: Walk, steps: int, *, forget: bool = True) -> list[str]:
-    """Requests whose row was not the mirror's after some step."""
+def run(walk: Walk, steps: int, *, versions: bool = True) -> list[str]:
+    """Requests whose row was not the mirror's after some step; some steps release rows before."""
     wrong = []
     for _ in range(steps):
-        holey = []
-        for name in "abc":
-            moved = walk.step(name, scheduled=bool(walk.rng.integers(4)), forget=forget)
-            if moved is not None:
-                holey.append(moved)
-        for h, row in zip(holey, walk.pages.update([LiveRow.of(h) for h in holey]), strict=True):
-            slots = h.mirror.live()[1].tolist()
+        before = walk.mirrors.facts[VERSION].copy()
+        names = walk.step()
+        if not versions:
+            walk.mirrors.facts[VERSION] = before
+        if walk.rng.integers(2):
+            walk.pages.release(walk.mirrors)
+        rows = walk.pages.update(walk.mirrors, walk.mirrors.rows_of(names)).tolist()
+        assert len({*rows}) == len(rows)
+        for name, row in zip(names, rows, strict=True):
+            slots = walk.mirrors[name].live()[1].tolist()
             if walk.resident(row, len(slots)) != slots:
-                wrong.append(h.row.request_id)
+                wrong.append(name)
     return wrong
 
 
@@ -78,8 +84,8 @@ def test_a_resident_row_is_the_mirror_in_logical_order_after_every_step(seed: in
     assert run(Walk(seed), 60) == []
 
 
-def test_a_row_that_is_not_forgotten_when_tokens_move_is_stale_and_noticed() -> None:
-    assert run(Walk(0), 60, forget=False) != []
+def test_control_without_versions_a_row_is_stale_when_tokens_move_and_that_is_noticed() -> None:
+    assert run(Walk(0), 60, versions=False) != []
 
 
 def test_growing_sends_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,22 +97,31 @@ def test_growing_sends_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.from_numpy(array.copy())
 
     monkeypatch.setattr("vtoken.vllm.cuda.pages.upload", counted)
-    mirror = walk.mirrors["a"]
     for _ in range(3):
-        part = RequestStep(mirror.num_tokens, new_slots=np.array([walk.free.pop()]), dense=False)
-        part.num_live = len(mirror.live()[0]) + 1
-        mirror.apply(part)
-        walk.pages.update([LiveRow("a", mirror, part.num_live)])
+        walk.grow("a")
+        walk.pages.update(walk.mirrors, walk.mirrors.rows_of(["a"]))
     assert sent[1:] == [3, 3]  # row, column and slot of one token
 
 
 def test_rows_are_reused_and_the_table_does_not_grow_with_the_number_of_requests() -> None:
-    pages = PageTables(S, torch.device("cpu"))
+    pages, mirrors = PageTables(S, torch.device("cpu")), Mirrors()
     for number in range(50):
-        mirror = Mirror(np.arange(9, dtype=np.int64))
-        pages.update([LiveRow(str(number), mirror, 9)])
-        pages.forget(str(number))
+        name = str(number)
+        mirrors.place([name], np.array([9]), S, BlockTables.of([[number, 3, 1]]))
+        row = pages.update(mirrors, mirrors.rows_of([name]))
+        assert pages.slots(int(row[0]), 9).tolist() == mirrors[name].live()[1].tolist()
+        mirrors.drop([name])
+        if number % 3:
+            pages.release(mirrors)
     assert pages._table.shape[0] == 1
+
+
+def test_a_row_whose_request_is_gone_is_released() -> None:
+    walk = Walk(0)
+    walk.pages.update(walk.mirrors, walk.mirrors.rows_of(["a", "b"]))
+    walk.mirrors.drop(["a"])
+    walk.pages.release(walk.mirrors)
+    assert walk.pages.num_resident == 1
 
 
 def attention(
@@ -132,10 +147,9 @@ def cache() -> torch.Tensor:
     return torch.randn(BLOCKS, S, 2, 16).permute(0, 2, 1, 3)
 
 
-def holey(name: str, row: int, slots: list[int]) -> HoleyRow:
-    part = RequestStep(len(slots), num_live=len(slots), dense=False)
-    mirror = Mirror(np.array(slots, dtype=np.int64))
-    return HoleyRow(BatchRow(name, row, row, 1, len(slots) - 1), part, mirror)
+def resident(pages: PageTables, slots: list[int]) -> np.ndarray:
+    """The resident row [1] of a request whose live tokens are in `slots`."""
+    return pages.update(Mirrors.of({"a": np.array(slots)}), np.array([0]))
 
 
 def test_page_size_one_reads_dense_rows_and_holey_rows_in_one_table(cache: torch.Tensor) -> None:
@@ -145,8 +159,7 @@ def test_page_size_one_reads_dense_rows_and_holey_rows_in_one_table(cache: torch
     lengths = [10, len(live), 3]
     query = torch.randn(3, 4, 8)
     pages = PageTables(S, torch.device("cpu"))
-    resident = pages.update([LiveRow.of(holey("b", 1, live))])
-    table = pages.batch(block_table, [1], resident, max(lengths))
+    table = pages.batch(block_table, np.array([1]), resident(pages, live), max(lengths))
     assert table.shape == (3, 10)
     assert table.dtype == torch.int32
     assert table.is_contiguous()
@@ -172,14 +185,14 @@ def test_attention_does_not_depend_on_where_relocation_has_put_the_tokens(
     results = []
     for memory, place in ((cache, slots), (moved, there)):
         pages = PageTables(S, torch.device("cpu"))
-        resident = pages.update([LiveRow.of(holey("a", 0, place))])
-        table = pages.batch(torch.zeros(1, 16, dtype=torch.int32), [0], resident, 30)
+        row, blocks = resident(pages, place), torch.zeros(1, 16, dtype=torch.int32)
+        table = pages.batch(blocks, np.array([0]), row, 30)
         results.append(attention(query, page_view(memory), table, [30], 1))
     assert torch.equal(*results)
 
 
 def test_a_length_beyond_the_block_table_is_refused() -> None:
     pages = PageTables(S, torch.device("cpu"))
-    resident = pages.update([LiveRow.of(holey("a", 0, [1, 2]))])
+    row, blocks = resident(pages, [1, 2]), torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="9 tokens do not fit 8 places"):
-        pages.batch(torch.zeros(1, 2, dtype=torch.int32), [0], resident, 9)
+        pages.batch(blocks, np.array([0]), row, 9)

@@ -183,9 +183,9 @@ def test_v2_tells_attention_physical_lengths_and_leaves_the_samplers_logical_one
     runner = admitted()
     given = decode(runner, evicting(dense=True))
     assert runner.step is not None
-    assert runner.step.physical.seq_lens == [8]
+    assert runner.step.physical.seq_lens.tolist() == [8]
     assert given.seq_lens.tolist() == [11]
-    assert not runner.step.holey_rows
+    assert not runner.step.has_holes
     assert runner.uniform == 1
 
 
@@ -195,7 +195,7 @@ def test_v2_leaves_full_graphs_in_a_step_with_holes_only() -> None:
     decode(runner, plan)
     assert runner.uniform is None
     assert runner.step is not None
-    assert runner.step.holey_rows == [0]
+    assert runner.step.physical.holey.index.tolist() == [0]
     full = BatchExecutionDescriptor(CUDAGraphMode.FULL, 1, 1, uniform_token_count=1)
     piecewise = BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, 1, None)
     assert _is_compatible(full, 1, 1, 1, 0, None, 1)
@@ -264,7 +264,7 @@ def test_v2_forgets_what_is_finished_and_what_was_preempted() -> None:
         runner.execute_model(message(StepPlan(3), **{reason: {"a"}}))
         assert not half.executor.mirrors
         assert not runner.vtoken_blocks
-        assert not half.pages._resident
+        assert half.pages.num_resident == 0
 
 
 def test_v1_is_no_uniform_decode_in_a_step_with_holes() -> None:

@@ -1,75 +1,90 @@
-"""The worker's mirror of one token table: the slot of every live token, and its signals.
+"""The worker's mirrors of the token tables: the slot of every live token of every request.
 
 Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute counts
 are verified, so a mirror that loses count stops the worker before the forward. Right counts in
 wrong places are found by the content check alone (`verify_ratio`).
+
+Rows are requests, columns are facts; a row number is given again when its request is gone. The
+slots of all requests lie in one arena of int32, 4 bytes a token, each request's in one piece with
+some room behind it. Invariants, of each row r in use, with o = offset[r]:
+
+1. arena[o + t] is the slot of token t < tokens[r], -1 when it is dead
+2. live[r] = |{t < tokens[r]: arena[o + t] >= 0}|, counted by transitions
+3. tokens[r] <= capacity[r], and pieces arena[o : o + capacity[r]] do not overlap
+4. (r, version[r]) names one state of the tokens that were there before: it changes when a token
+   dies or moves and when the row changes hands, and does not when tokens are appended
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Ints, Ragged
+from vtoken.compiled import kernel
 from vtoken.errors import MirrorMismatchError
 from vtoken.policies.signals import Keeper, Signal, make_keeper
-from vtoken.protocol.step import RequestStep
+from vtoken.protocol.step import RequestSteps
 
 MakeKeeper = Callable[[Signal, tuple[int, ...]], Keeper[Any]]
+Ints32 = npt.NDArray[np.int32]
+
+TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
+NUM_FACTS = 5
+MIN_ROOM = 64  # tokens behind a new piece, and
+ROOM_SHARE = 8  # one token for so many that the request has
+MAX_SLOT = (1 << 31) - 1
+
+# Why a kernel stopped at a request: `fault` is (reason, number of the plan, number of the mirror).
+ROOM, FORM, COUNT, LIVING, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK = range(1, 9)
+REASONS = {
+    FORM: "the plan's columns do not fit each other: {} numbers, {} are named",
+    COUNT: "the plan is for {} tokens, the mirror has {}",
+    LIVING: "the plan counts {} live tokens, the mirror {}",
+    DEAD_EVICTED: "the plan evicts token {}, which is not live in the mirror of {} tokens",
+    DEAD_MOVED: "the plan moves token {}, which is not live in the mirror of {} tokens",
+    NO_SLOT: "the plan writes to {}, which is no slot, in a mirror of {} tokens",
+    NO_BLOCK: "the plan is for {} tokens, the block table has room for {}",
+}
+
+
+class BlockTables(NamedTuple):
+    """n block tables: that of i is `blocks[bases[i] : bases[i] + counts[i]]`; int32, int64 [n]."""
+
+    blocks: Ints32
+    bases: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, tables: Sequence[Sequence[int]]) -> BlockTables:
+        arrays = [np.asarray(table, dtype=np.int32) for table in tables]
+        counts = np.array([len(array) for array in arrays], dtype=np.int64)
+        return cls(np.concatenate(arrays), np.cumsum(counts) - counts, counts)
 
 
 class Mirror:
-    """`slots` [T]: slot of each token id, -1 for dead ones. `keepers`: its attention signals."""
+    """The mirror of one request: row `row` of `mirrors`. `keepers`: its attention signals."""
 
-    def __init__(self, slots: Ints) -> None:
-        self._slots = slots
+    __slots__ = ("_kept", "keepers", "mirrors", "row")
+
+    def __init__(self, mirrors: Mirrors, row: int) -> None:
+        self.mirrors = mirrors
+        self.row = row
         self.keepers: dict[Signal, Keeper[Any]] = {}
         self._kept: tuple[Sequence[Signal], tuple[int, ...]] = (), ()
-        self.num_tokens = len(slots)
 
-    @classmethod
-    def positional(cls, block_ids: Sequence[int], num_tokens: int, block_size: int) -> Mirror:
-        """The mirror of a request whose layout is still vLLM's: token i at block i // S."""
-        blocks = np.asarray(block_ids, dtype=np.int64)
-        ids = np.arange(num_tokens, dtype=np.int64)
-        return cls(blocks[ids // block_size] * block_size + ids % block_size)
-
-    def apply(self, step: RequestStep) -> None:
-        """Evict, move, append; raises MirrorMismatchError when the counts then disagree."""
-        if step.num_tokens != self.num_tokens:
-            raise MirrorMismatchError(
-                f"the plan is for {step.num_tokens} tokens, the mirror has {self.num_tokens}"
-            )
-        self._slots[step.evicted] = -1
-        self._slots[step.moved_ids] = step.moved_slots
-        self.append(step.new_slots)
-        num_live = int(np.count_nonzero(self._slots[: self.num_tokens] >= 0))
-        if num_live != step.num_live:
-            raise MirrorMismatchError(
-                f"the plan counts {step.num_live} live tokens, the mirror {num_live}"
-            )
-
-    def append(self, slots: Ints) -> None:
-        """The next tokens are written to `slots` [k]."""
-        end = self.num_tokens + len(slots)
-        if end > len(self._slots):
-            grown = np.full(max(end, 2 * len(self._slots)), -1, dtype=np.int64)
-            grown[: self.num_tokens] = self._slots[: self.num_tokens]
-            self._slots = grown
-        self._slots[self.num_tokens : end] = slots
-        self.num_tokens = end
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the request, dead ones included."""
+        return int(self.mirrors.facts[TOKENS, self.row])
 
     def live(self) -> tuple[Ints, Ints]:
         """Ids [n] of the live tokens, ascending, and their slots [n]."""
-        slots = self._slots[: self.num_tokens]
-        ids = np.flatnonzero(slots >= 0)
-        return ids, slots[ids]
-
-    def newest(self, num_tokens: int) -> Ints:
-        """The slots of the newest `num_tokens` tokens."""
-        return self._slots[self.num_tokens - num_tokens : self.num_tokens]
+        ids, slots = self.mirrors.live(np.array([self.row], dtype=np.int64))
+        return ids.values, slots.values
 
     def keep(
         self, signals: Sequence[Signal], layers: tuple[int, ...], make: MakeKeeper = make_keeper
@@ -85,3 +100,425 @@ class Mirror:
                 if keeper is None or keeper.layers != layers:
                     keeper = make(signal, layers)
                 self.keepers[signal] = keeper
+
+
+class Mirrors(Mapping[str, Mirror]):
+    """The mirrors of one worker by request id.
+
+    `facts` [NUM_FACTS, rows] int64 and `arena` are replaced when they grow: ask for them anew.
+    """
+
+    def __init__(self) -> None:
+        self.facts: Ints = np.zeros((NUM_FACTS, 0), dtype=np.int64)
+        self.arena: Ints32 = np.empty(0, dtype=np.int32)
+        self._end = 0  # of the pieces in the arena
+        self._used = 0  # capacity of the rows in use
+        self._rows: dict[str, int] = {}
+        self._views: dict[str, Mirror] = {}
+        self._free: list[int] = []
+        self._fault: Ints = np.zeros(3, dtype=np.int64)
+        self._counts: Ints32 = np.zeros(0, dtype=np.int32)  # live tokens by block; 0 between calls
+
+    @classmethod
+    def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
+        """Mirrors of requests whose tokens 0, 1, … are live in `slots[name]` [T]."""
+        mirrors = cls()
+        for name, places in slots.items():
+            row = mirrors._take_row(name, len(places))
+            start = int(mirrors.facts[OFFSET, row])
+            mirrors.arena[start : start + len(places)] = places
+            mirrors.facts[[TOKENS, LIVE], row] = len(places)
+        return mirrors
+
+    # ------------------------------------------------------------ requests come and go
+
+    def __getitem__(self, name: str) -> Mirror:
+        return self._views[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows_of(self, names: Sequence[str]) -> Ints:
+        """The rows [n] of `names`; KeyError for one that has no mirror."""
+        return np.fromiter(map(self._rows.__getitem__, names), np.int64, len(names))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """These requests start anew when they come back; unknown ones are no matter."""
+        for name in names:
+            row = self._rows.pop(name, None)
+            if row is None:
+                continue
+            del self._views[name]
+            self._used -= int(self.facts[CAPACITY, row])
+            self.facts[:VERSION, row] = 0
+            self.facts[VERSION, row] += 1
+            self._free.append(row)
+        if 4 * self._used < len(self.arena):
+            self._pack(0)
+
+    def clear(self) -> None:
+        """No request has a mirror."""
+        self.drop([*self._rows])
+
+    def _take_row(self, name: str, num_tokens: int) -> int:
+        """A row for `name`, which has no tokens yet, and room for `num_tokens`."""
+        if not self._free:
+            rows = self.facts.shape[1]
+            facts = np.zeros((NUM_FACTS, max(16, 2 * rows)), dtype=np.int64)
+            facts[:, :rows] = self.facts
+            self.facts = facts
+            self._free.extend(range(facts.shape[1] - 1, rows - 1, -1))
+        row = self._free.pop()
+        self._rows[name] = row
+        self._views[name] = Mirror(self, row)
+        self._make_room(row, num_tokens)
+        return row
+
+    def _make_room(self, row: int, num_tokens: int) -> None:
+        """Give `row` a piece of the arena for `num_tokens` tokens and some more."""
+        before = int(self.facts[CAPACITY, row])
+        capacity = num_tokens + num_tokens // ROOM_SHARE + MIN_ROOM
+        if self._end + capacity > len(self.arena):
+            self._pack(capacity)
+        offset, count = self.facts[OFFSET, row], self.facts[TOKENS, row]
+        self.arena[self._end : self._end + count] = self.arena[offset : offset + count]
+        self.facts[OFFSET, row], self.facts[CAPACITY, row] = self._end, capacity
+        self._end += capacity
+        self._used += capacity - before
+
+    def _pack(self, room: int) -> None:
+        """A new arena: all pieces in use, one behind the other, `room`, and a quarter more."""
+        size = self._used + room
+        arena = np.empty(size + size // 4, dtype=np.int32)
+        end = 0
+        for row in self._rows.values():
+            offset, capacity = self.facts[OFFSET, row], int(self.facts[CAPACITY, row])
+            arena[end : end + capacity] = self.arena[offset : offset + capacity]
+            self.facts[OFFSET, row] = end
+            end += capacity
+        self.arena, self._end = arena, end
+
+    # ------------------------------------------------------------ a step
+
+    def place(
+        self,
+        names: Sequence[str],
+        num_tokens: Ints,
+        block_size: int,
+        tables: BlockTables,
+    ) -> None:
+        """Follow requests that have evicted nothing up to `num_tokens` [n] tokens; new ones come.
+
+        Their layout is vLLM's: token t lies in block t // S of the request's block table at t % S.
+        Raises MirrorMismatchError when `tables` has too few blocks.
+        """
+        for name, count in zip(names, num_tokens.tolist(), strict=True):
+            if name not in self._rows:
+                self._take_row(name, count)
+        rows, done = self.rows_of(names), 0
+        while done < len(rows):
+            done = _place(
+                done, rows, self.facts, self.arena, num_tokens, block_size, *tables, self._fault
+            )
+            if done < len(rows):
+                reason, wanted, known = self._fault.tolist()
+                if reason != ROOM:
+                    wrong = REASONS[reason].format(wanted, known)
+                    raise MirrorMismatchError(f"{names[done]}: {wrong}")
+                self._make_room(int(rows[done]), wanted)
+
+    def apply(self, steps: RequestSteps) -> Ints:
+        """Evict, move, append; the rows [R] of the requests.
+
+        Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be halfway.
+        """
+        rows, done = self.rows_of(steps.names), 0
+        while done < len(rows):
+            done = _apply(
+                done,
+                rows,
+                self.facts,
+                self.arena,
+                steps.num_tokens,
+                steps.num_live,
+                steps.evicted.values,
+                steps.evicted.starts,
+                steps.moved_ids.values,
+                steps.moved_slots.values,
+                steps.moved_ids.starts,
+                steps.new_slots.values,
+                steps.new_slots.starts,
+                self._fault,
+            )
+            if done < len(rows):
+                reason, wanted, known = self._fault.tolist()
+                if reason != ROOM:
+                    wrong = REASONS[reason].format(wanted, known)
+                    raise MirrorMismatchError(f"{steps.names[done]}: {wrong}")
+                self._make_room(int(rows[done]), wanted)
+        return rows
+
+    # ------------------------------------------------------------ asking
+
+    def live(self, rows: Ints) -> tuple[Ragged, Ragged]:
+        """Ids of the live tokens of `rows` [n], ascending, and their slots."""
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(self.facts[LIVE, rows], out=starts[1:])
+        out = np.empty((2, starts[-1]), dtype=np.int64)
+        _live(rows, self.facts, self.arena, starts, out)
+        return Ragged(out[0], starts), Ragged(out[1], starts)
+
+    def newest(self, rows: Ints, counts: Ints) -> Ragged:
+        """The slots of the newest `counts` [n] tokens of `rows` [n], -1 for dead ones."""
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(counts, out=starts[1:])
+        first = self.facts[OFFSET, rows] + self.facts[TOKENS, rows] - counts
+        places = np.repeat(first - starts[:-1], counts) + np.arange(starts[-1])
+        return Ragged(self.arena[places].astype(np.int64), starts)
+
+    def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
+        """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of all
+        other live tokens, the newest last.
+        """
+        most = int(self.facts[LIVE, rows].sum())
+        full, loose = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
+        starts = np.zeros((2, len(rows) + 1), dtype=np.int64)
+        longest = int(self.facts[LIVE, rows].max(initial=0))
+        runs = np.empty((2, longest), dtype=np.int64)
+        while True:
+            missing = _split(
+                rows,
+                self.facts,
+                self.arena,
+                block_size,
+                self._counts,
+                runs,
+                starts,
+                full,
+                loose,
+            )
+            if not missing:
+                break
+            self._counts = np.zeros(missing + missing // 2, dtype=np.int32)
+        full, loose = full[: starts[0, -1]], loose[: starts[1, -1]]
+        return Ragged(full, starts[0]), Ragged(loose, starts[1])
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _place(
+    first: int,
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    num_tokens: Ints,
+    block_size: int,
+    blocks: Ints32,
+    bases: Ints,
+    counts: Ints,
+    fault: Ints,
+) -> int:
+    """Append up to `num_tokens` to `rows[first:]`: arena[o + t] = S * blocks[base + t // S] + t % S
+
+    Returns the first request that could not be placed, len(rows) when all are.
+    """
+    for i in range(first, len(rows)):
+        row = rows[i]
+        base, token, end = facts[OFFSET, row], facts[TOKENS, row], num_tokens[i]
+        fault[1] = end
+        if token > end:
+            fault[0], fault[2] = COUNT, token
+            return i
+        if end > counts[i] * block_size or bases[i] < 0 or bases[i] + counts[i] > len(blocks):
+            fault[0], fault[2] = NO_BLOCK, counts[i] * block_size
+            return i
+        if end > facts[CAPACITY, row]:
+            fault[0] = ROOM
+            return i
+        facts[LIVE, row] += end - token
+        facts[TOKENS, row] = end
+        while token < end:
+            rank = token // block_size
+            stop = min(end, (rank + 1) * block_size)
+            slot = np.int64(blocks[bases[i] + rank]) * block_size + token - rank * block_size
+            for t in range(token, stop):
+                arena[base + t] = slot
+                slot += 1
+            token = stop
+    return len(rows)
+
+
+@kernel
+def _apply(
+    first: int,
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    num_tokens: Ints,
+    num_live: Ints,
+    evicted: Ints,
+    evicted_starts: Ints,
+    moved_ids: Ints,
+    moved_slots: Ints,
+    moved_starts: Ints,
+    new_slots: Ints,
+    new_starts: Ints,
+    fault: Ints,
+) -> int:
+    """Apply the steps of `rows[first:]`. Of each row, with o = offset and T = tokens before:
+
+    arena[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
+    tokens = T + |new|,  live = live - |evicted| + |new|,  version + 1 if a token died or moved
+
+    Every id is checked to be live and < T, every slot to fit, so nothing is written out of a row's
+    piece whatever the plan says. Returns the first request that could not be applied, with the
+    reason in `fault`; nothing of that request is applied when the reason is `ROOM`.
+    """
+    size = len(rows)
+    fault[0], fault[1] = FORM, size
+    for found in (len(num_tokens) + 1, len(num_live) + 1, len(moved_starts), len(new_starts)):
+        if found != size + 1:
+            fault[2] = found - 1
+            return first
+    if len(evicted_starts) != size + 1 or len(moved_slots) != len(moved_ids):
+        fault[1], fault[2] = len(moved_slots), len(moved_ids)
+        return first
+    for i in range(first, size):
+        row = rows[i]
+        base, before, live = facts[OFFSET, row], facts[TOKENS, row], facts[LIVE, row]
+        e0, e1 = evicted_starts[i], evicted_starts[i + 1]
+        m0, m1 = moved_starts[i], moved_starts[i + 1]
+        n0, n1 = new_starts[i], new_starts[i + 1]
+        fault[0] = FORM
+        if not 0 <= e0 <= e1 <= len(evicted):
+            fault[1], fault[2] = len(evicted), e1
+            return i
+        if not 0 <= m0 <= m1 <= len(moved_ids):
+            fault[1], fault[2] = len(moved_ids), m1
+            return i
+        if not 0 <= n0 <= n1 <= len(new_slots):
+            fault[1], fault[2] = len(new_slots), n1
+            return i
+        fault[2] = before
+        if num_tokens[i] != before:
+            fault[0], fault[1] = COUNT, num_tokens[i]
+            return i
+        if before + n1 - n0 > facts[CAPACITY, row]:
+            fault[0], fault[1] = ROOM, before + n1 - n0
+            return i
+        if e1 > e0 or m1 > m0:
+            facts[VERSION, row] += 1
+        for j in range(e0, e1):
+            token = evicted[j]
+            if token < 0 or token >= before or arena[base + token] < 0:
+                fault[0], fault[1] = DEAD_EVICTED, token
+                return i
+            arena[base + token] = -1
+        for j in range(m0, m1):
+            token, slot = moved_ids[j], moved_slots[j]
+            if token < 0 or token >= before or arena[base + token] < 0:
+                fault[0], fault[1] = DEAD_MOVED, token
+                return i
+            if slot < 0 or slot > MAX_SLOT:
+                fault[0], fault[1] = NO_SLOT, slot
+                return i
+            arena[base + token] = slot
+        for j in range(n0, n1):
+            slot = new_slots[j]
+            if slot < 0 or slot > MAX_SLOT:
+                fault[0], fault[1] = NO_SLOT, slot
+                return i
+            arena[base + before + j - n0] = slot
+        live += n1 - n0 - (e1 - e0)
+        facts[TOKENS, row], facts[LIVE, row] = before + n1 - n0, live
+        if live != num_live[i]:
+            fault[0], fault[1], fault[2] = LIVING, num_live[i], live
+            return i
+    return size
+
+
+@kernel
+def _live(rows: Ints, facts: Ints, arena: Ints32, starts: Ints, out: Ints) -> None:
+    """out[:, starts[i]:starts[i + 1]] = ids and slots of the live tokens of row rows[i], by id."""
+    for i in range(len(rows)):
+        base, at, end = facts[OFFSET, rows[i]], starts[i], starts[i + 1]
+        for token in range(facts[TOKENS, rows[i]]):
+            slot = arena[base + token]
+            if slot >= 0 and at < end:
+                out[0, at], out[1, at] = token, slot
+                at += 1
+
+
+@kernel
+def _split(
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    block_size: int,
+    counts: Ints32,
+    runs: Ints,
+    starts: Ints,
+    full: Ints,
+    loose: Ints,
+) -> int:
+    """Of each row, with n(b) its live tokens in block b of S slots:
+
+    full = {b: n(b) = S} by the first token in each,  loose = slots in blocks with 0 < n(b) < S
+    S * |full| + |loose| = live
+
+    Tokens are looked at in runs of consecutive live tokens in one block: `runs[:, k]` is where run
+    k begins in the arena, and its block. `counts` is 0 before and after. Returns 0, or how many
+    blocks `counts` must have.
+    """
+    num_full = num_loose = 0
+    for i in range(len(rows)):
+        base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
+        low, high, length, num_runs, missing = 0, 0, 0, 0, 0
+        for at in range(base, end):
+            slot = np.int64(arena[at])
+            if slot < low or slot >= high:
+                if slot < 0:
+                    continue
+                if length:
+                    counts[runs[1, num_runs - 1]] += length
+                    length = 0
+                block = slot // block_size
+                if block >= len(counts):
+                    missing = max(missing, block + 1)
+                    low = high = 0
+                    continue
+                low = block * block_size
+                high = low + block_size
+                runs[0, num_runs], runs[1, num_runs] = at, block
+                num_runs += 1
+            length += 1
+        if length:
+            counts[runs[1, num_runs - 1]] += length
+        for k in range(num_runs):
+            block = runs[1, k]
+            if missing or counts[block] < 0:
+                continue
+            if counts[block] == block_size:
+                full[num_full] = block
+                num_full += 1
+                counts[block] = -1
+                continue
+            stop = runs[0, k + 1] if k + 1 < num_runs else end
+            for at in range(runs[0, k], stop):
+                if arena[at] >= 0:
+                    loose[num_loose] = arena[at]
+                    num_loose += 1
+        for k in range(num_runs):
+            counts[runs[1, k]] = 0
+        if missing:
+            return missing
+        starts[0, i + 1], starts[1, i + 1] = num_full, num_loose
+    return 0

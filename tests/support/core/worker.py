@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.protocol.mirror import Mirror as ProductMirror
+from vtoken.protocol.mirror import BlockTables, Mirrors
 from vtoken.protocol.step import StepPlan, WorkerReport
 
 Content = Any
@@ -39,13 +39,12 @@ class StepMessage:
 class Mirror:
     """One request on the worker. `slots`: id -> slot of live tokens; None while positional.
 
-    `product` is the mirror that a real worker keeps; it must say the same.
+    `SimulatedWorker.product` has the mirrors that a real worker keeps; they must say the same.
     """
 
     blocks: list[int]
     contents: list[Content]  # by token id
     slots: dict[int, int] | None = None
-    product: ProductMirror | None = None
 
 
 def scores_of(request_id: str, num_tokens: int) -> Scores:
@@ -61,6 +60,7 @@ class SimulatedWorker:
         self.block_size = block_size
         self.memory: list[Content] = [None] * (num_blocks * block_size)
         self.mirrors: dict[str, Mirror] = {}
+        self.product = Mirrors()
         self.sequential_copies = False
         self.score: Callable[[str, int], Scores] = scores_of
         self.reads_checked = 0
@@ -73,17 +73,19 @@ class SimulatedWorker:
         after = self._retained(plan, old=False)
         for request_id in message.gone:
             self.mirrors.pop(request_id, None)
+        self.product.drop([*message.gone, *message.new])
         for request_id, (blocks, contents) in message.new.items():
             self.mirrors[request_id] = Mirror(list(blocks), list(contents))
+        names = [name for name in plan.requests.names if name not in self.product]
+        if names:
+            tables = BlockTables.of([self.mirrors[name].blocks for name in names])
+            counts = np.array([plan.requests.of(name).num_tokens for name in names])
+            self.product.place(names, counts, self.block_size, tables)
+        self.product.apply(plan.requests)
         for request_id, part in plan.requests.parts().items():
             mirror = self.mirrors[request_id]
             assert len(mirror.contents) == part.num_tokens, "the mirror lost or gained tokens"
             slots = self.live_slots(mirror)
-            if mirror.product is None:
-                mirror.product = ProductMirror.positional(
-                    mirror.blocks, part.num_tokens, self.block_size
-                )
-            mirror.product.apply(part)
             for token in part.evicted.tolist():
                 del slots[token]
             for token, slot in zip(part.moved_ids.tolist(), part.moved_slots.tolist(), strict=True):
@@ -171,6 +173,18 @@ class SimulatedWorker:
             full = sum(held == self.block_size for held in Counter(places).values())
             loose = len(places) - full * self.block_size
             assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
+            row = self.product.rows_of([request_id])
+            full_blocks, loose_slots = self.product.split(row, self.block_size)
+            packed = {
+                slot
+                for b in full_blocks.values.tolist()
+                for slot in range(b * self.block_size, (b + 1) * self.block_size)
+            }
+            assert len(full_blocks.values) == full
+            assert len(loose_slots.values) == loose
+            assert packed | {*loose_slots.values.tolist()} == {
+                *self.live_slots(self.mirrors[request_id]).values()
+            }, "attention reads other tokens"
         for block in lent:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.memory[slot] = "scratch"
@@ -190,8 +204,7 @@ class SimulatedWorker:
             part = parts.get(request_id)
             if part is not None:
                 assert part.num_live == len(slots)
-                assert mirror.product is not None
-                ids, places = mirror.product.live()
+                ids, places = self.product[request_id].live()
                 assert dict(zip(ids.tolist(), places.tolist(), strict=True)) == slots
                 front = {mirror.blocks[i // s] * s + i % s for i in range(len(slots))}
                 assert part.dense == (front == set(slots.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -11,7 +12,7 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch, split_loose
+from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
@@ -48,26 +49,35 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         context.set_current(None)
         if step is None:
             return
-        if step.rows:
+        if len(step.rows):
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             tokens, slots = torch.from_numpy(step.writes)
             slot_mapping[tokens] = slots
-            rows = torch.tensor(step.rows)
-            seq_lens = torch.tensor(step.seq_lens, dtype=self.seq_lens.dtype)
+            rows = torch.from_numpy(step.rows)
+            seq_lens = torch.from_numpy(step.seq_lens).to(self.seq_lens.dtype)
             self.seq_lens[rows] = seq_lens
             self.optimistic_seq_lens_cpu[rows] = seq_lens
         told = context.StepContext(
             self.vtoken_layout, self.vtoken_scratch, self.executor.block_size
         )
-        for holey in step.holey:
-            row, part = holey.row, holey.part
-            _, slots = holey.mirror.live()
-            if part.scratch:
-                full, loose = split_loose(slots, 1, self.executor.block_size)
-                told.lent.append(LentRequest(row.index, full, loose, part.scratch))
-            else:
-                told.apart.append(HoleyRequest(row.index, slots, row.num_new))
+        if len(step.holey):
+            tell_holes(told, step)
         told.probed = step.probed
         told.probe_layers = step.probe_layers
         if told.lent or told.apart or told.probed:
             context.set_current(told)
+
+
+def tell_holes(told: context.StepContext, step: PhysicalStep) -> None:
+    """How the step's holey requests are read: with blocks that were lent to them, or apart."""
+    holey = step.holey
+    is_lent = holey.scratch.counts > 0
+    lent, apart = np.flatnonzero(is_lent), np.flatnonzero(~is_lent)
+    full, loose = step.mirrors.split(holey.rows[lent], told.block_size)
+    for i, row in enumerate(lent.tolist()):
+        scratch = holey.scratch.of(row).tolist()
+        told.lent.append(LentRequest(int(holey.index[row]), full.of(i), loose.of(i), scratch))
+    _, slots = step.mirrors.live(holey.rows[apart])
+    for i, row in enumerate(apart.tolist()):
+        index, num_new = int(holey.index[row]), int(holey.num_new[row])
+        told.apart.append(HoleyRequest(index, slots.of(i), num_new))

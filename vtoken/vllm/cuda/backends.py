@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backends.flash_attn import (
@@ -58,14 +59,17 @@ class PhysicalBuilderMixin:
     ) -> Any:
         step = steps.current()
         common = self._with_physical_lengths(common_attn_metadata, step)
-        if step is None or not step.holey_rows:
+        if step is None or not step.has_holes:
             metadata = super().build(common_prefix_len, common, fast_build)  # type: ignore[misc]
             metadata.vtoken_step = step
             return metadata
         common = replace(
             common,
             block_table_tensor=step.pages.batch(
-                common.block_table_tensor, step.holey_rows, step.resident, common.max_seq_len
+                common.block_table_tensor,
+                step.physical.holey.index,
+                step.resident,
+                common.max_seq_len,
             ),
         )
         stock, self.block_size = self.block_size, 1  # FlashAttention 3 schedules by page size
@@ -79,12 +83,12 @@ class PhysicalBuilderMixin:
     def _with_physical_lengths(self, common: Any, step: steps.CUDAStep | None) -> Any:
         seq_lens = self._seq_lens[: common.num_reqs]
         seq_lens.copy_(common.seq_lens[: common.num_reqs])
-        if step is None or not step.physical.rows:
+        if step is None or len(step.physical.rows) == 0:
             return replace(common, seq_lens=seq_lens)
-        told = torch.tensor([step.physical.rows, step.physical.seq_lens])
+        told = np.stack([step.physical.rows, step.physical.seq_lens])
         bound = common.seq_lens_cpu_upper_bound.clone()
-        bound[told[0]] = told[1].to(bound.dtype)
-        sent = upload(told.numpy(), seq_lens.device)
+        bound[told[0]] = torch.from_numpy(told[1]).to(bound.dtype)
+        sent = upload(told, seq_lens.device)
         seq_lens.index_copy_(0, sent[0], sent[1].to(seq_lens.dtype))
         return replace(
             common,
@@ -119,7 +123,7 @@ class PagedImplMixin:
     ) -> torch.Tensor:
         cache = kv_cache
         step: steps.CUDAStep | None = getattr(attn_metadata, "vtoken_step", None)
-        if step is not None and step.holey_rows:
+        if step is not None and step.has_holes:
             if self._paged is None or self._paged.data_ptr() != kv_cache.data_ptr():
                 self._paged = page_view(kv_cache)
             cache = self._paged

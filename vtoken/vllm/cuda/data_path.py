@@ -14,9 +14,8 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.arrays import Ints
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import RequestStep
+from vtoken.arrays import Ints, Ragged
+from vtoken.protocol.mirror import Mirrors
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
@@ -24,7 +23,7 @@ from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.worker.executor import BatchRow, HoleyRow, PhysicalStep
+from vtoken.vllm.worker.executor import HoleyRows, PhysicalStep
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
 
@@ -69,12 +68,24 @@ class CUDADataPath:
         lent: list[int],  # noqa: ARG002
         probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
-        physical = PhysicalStep(list(range(len(reads))), [len(read.slots) for read in reads])
+        holey = [row for row, read in enumerate(reads) if read.how != "dense"]
+        if probed:
+            mirrors = probed[0].mirror.mirrors
+        else:
+            mirrors = Mirrors.of({str(row): reads[row].slots for row in holey})
+        physical = PhysicalStep(
+            mirrors,
+            np.arange(len(reads)),
+            np.array([len(read.slots) for read in reads]),
+            holey=HoleyRows(
+                np.array(holey, dtype=np.int64),
+                mirrors.rows_of([str(row) for row in holey]),
+                np.ones(len(holey), dtype=np.int64),
+                Ragged.empty(len(holey)),
+            ),
+        )
         if probed:
             physical.probed, physical.probe_layers = [*probed], frozenset([self.layer_number])
-        for row, read in enumerate(reads):
-            if read.how != "dense":
-                physical.holey.append(_holey(row, read.slots))
         pages = PageTables(self.block_size, self.device)
         steps.set_current(steps.make_step(physical, pages, use_triton=self._on_cuda))
         try:
@@ -107,9 +118,3 @@ class CUDADataPath:
             block_table_tensor=upload(table, self.device),
             slot_mapping=upload(last, self.device),
         )
-
-
-def _holey(row: int, slots: Ints) -> HoleyRow:
-    before = len(slots) - 1
-    part = RequestStep(before, new_slots=slots[-1:], num_live=len(slots), dense=False)
-    return HoleyRow(BatchRow(str(row), row, row, 1, before), part, Mirror(np.array(slots)))

@@ -41,10 +41,7 @@ class DeviceHalf:
 
     def relocate(self, plan: StepPlan) -> None:
         """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
-        self.pages.keep_only(self.executor.mirrors)
-        for request_id, part in plan.requests.parts().items():
-            if len(part.evicted) or len(part.moved_ids):
-                self.pages.forget(request_id)
+        self.pages.release(self.executor.mirrors)
         if len(plan.source_slots):
             copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
             self.executor.note_copy(copy_us)
@@ -62,10 +59,10 @@ class DeviceHalf:
 
     def present(self, step: PhysicalStep | None, slot_mapping: torch.Tensor | None) -> None:
         """Correct `slot_mapping` [tokens] int64 and tell attention about the step; None: clear."""
-        if step is None or slot_mapping is None or not (step.rows or step.probed):
+        if step is None or slot_mapping is None or not (len(step.rows) or step.probed):
             steps.set_current(None)
             return
-        if step.rows:
+        if len(step.rows):
             sent = upload(step.writes, self.device)
             slot_mapping.index_copy_(0, sent[0], sent[1])
         steps.set_current(make_step(step, self.pages, use_triton=self.triton_probe))

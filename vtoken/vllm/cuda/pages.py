@@ -11,97 +11,72 @@ Because rows of holey requests are in logical order, attention reads the same nu
 order wherever relocation has put them. A holey request's row stays on the device from step to step:
 it is sent as a whole when tokens of it died or moved, and grows by its new tokens otherwise. The
 score probe reads the keys of its requests through resident rows too, dense or not.
-Invariant: a resident row's first `num_live` entries are `mirror.live()`'s slots.
+Invariant: the first entries of a resident row whose version is its mirror's are the slots of the
+mirror's live tokens up to the number of tokens that were sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-from vtoken.protocol.mirror import Mirror
+from vtoken.arrays import Ints
+from vtoken.protocol.mirror import LIVE, TOKENS, VERSION, Mirrors
+from vtoken.protocol.step import NO_IDS
 from vtoken.vllm.cuda.copies.transfer import upload
-from vtoken.vllm.worker.executor import HoleyRow
 
 ROW_ALIGNMENT = 256  # tokens; a row grows by whole multiples of it
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRow:
-    """The live tokens of a request as `mirror` has them, `num_live` of them."""
-
-    request_id: str
-    mirror: Mirror
-    num_live: int
-
-    @classmethod
-    def of(cls, holey: HoleyRow) -> LiveRow:
-        return cls(holey.row.request_id, holey.mirror, holey.part.num_live)
-
-
-@dataclass(slots=True)
-class Resident:
-    """A request's row of the resident table, and the tokens the request has had up to now."""
-
-    row: int
-    num_live: int
-    num_tokens: int
-
-
 class PageTables:
-    """The resident rows of holey requests of one worker, and the batch's table made with them."""
+    """The resident rows of holey requests of one worker, and the batch's table made with them.
+
+    By row of the mirrors: `_resident`, the row of the table, -1 for none; `_version`, of the mirror
+    when it was sent, and `_tokens`, how many it had then.
+    """
 
     def __init__(self, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
         self._device = device
         self._table = torch.zeros((0, 0), dtype=torch.int32, device=device)
-        self._resident: dict[str, Resident] = {}
+        self._resident = self._version = self._tokens = NO_IDS
         self._free: list[int] = []
         self._offsets = torch.arange(block_size, dtype=torch.int32, device=device)
 
-    def forget(self, request_id: str) -> None:
-        """Tokens of the request died or moved: its row is sent as a whole when it is needed."""
-        have = self._resident.pop(request_id, None)
-        if have is not None:
-            self._free.append(have.row)
+    @property
+    def num_resident(self) -> int:
+        """Requests that have a row."""
+        return int((self._resident >= 0).sum())
 
-    def keep_only(self, request_ids: Container[str]) -> None:
-        """Forget all other requests: they are finished, preempted or start anew."""
-        for request_id in [known for known in self._resident if known not in request_ids]:
-            self.forget(request_id)
+    def release(self, mirrors: Mirrors) -> None:
+        """Give up the rows of requests that are gone, or whose tokens died or moved since."""
+        self._reach(mirrors)
+        stale = (self._resident >= 0) & (self._version != mirrors.facts[VERSION])
+        self._free += self._resident[stale].tolist()
+        self._resident[stale] = -1
 
-    def update(self, requests: Sequence[LiveRow]) -> list[int]:
-        """Bring the rows of this step's `requests` up to date; their rows, in order.
+    def update(self, mirrors: Mirrors, rows: Ints) -> Ints:
+        """Bring the rows of the requests `rows` [n] of `mirrors` up to date, each of them once.
 
-        `forget` has been called for all whose tokens died or moved. Two uploads at most.
+        Returns their resident rows [n]. Two uploads at most.
         """
-        if not requests:
-            return []
-        whole: list[tuple[int, np.ndarray]] = []
-        grown: list[tuple[int, int, np.ndarray]] = []
-        num_new = sum(request.request_id not in self._resident for request in requests)
-        self._reserve(num_new, max(request.num_live for request in requests))
-        for request in requests:
-            mirror = request.mirror
-            have = self._resident.get(request.request_id)
-            new = 0 if have is None else mirror.num_tokens - have.num_tokens
-            if have is not None and new >= 0 and have.num_live + new == request.num_live:
-                if new:
-                    grown.append((have.row, have.num_live, mirror.newest(new)))
-            else:
-                if have is None:
-                    have = Resident(self._free.pop(), 0, 0)
-                    self._resident[request.request_id] = have
-                _, slots = mirror.live()
-                whole.append((have.row, slots))
-            have.num_live = request.num_live
-            have.num_tokens = mirror.num_tokens
-        self._send_whole(whole)
-        self._send_grown(grown)
-        return [self._resident[request.request_id].row for request in requests]
+        if len(rows) == 0:
+            return NO_IDS
+        self._reach(mirrors)
+        facts = mirrors.facts
+        new = rows[self._resident[rows] < 0]
+        self._reserve(len(new), int(facts[LIVE, rows].max()))
+        if len(new):
+            self._resident[new] = self._free[-len(new) :]
+            del self._free[-len(new) :]
+            self._version[new] = -1
+        current = self._version[rows] == facts[VERSION, rows]
+        gained = facts[TOKENS, rows] - self._tokens[rows]
+        self._send_whole(mirrors, rows[~current])
+        grown = np.flatnonzero(current & (gained > 0))
+        self._send_grown(mirrors, rows[grown], gained[grown])
+        self._version[rows], self._tokens[rows] = facts[VERSION, rows], facts[TOKENS, rows]
+        return self._resident[rows]
 
     def slots(self, row: int, num_live: int) -> torch.Tensor:
         """The first `num_live` slots of a resident row, int32, until the next `update`."""
@@ -113,7 +88,7 @@ class PageTables:
         return self._table
 
     def batch(
-        self, block_table: torch.Tensor, rows: Sequence[int], resident: Sequence[int], width: int
+        self, block_table: torch.Tensor, rows: Ints, resident: Ints, width: int
     ) -> torch.Tensor:
         """The page table [R, width] int32 of a batch with block table `block_table` [R, m].
 
@@ -126,14 +101,23 @@ class PageTables:
         if pages.shape[1] < width:  # physical lengths never exceed the block table's
             raise ValueError(f"{width} tokens do not fit {pages.shape[1]} places")
         pages = pages[:, :width].contiguous()
-        index = upload(np.array([rows, resident], dtype=np.int64), self._device)
+        index = upload(np.stack([rows, resident]), self._device)
         have = min(width, self._table.shape[1])
         pages[:, :have].index_copy_(0, index[0], self._table.index_select(0, index[1])[:, :have])
         return pages
 
+    def _reach(self, mirrors: Mirrors) -> None:
+        """Know every row that `mirrors` has."""
+        known, rows = len(self._resident), mirrors.facts.shape[1]
+        if known < rows:
+            more = np.full(rows - known, -1, dtype=np.int64)
+            self._resident = np.concatenate([self._resident, more])
+            self._version = np.concatenate([self._version, more])
+            self._tokens = np.concatenate([self._tokens, more])
+
     def _reserve(self, num_new: int, longest: int) -> None:
         rows, width = self._table.shape
-        needed = len(self._resident) + num_new
+        needed = rows - len(self._free) + num_new
         new_rows = rows if needed <= rows else max(needed, 2 * rows)
         new_width = width if longest <= width else max(longest, 2 * width)
         if (new_rows, new_width) == (rows, width):
@@ -144,22 +128,25 @@ class PageTables:
         self._table = grown
         self._free.extend(range(rows, new_rows))
 
-    def _send_whole(self, whole: list[tuple[int, np.ndarray]]) -> None:
-        if not whole:
+    def _send_whole(self, mirrors: Mirrors, rows: Ints) -> None:
+        if len(rows) == 0:
             return
-        width = max(len(slots) for _, slots in whole)
-        host = np.zeros((len(whole), width + 1), dtype=np.int32)
-        for i, (row, slots) in enumerate(whole):
-            host[i, 0] = row
-            host[i, 1 : 1 + len(slots)] = slots
+        _, slots = mirrors.live(rows)
+        counts = slots.counts
+        host = np.zeros((len(rows), int(counts.max()) + 1), dtype=np.int32)
+        host[:, 0] = self._resident[rows]
+        columns = 1 + np.arange(len(slots.values)) - np.repeat(slots.starts[:-1], counts)
+        host[np.repeat(np.arange(len(rows)), counts), columns] = slots.values
         sent = upload(host, self._device)
-        self._table[:, :width].index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+        self._table[:, : host.shape[1] - 1].index_copy_(0, sent[:, 0].long(), sent[:, 1:])
 
-    def _send_grown(self, grown: list[tuple[int, int, np.ndarray]]) -> None:
-        cells: list[np.ndarray] = []
-        for row, start, slots in grown:
-            columns = np.arange(start, start + len(slots))
-            cells.append(np.stack([np.full(len(slots), row), columns, slots]))
-        if cells:
-            sent = upload(np.concatenate(cells, axis=1).astype(np.int64), self._device)
-            self._table.index_put_((sent[0], sent[1]), sent[2].int())
+    def _send_grown(self, mirrors: Mirrors, rows: Ints, gained: Ints) -> None:
+        """The newest `gained` [n] tokens of `rows` [n]: nothing else has changed in them."""
+        if len(rows) == 0:
+            return
+        slots = mirrors.newest(rows, gained)
+        first = mirrors.facts[LIVE, rows] - gained
+        columns = np.repeat(first - slots.starts[:-1], gained) + np.arange(len(slots.values))
+        cells = np.stack([np.repeat(self._resident[rows], gained), columns, slots.values])
+        sent = upload(cells, self._device)
+        self._table.index_put_((sent[0], sent[1]), sent[2].int())

@@ -23,11 +23,13 @@ from typing import Any
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vtoken.arrays import Ints
+from vtoken.protocol.mirror import BlockTables
 from vtoken.vllm.cuda.half import DeviceHalf
 from vtoken.vllm.cuda.runner import make_half, writes_blocks
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.worker.executor import BatchRow
+from vtoken.vllm.worker.executor import Batch
 from vtoken.vllm.worker.ranks import Ranks
 
 
@@ -107,10 +109,19 @@ class VTokenV2Mixin:
         block_tables, slot_mappings = super().prepare_attn(input_batch)  # type: ignore[misc]
         half = self.vtoken_half
         if half is not None:
-            step = half.executor.physical(_rows(input_batch), self.vtoken_blocks.__getitem__)
+            step = half.executor.physical(self._vtoken_batch(input_batch))
             half.present(step, slot_mappings[0])
             half.copies.stages.guard()
         return block_tables, slot_mappings
+
+    def _vtoken_batch(self, input_batch: Any) -> Batch:
+        names: list[str] = input_batch.req_ids
+
+        def tables(rows: Ints) -> BlockTables:
+            return BlockTables.of([self.vtoken_blocks[names[row]] for row in rows.tolist()])
+
+        starts, computed = input_batch.query_start_loc_np, input_batch.num_computed_tokens_np
+        return Batch.of(names, starts, computed, tables)
 
     # ------------------------------------------------------------ after it
 
@@ -137,13 +148,6 @@ def _gone(scheduler_output: Any) -> Iterator[str]:
     yield from scheduler_output.preempted_req_ids or ()
     for request in scheduler_output.scheduled_new_reqs:
         yield request.req_id
-
-
-def _rows(input_batch: Any) -> Iterator[BatchRow]:
-    starts, computed = input_batch.query_start_loc_np, input_batch.num_computed_tokens_np
-    for index, request_id in enumerate(input_batch.req_ids):
-        first, stop = int(starts[index]), int(starts[index + 1])
-        yield BatchRow(request_id, index, first, stop - first, int(computed[index]))
 
 
 class VTokenGPURunnerV2(VTokenV2Mixin, GPUModelRunner):

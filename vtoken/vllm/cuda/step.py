@@ -8,37 +8,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vtoken.vllm.cuda.pages import LiveRow, PageTables
+import numpy as np
+
+from vtoken.arrays import Ints
+from vtoken.protocol.step import NO_IDS
+from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.probing import DeviceProbe
 from vtoken.vllm.worker.executor import PhysicalStep
 
 
 @dataclass(slots=True)
 class CUDAStep:
-    """One step. `holey_rows[i]` of the batch is the resident row `resident[i]` of `pages`.
-
-    `probe`: None in a step without one.
+    """One step. Row `physical.holey.index[i]` of the batch is the resident row `resident[i]` of
+    `pages`. `probe`: None in a step without one.
     """
 
     physical: PhysicalStep
     pages: PageTables
-    holey_rows: list[int] = field(default_factory=list)
-    resident: list[int] = field(default_factory=list)
+    resident: Ints = field(default_factory=lambda: NO_IDS)
     probe: DeviceProbe | None = None
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether some row of the batch cannot be read through its block table."""
+        return len(self.resident) > 0
 
 
 def make_step(physical: PhysicalStep, pages: PageTables, *, use_triton: bool) -> CUDAStep:
     """`physical` with the rows of `pages` brought up to date for its holes and its probes."""
-    rows = {holey.row.request_id: LiveRow.of(holey) for holey in physical.holey}
-    for probed in physical.probed:
-        live = LiveRow(probed.request_id, probed.mirror, len(probed.ids))
-        rows.setdefault(probed.request_id, live)
-    resident = dict(zip(rows, pages.update([*rows.values()]), strict=True))
-    step = CUDAStep(physical, pages)
-    step.holey_rows = [holey.row.index for holey in physical.holey]
-    step.resident = [resident[holey.row.request_id] for holey in physical.holey]
-    if physical.probed:
-        step.probe = DeviceProbe(physical.probed, pages, resident, use_triton=use_triton)
+    step, holey = CUDAStep(physical, pages), physical.holey
+    if not physical.probed:
+        step.resident = pages.update(physical.mirrors, holey.rows)
+        return step
+    probed = np.array([request.mirror.row for request in physical.probed], dtype=np.int64)
+    rows, places = np.unique(np.concatenate([holey.rows, probed]), return_inverse=True)
+    resident = pages.update(physical.mirrors, rows)[places]
+    step.resident = resident[: len(holey)]
+    names = (request.request_id for request in physical.probed)
+    of_name = dict(zip(names, resident[len(holey) :].tolist(), strict=True))
+    step.probe = DeviceProbe(physical.probed, pages, of_name, use_triton=use_triton)
     return step
 
 

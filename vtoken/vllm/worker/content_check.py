@@ -32,11 +32,10 @@ class ContentCheck:
         """Call before the step's copies, and before its plan goes into `mirrors`."""
         self._before.clear()
         started = time.perf_counter_ns()
-        for request_id, part in plan.requests.parts().items():
-            if part.retained is not None:
-                ids, slots = mirrors[request_id].live()
-                kept = ~np.isin(ids, part.evicted)
-                self._before[request_id] = fingerprint(ids[kept], self._contents(slots[kept]))
+        for request_id in plan.requests.retained:
+            ids, slots = mirrors[request_id].live()
+            kept = ~np.isin(ids, plan.requests.of(request_id).evicted)
+            self._before[request_id] = fingerprint(ids[kept], self._contents(slots[kept]))
         if self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
 

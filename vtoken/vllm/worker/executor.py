@@ -8,7 +8,7 @@ Knows neither the device nor which of vLLM's model runners it serves. A runner c
     before_copies()         what sampled relocations retain is hashed
     apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
                             what was hashed is compared
-    physical(batch, ...)    what differs from vLLM's own inputs: slots, counts, holes, probes
+    physical(batch)         what differs from vLLM's own inputs: slots, counts, holes, probes
     forward_ended()         the forward was launched: its probes go to the keepers, and what the
                             plan wants told is on its way; `attach` does it where nobody did
     attach(output)          when the tokens are sampled: the report travels with them
@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Ints
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import RequestStep, StepPlan, WorkerReport
+from vtoken.arrays import Ints, Ragged
+from vtoken.protocol.mirror import BlockTables, Mirrors
+from vtoken.protocol.step import NO_IDS, StepPlan, WorkerReport
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import deliver
 from vtoken.vllm.worker.probe import ProbedRequest
@@ -37,51 +38,72 @@ BlocksOf = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRow:
-    """`request_id` has row `index` of the batch; its `num_new` tokens start at token `first`, and
-    `num_computed` tokens of it were computed before.
+class Batch:
+    """The step's batch of B requests, in vLLM's order.
+
+    The `num_new` [B] tokens of a request start at token `first` [B] of the batch; `num_computed`
+    [B] tokens of it were computed before. `tables(rows)`: the block tables of batch rows [n] after
+    this step's allocations.
     """
 
-    request_id: str
-    index: int
-    first: int
-    num_new: int
-    num_computed: int
+    names: list[str]
+    first: Ints
+    num_new: Ints
+    num_computed: Ints
+    tables: Callable[[Ints], BlockTables]
+
+    @classmethod
+    def of(
+        cls,
+        names: list[str],
+        starts: Sequence[int] | Ints,
+        num_computed: Sequence[int] | Ints,
+        tables: Callable[[Ints], BlockTables],
+    ) -> Batch:
+        """By vLLM's own arrays, which may be longer: `starts` [B + 1] of the queries."""
+        size = len(names)
+        bounds = np.asarray(starts[: size + 1], dtype=np.int64)
+        computed = np.asarray(num_computed[:size], dtype=np.int64)
+        return cls(names, bounds[:-1], np.diff(bounds), computed, tables)
 
 
 @dataclass(frozen=True, slots=True)
-class HoleyRow:
-    """A request of the batch whose live tokens do not fill the front of its block table."""
+class HoleyRows:
+    """The h requests of the batch whose live tokens do not fill the front of their block table.
 
-    row: BatchRow
-    part: RequestStep
-    mirror: Mirror
+    `index` [h]: rows of the batch. `rows` [h]: rows of the mirrors. `num_new` [h]: tokens of this
+    step. `scratch`: the blocks that were lent to each.
+    """
+
+    index: Ints
+    rows: Ints
+    num_new: Ints
+    scratch: Ragged
+
+    @classmethod
+    def none(cls) -> HoleyRows:
+        return cls(NO_IDS, NO_IDS, NO_IDS, Ragged.empty())
+
+    def __len__(self) -> int:
+        return len(self.index)
 
 
 @dataclass(slots=True)
 class PhysicalStep:
     """Where this step's attention differs from what vLLM prepared, which is positional.
 
-    Row `rows[i]` reads `seq_lens[i]` tokens. `holey` rows cannot be read through their block table
-    as it stands.
+    Row `rows[i]` of the batch reads `seq_lens[i]` tokens. Token `writes[0, j]` of the batch is
+    written to slot `writes[1, j]`. `holey` rows cannot be read through their block table as it is;
+    what they read is in `mirrors`.
     """
 
-    rows: list[int] = field(default_factory=list)
-    seq_lens: list[int] = field(default_factory=list)
-    holey: list[HoleyRow] = field(default_factory=list)
+    mirrors: Mirrors
+    rows: Ints = field(default_factory=lambda: NO_IDS)
+    seq_lens: Ints = field(default_factory=lambda: NO_IDS)
+    writes: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    holey: HoleyRows = field(default_factory=HoleyRows.none)
     probed: list[ProbedRequest] = field(default_factory=list)
     probe_layers: frozenset[int] = frozenset()
-    _writes: list[Ints] = field(default_factory=list)
-
-    def write(self, first: int, slots: Ints) -> None:
-        """The tokens of the batch from `first` on are written to `slots` [k]."""
-        tokens = np.arange(first, first + len(slots), dtype=np.int64)
-        self._writes.append(np.stack([tokens, slots]))
-
-    @property
-    def writes(self) -> Ints:
-        """[2, k]: token of the batch, and the slot that it is written to."""
-        return np.concatenate(self._writes, axis=1)
 
 
 class StepExecutor:
@@ -97,7 +119,9 @@ class StepExecutor:
         self.ranks = Ranks()
         self._scores = scores
         self._check = ContentCheck(contents, block_size)
-        self.mirrors: dict[str, Mirror] = {}
+        self.mirrors = Mirrors()
+        self._rows = NO_IDS  # of the plan's requests, in the mirrors
+        self._keeping = False  # some mirror may have signals
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
         self._probed: list[ProbedRequest] = []
@@ -111,8 +135,7 @@ class StepExecutor:
             self.mirrors.clear()
             return
         self.report = WorkerReport(plan.step)
-        for request_id in gone:
-            self.mirrors.pop(request_id, None)
+        self.mirrors.drop(gone)
 
     def meet(self, blocks_of: BlocksOf) -> list[tuple[str, list[int]]]:
         """The requests whose block table is replaced, and by what; the rest keeps its blocks.
@@ -120,17 +143,15 @@ class StepExecutor:
         `blocks_of` is asked for the blocks before this step's allocations, and only of requests
         that are new here: until now their layout was positional.
         """
-        replaced: list[tuple[str, list[int]]] = []
         if self.plan is None:
-            return replaced
-        for request_id, part in self.plan.requests.parts().items():
-            if request_id not in self.mirrors:
-                self.mirrors[request_id] = Mirror.positional(
-                    blocks_of(request_id), part.num_tokens, self.block_size
-                )
-            if part.blocks is not None:
-                replaced.append((request_id, part.blocks))
-        return replaced
+            return []
+        requests, known = self.plan.requests, self.mirrors
+        new = [i for i, name in enumerate(requests.names) if name not in known]
+        if new:
+            names = [requests.names[i] for i in new]
+            tables = BlockTables.of([blocks_of(name) for name in names])
+            known.place(names, requests.num_tokens[new], self.block_size, tables)
+        return [*requests.blocks.items()]
 
     def before_copies(self) -> None:
         if self.plan is not None and self.report is not None and len(self.plan.source_slots):
@@ -150,55 +171,65 @@ class StepExecutor:
         if self.plan is None or self.report is None:
             return
         with self.ranks.contained():
-            for request_id, part in self.plan.requests.parts().items():
-                self.mirrors[request_id].apply(part)
+            self._rows = self.mirrors.apply(self.plan.requests)
             self._check.after(self.plan, self.mirrors, self.report)
         self.ranks.agree(self.plan, self.mirrors, self.report)
 
-    def physical(self, batch: Iterable[BatchRow], blocks_of: BlocksOf) -> PhysicalStep | None:
-        """The step as attention must see it; None when it is positional throughout.
-
-        `blocks_of` is asked for the blocks after this step's allocations.
-        """
+    def physical(self, batch: Batch) -> PhysicalStep | None:
+        """The step as attention must see it; None when it is positional throughout."""
         plan = self.plan
         if plan is None or not (plan.requests or plan.probing or self.mirrors):
             return None
-        step = PhysicalStep()
-        parts = plan.requests.parts()
-        for row in batch:
-            part = parts.get(row.request_id)
-            if part is not None:
-                step.write(row.first, part.new_slots)
-                step.rows.append(row.index)
-                step.seq_lens.append(part.num_live)
-                if not part.dense:
-                    step.holey.append(HoleyRow(row, part, self.mirrors[row.request_id]))
-            elif row.request_id in plan.signals:
-                self._follow(row, blocks_of(row.request_id))
-            else:
-                self.mirrors.pop(row.request_id, None)
-                continue
-            mirror = self.mirrors[row.request_id]
-            kept = plan.signals.get(row.request_id, ())
-            mirror.keep(kept, plan.signal_layers, self._scores.make_keeper)
-            if row.request_id in plan.probed:
-                step.probed += ProbedRequest.of(row.request_id, row.first, row.num_new, mirror)
+        requests = plan.requests
+        number = dict(zip(requests.names, range(len(requests)), strict=True))
+        of_batch = np.fromiter(map(number.get, batch.names, repeat(-1)), np.int64, len(batch.names))
+        step = PhysicalStep(self.mirrors, np.flatnonzero(of_batch >= 0))
+        if len(step.rows):
+            own = of_batch[step.rows]
+            step.seq_lens = requests.num_live[own]
+            new = requests.new_slots.take(own)
+            tokens = np.repeat(batch.first[step.rows] - new.starts[:-1], new.counts)
+            step.writes = np.stack([tokens + np.arange(len(tokens)), new.values])
+            holes = np.flatnonzero(~requests.dense[own])
+            if len(holes):
+                index, own = step.rows[holes], own[holes]
+                step.holey = HoleyRows(
+                    index, self._rows[own], batch.num_new[index], requests.scratch.take(own)
+                )
+        if len(step.rows) < len(batch.names):
+            self._follow(batch, np.flatnonzero(of_batch < 0), plan)
+        if plan.signals or self._keeping:
+            self._keep_signals(batch, plan, step)
         if plan.probe_layers is not None:
             step.probe_layers = frozenset(plan.probe_layers)
         self._probed = step.probed
         return step
 
-    def _follow(self, row: BatchRow, block_ids: Sequence[int]) -> None:
-        """Keep the mirror of a request that has evicted nothing, for the probe."""
-        mirror = self.mirrors.get(row.request_id)
-        start = 0 if mirror is None else mirror.num_tokens
-        end = row.num_computed + row.num_new
-        if mirror is None:
-            self.mirrors[row.request_id] = Mirror.positional(block_ids, end, self.block_size)
+    def _follow(self, batch: Batch, others: Ints, plan: StepPlan) -> None:
+        """Keep the mirrors of requests that have evicted nothing, where something is probed."""
+        if plan.signals:
+            others = others[[batch.names[i] in plan.signals for i in others.tolist()]]
         else:
-            blocks = np.asarray(block_ids, dtype=np.int64)
-            ids = np.arange(start, end, dtype=np.int64)
-            mirror.append(blocks[ids // self.block_size] * self.block_size + ids % self.block_size)
+            others = NO_IDS
+        names = [batch.names[i] for i in others.tolist()]
+        if len(self.mirrors) > len(plan.requests):  # some have evicted nothing
+            self.mirrors.drop({*batch.names}.difference(names, plan.requests.names))
+        if names:
+            ends = batch.num_computed[others] + batch.num_new[others]
+            self.mirrors.place(names, ends, self.block_size, batch.tables(others))
+
+    def _keep_signals(self, batch: Batch, plan: StepPlan, step: PhysicalStep) -> None:
+        self._keeping = bool(plan.signals)
+        for name, first, num_new in zip(
+            batch.names, batch.first.tolist(), batch.num_new.tolist(), strict=True
+        ):
+            mirror = self.mirrors.get(name)
+            if mirror is None:
+                continue
+            kept = plan.signals.get(name, ())
+            mirror.keep(kept, plan.signal_layers, self._scores.make_keeper)
+            if name in plan.probed:
+                step.probed += ProbedRequest.of(name, first, num_new, mirror)
 
     def forward_ended(self) -> None:
         """Once a step, by `attach` at the latest."""

@@ -14,10 +14,12 @@ import numpy as np
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
+from vtoken.arrays import Ints
+from vtoken.protocol.mirror import BlockTables
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.worker.executor import BatchRow, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.ranks import Ranks
 
 
@@ -94,17 +96,21 @@ class VTokenRunnerMixin:
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
         if self.executor is not None:
-            step = self.executor.physical(self._vtoken_batch(), self._vtoken_blocks)
+            step = self.executor.physical(self._vtoken_batch())
             if step is not None:
                 self._vtoken_present(step)
         return prepared
 
-    def _vtoken_batch(self) -> Iterator[BatchRow]:
+    def _vtoken_batch(self) -> Batch:
+        batch, table = self.input_batch, self.input_batch.block_table[0]
         starts: np.ndarray = self.query_start_loc.np  # type: ignore[attr-defined]
-        computed = self.input_batch.num_computed_tokens_cpu
-        for index, request_id in enumerate(self.input_batch.req_ids):
-            first, stop = int(starts[index]), int(starts[index + 1])
-            yield BatchRow(request_id, index, first, stop - first, int(computed[index]))
+
+        def tables(rows: Ints) -> BlockTables:
+            blocks: Any = table.block_table.np
+            counts = table.num_blocks_per_row[rows].astype(np.int64)
+            return BlockTables(blocks.reshape(-1), rows * blocks.shape[1], counts)
+
+        return Batch.of(batch.req_ids, starts, batch.num_computed_tokens_cpu, tables)
 
     # ------------------------------------------------------------ after it
 

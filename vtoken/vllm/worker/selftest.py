@@ -23,7 +23,7 @@ import torch
 from vtoken.arrays import Ints
 from vtoken.errors import SelfTestError
 from vtoken.policies.signals import Signal
-from vtoken.protocol.mirror import Mirror
+from vtoken.protocol.mirror import Mirrors
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
@@ -183,7 +183,7 @@ class SelfTest:
         query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
         query = query.to(p.device, p.dtype)
         attention, keys = Signal("attention_last"), Signal("key_norm")
-        mirrors = {str(row): Mirror(read.slots.copy()) for row, read in enumerate(reads)}
+        mirrors = Mirrors.of({str(row): read.slots for row, read in enumerate(reads)})
         probed: list[ProbedRequest] = []
         for row, (name, mirror) in enumerate(mirrors.items()):
             mirror.keep((attention,), (p.layer_number,), p.scores.make_keeper)
