@@ -20,22 +20,35 @@ from functools import cache
 from typing import Any
 
 from llvmlite.binding import ffi
-from numba import njit
+from numba import config, njit
 
 # Where vLLM's CPU worker starts, it looks into `__dict__` of everything that any module holds. This
 # object answers every name with a function of the LLVM library, which is no dictionary.
 ffi.lib._fntab.setdefault("__dict__", {})
 
 log = logging.getLogger("vtoken")
+KERNELS: list[Any] = []  # all that were defined in this process
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """`function` compiled at its first call, or taken from the cache on disk."""
     try:
-        return njit(cache=True)(function)
+        compiled = njit(cache=True)(function)
     except RuntimeError as error:  # Numba found no folder that it may write to
         _tell_uncached(str(error))
-        return njit(function)
+        compiled = njit(function)
+    KERNELS.append(compiled)
+    return compiled
+
+
+def tell_compiled() -> str:
+    """How many kernels this process has compiled, and how many it found on disk, in words."""
+    if config.DISABLE_JIT:
+        return f"{len(KERNELS)} kernels run as plain Python, as NUMBA_DISABLE_JIT says"
+    made = sum(sum(kernel.stats.cache_misses.values()) for kernel in KERNELS)
+    found = sum(sum(kernel.stats.cache_hits.values()) for kernel in KERNELS)
+    uncached = sum(len(k.signatures) for k in KERNELS) - made - found
+    return f"{made + uncached} kernels compiled, {found} taken from disk"
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -14,6 +16,9 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import vtoken
+from vtoken.errors import InvariantViolation
+from vtoken.runtime import selftest
+from vtoken.tables import kernels as table_kernels
 
 PACKAGES = ("tables", "policies", "protocol", "planning", "runtime")
 
@@ -69,3 +74,44 @@ def test_a_kernel_works_without_a_folder_for_its_code(tmp_path: Any) -> None:
     )
     assert done.stdout.split() == ["10"], done.stderr
     assert "not kept on disk" in done.stderr
+
+
+def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
+    """Those that only kernels call have names that begin with an underscore."""
+    code = (
+        "import json\n"
+        "from vtoken.compiled import KERNELS\n"
+        "from vtoken.runtime import selftest\n"
+        "selftest.run()\n"
+        "print(json.dumps([k.__name__ for k in KERNELS if not k.signatures and k.__name__[0] != '_']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+def test_the_self_test_runs_as_plain_python_and_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtoken.runtime.selftest"],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "plain Python" in done.stderr
+
+
+def test_the_self_test_stops_where_a_kernel_does_not_do_what_its_source_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = table_kernels.evict
+
+    def evict(*args: Any) -> None:
+        honest(*args)
+        args[5].num_live[args[0][0]] += 1
+
+    monkeypatch.setattr(table_kernels, "evict", evict)
+    with pytest.raises(InvariantViolation, match="num_live"):
+        selftest.run()

@@ -23,6 +23,7 @@ from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
+from vtoken.runtime import selftest
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
@@ -71,6 +72,7 @@ class VTokenSchedulerMixin:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
         assert isinstance(manager, VTokenAttentionManager)
         settings = read_settings(config.additional_config or {})
+        selftest.run()
         geometry = _geometry(config, kv_cache_config)
         self.vtoken = Runtime(
             geometry,

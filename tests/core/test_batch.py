@@ -1,0 +1,137 @@
+"""Victims of many requests at once are those that each request's view names alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.support.core.harness import CoreEngine
+from vtoken.arrays import Ragged
+from vtoken.policies import Policy, View, make_policy
+from vtoken.policies.base import Batch, chooses_together, lowest, oldest
+from vtoken.policies.streaming_llm import StreamingLLM
+from vtoken.runtime.batch import TableBatch
+from vtoken.tables.token_tables import TokenTables
+
+SCORES = [0.0, -0.0, 1.5, -2.5, 1e-40, float("inf"), float("-inf"), float("nan"), 3.0, 7.25]
+
+
+@st.composite
+def tables(draw: Any) -> TokenTables:
+    """One to four requests of up to 40 tokens, of which each keeps the newest and some others."""
+    made = TokenTables(64, 4)
+    next_block = 1
+    for number in range(draw(st.integers(1, 4))):
+        name, num_tokens = f"r{number}", draw(st.integers(3, 40))
+        blocks = list(range(next_block, next_block + -(-num_tokens // 4)))
+        next_block += len(blocks)
+        made.sync_new_tokens(name, blocks, num_tokens)
+        dead = draw(st.sets(st.integers(0, num_tokens - 2), max_size=num_tokens - 3))
+        made.evict_tokens(name, np.array(sorted(dead), dtype=np.int64))
+    return made
+
+
+def views(made: TokenTables, budgets: list[int]) -> list[View]:
+    return [
+        View(table.live_ids(), table.num_tokens, table.num_tokens, budget)
+        for table, budget in zip(made, budgets, strict=True)
+    ]
+
+
+@given(tables(), st.data())
+def test_the_oldest_of_a_batch_are_those_of_each_view(made: TokenTables, data: Any) -> None:
+    budgets = [data.draw(st.integers(1, table.num_live)) for table in made]
+    sinks = data.draw(st.integers(0, 6))
+    found = TableBatch(made, made.all_rows, np.array(budgets)).oldest(sinks)
+    for i, view in enumerate(views(made, budgets)):
+        assert found.of(i).tolist() == oldest(view, sinks).tolist()
+
+
+@given(tables(), st.data())
+def test_the_lowest_of_a_batch_are_those_of_each_view(made: TokenTables, data: Any) -> None:
+    """Ties, zeros of both signs, infinities, NaN, and tokens newer than the scores."""
+    budgets = [data.draw(st.integers(1, table.num_live)) for table in made]
+    sinks = data.draw(st.integers(0, 6))
+    recent = [data.draw(st.integers(0, 9)) for _ in made]
+    scores = [
+        np.array(
+            data.draw(st.lists(st.sampled_from(SCORES), min_size=n, max_size=n)), dtype=np.float32
+        )
+        for n in [data.draw(st.integers(table.num_tokens - 2, table.num_tokens)) for table in made]
+    ]
+    batch = TableBatch(made, made.all_rows, np.array(budgets), scores)
+    found = batch.lowest(sinks, np.array(recent))
+    for i, view in enumerate(views(made, budgets)):
+        known = np.full(view.num_tokens, np.inf, dtype=np.float32)
+        known[: len(scores[i])] = scores[i]
+        expected = lowest(view, known[view.token_ids], sinks, recent[i])
+        assert found.of(i).tolist() == expected.tolist()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_lowest_of_many_random_scores(seed: int) -> None:
+    """More tokens than one pass of the selection can tell apart."""
+    rng = np.random.default_rng(seed)
+    made = TokenTables(200, 16)
+    made.sync_new_tokens("r", list(range(1, 190)), 3000)
+    scores = rng.normal(size=3000).astype(np.float32) ** rng.integers(1, 4)
+    budget = int(rng.integers(1, 3000))
+    found = TableBatch(made, made.all_rows, np.array([budget]), [scores]).lowest(4, 16)
+    view = View(np.arange(3000), 3000, 3000, budget)
+    assert found.of(0).tolist() == lowest(view, scores, 4, 16).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [("streaming_llm", True), ("tova", True), ("h2o", True), ("random", False), ("snapkv", False)],
+)
+def test_which_policies_choose_together(name: str, together: bool) -> None:
+    assert chooses_together(type(make_policy(name, {}))) == together
+
+
+def test_a_subclass_that_chooses_otherwise_is_asked_request_by_request() -> None:
+    """Its inherited `select_many` speaks for another `select_victims`."""
+
+    class Newest(StreamingLLM):
+        def select_victims(self, view: View) -> Any:
+            return view.token_ids[-1 - view.num_victims : -1]
+
+    assert not chooses_together(Newest)
+    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
+    engine.runtime.state.config = replace(engine.runtime.config, policy=Newest())
+    engine.add("a", 12)
+    engine.step()
+    engine.step()
+    assert engine.runtime.tables["a"].live_ids().tolist() == [*range(7), 11, 12]
+
+
+class Greedy(Policy):
+    """Names what it does not owe, for all requests at once."""
+
+    name, summary = "greedy", "-"
+
+    def select_victims(self, view: View) -> Any:  # noqa: ARG002
+        raise AssertionError("asked request by request")
+
+    def select_many(self, batch: Batch) -> Ragged:
+        found = batch.oldest(0)
+        return Ragged(found.values[:-1], np.minimum(found.starts, len(found.values) - 1))
+
+
+def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> None:
+    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0}, strict=True)
+    policy = Greedy()
+    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    for name in ("a", "b"):
+        engine.add(name, 12)
+    for _ in range(3):
+        engine.step()
+    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.tables["b"].num_dead == 0  # its answer was short
+    assert engine.runtime.counters.violations == 1
+    engine.check()

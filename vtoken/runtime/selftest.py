@@ -1,0 +1,129 @@
+"""Before an engine is ready: a small pool serves a few requests with the compiled kernels.
+
+Whatever a step calls is compiled or taken from disk here, not while requests wait, and every state
+on the way is checked against the equations of the tables. So code that was kept on disk and does
+not do what its source says stops the start. `python -m vtoken.runtime.selftest` fills the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vtoken.arrays import Bools
+from vtoken.compiled import tell_compiled
+from vtoken.config.values import default_config, merge_patch
+from vtoken.protocol.step import WorkerReport
+from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
+from vtoken.tables.token_table import TokenTable
+from vtoken.wire import Geometry
+
+log = logging.getLogger("vtoken")
+NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
+PROMPT_TOKENS, NUM_STEPS = 30, 6
+BUDGET = {"budget_tokens": 12, "interval_tokens": 2}
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": NUM_BLOCKS, "recycle": False}
+RANDOM = {"policy": {"name": "random", "params": {"recent": 4}}}
+PHASES: tuple[dict[str, Any], ...] = (
+    RANDOM | {"reclamation": "paused"},  # holes, recycled
+    {"policy": {"name": "streaming_llm"}},  # the oldest of many requests
+    RANDOM | EAGER | {"planner": "plug"},
+    RANDOM | EAGER | {"planner": "pack", "verify_ratio": 1.0},
+    {"policy": {"name": "h2o"}, "reclamation": "off"},  # the lowest scores of many requests
+)
+
+
+class Pool:
+    """`BlockStore` of one small pool without a prefix cache."""
+
+    def __init__(self, num_blocks: int = NUM_BLOCKS) -> None:
+        self.hashed: Bools = np.zeros(num_blocks, dtype=np.bool_)
+        self.free = deque(range(1, num_blocks))
+        self.tables: dict[str, list[int]] = {}
+
+    def num_free_blocks(self) -> int:
+        return len(self.free)
+
+    def is_writable(self, block: int) -> bool:
+        return block != 0
+
+    def is_shared(self, block: int) -> bool:  # noqa: ARG002
+        return False
+
+    def take(self, num_blocks: int) -> list[int]:
+        return [self.free.popleft() for _ in range(num_blocks)]
+
+    def lend(self, num_blocks: int) -> list[int]:
+        return list(self.free)[:num_blocks]
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        self.tables[request_id] = list(blocks)
+
+    def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
+        return self.tables[request_id][first:]
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        self.free.extend(blocks)
+
+    def differences(self, tables: Iterable[TokenTable]) -> list[str]:
+        held = {table.request_id: table.blocks for table in tables}
+        return [] if held == self.tables else [f"block tables {held}, expected {self.tables}"]
+
+
+def run() -> None:
+    """Serve a few requests under every phase; raises InvariantViolation where a state is wrong."""
+    started = time.perf_counter()
+    for patch in PHASES:
+        _Serving(BUDGET | patch).run()
+    told = tell_compiled()
+    log.info("self-test of the token tables: %.1f s, %s", time.perf_counter() - started, told)
+
+
+class _Serving:
+    """Two requests of one pool under one configuration."""
+
+    def __init__(self, patch: dict[str, Any]) -> None:
+        self.pool = Pool()
+        config = merge_patch(
+            default_config(NUM_BLOCKS), patch, num_blocks=NUM_BLOCKS, num_layers=NUM_LAYERS
+        )
+        geometry = Geometry(NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS, 1, 4, 64)
+        self.runtime = Runtime(geometry, self.pool, config, check_every_step=True)
+        self.num_tokens = {"a": 0, "b": 0}
+
+    def run(self) -> None:
+        for number in range(NUM_STEPS):
+            self._step(PROMPT_TOKENS if number == 0 else 1)
+        for name in self.num_tokens:
+            self.runtime.release(name)
+
+    def _step(self, num_new: int) -> None:
+        runtime, names = self.runtime, list(self.num_tokens)
+        runtime.begin_step(names)
+        for name in names:
+            self.num_tokens[name] += num_new
+            total = self.num_tokens[name]
+            extent = runtime.required_extent(name, total)
+            blocks = self.pool.tables.setdefault(name, [])
+            blocks += self.pool.take(max(0, -(-(extent or total) // BLOCK_SIZE) - len(blocks)))
+        totals = [self.num_tokens[name] for name in names]
+        held = [len(self.pool.tables[name]) for name in names]
+        new = {name: NewRequest(PROMPT_TOKENS, 1) for name in names if num_new > 1}
+        plan = runtime.commit_step(Scheduled(names, totals, held, new))
+        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
+        for name, signal in plan.want_scores:
+            scores = np.arange(self.num_tokens[name], dtype=np.float32)
+            report.scores[name, signal] = scores
+        runtime.finish_step(report, plan.step)
+        for table in runtime.tables:
+            runtime.evictor.is_due(table, runtime.config)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run()
