@@ -8,6 +8,7 @@ floats in another order than one, so tokens are compared with the reference up t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from tests.support import reference
 from tests.support.observe import Observer, runtime_of
 from vtoken.errors import InvariantViolation
+from vtoken.protocol.mirror import OFFSET, TOKENS
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
@@ -183,9 +185,10 @@ def run_and_break(llm: Any, greedy: Any, act: Callable[[Any], Any]) -> list[str]
 def move_a_token(worker: Any) -> None:
     """Rank 1's mirror says that the newest token lies where the oldest one does."""
     if worker.rank == 1:
-        mirror = next(iter(mirrors_of(worker).values()))
+        mirrors = mirrors_of(worker)
+        mirror = next(iter(mirrors.values()))
         ids, slots = mirror.live()
-        mirror._slots[ids[-1]] = slots[0]
+        mirrors.arena[mirrors.facts[OFFSET, mirror.row] + ids[-1]] = slots[0]
 
 
 def change_next_plan(worker: Any) -> None:
@@ -197,8 +200,10 @@ def change_next_plan(worker: Any) -> None:
 
     def update_states(scheduler_output: Any) -> Any:
         del runner._update_states
-        part = next(iter(scheduler_output.vtoken.requests.values()))
-        part.new_slots = part.new_slots + 1
+        requests = scheduler_output.vtoken.requests
+        values = requests.new_slots.values.copy()
+        values[0] += 1
+        requests.new_slots = replace(requests.new_slots, values=values)
         return update(scheduler_output)
 
     runner._update_states = update_states
@@ -219,8 +224,8 @@ def lose_a_copy(worker: Any) -> None:
 
 def count_wrongly(worker: Any) -> None:
     if worker.rank == 1:
-        for mirror in mirrors_of(worker).values():
-            mirror.num_tokens += 1
+        mirrors = mirrors_of(worker)
+        mirrors.facts[TOKENS, mirrors.rows_of([*mirrors])] += 1
 
 
 def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:

@@ -483,7 +483,7 @@ def _split(
         base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
         low, high, length, num_runs, missing = 0, 0, 0, 0, 0
         for at in range(base, end):
-            slot = np.int64(arena[at])
+            slot = int(arena[at])
             if slot < low or slot >= high:
                 if slot < 0:
                     continue

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import msgspec
 import numpy as np
 
 from vtoken.arrays import Bools, Floats, Ints, Ragged
+from vtoken.compiled import kernel
 from vtoken.policies.signals import Signal
 
 NO_IDS: Ints = np.empty(0, dtype=np.int64)
@@ -102,6 +104,20 @@ class RequestSteps:
             self.scratch.of(i).tolist(),
         )
 
+    def numbers(self, names: Sequence[str]) -> Ints:
+        """The number here of each of `names` [B], -1 for a request that has no part."""
+        number = dict(zip(self.names, range(len(self)), strict=True))
+        return np.fromiter(map(number.get, names, repeat(-1)), np.int64, len(names))
+
+    def writes(self, numbers: Ints, first: Ints) -> Ints:
+        """[2, k]: tokens of a batch, and the slots that they are written to.
+
+        The tokens of request `numbers[j]` begin at token `first[j]` of the batch; -1: no part.
+        """
+        out = np.empty((2, len(self.new_slots.values)), dtype=np.int64)
+        count = _writes(numbers, first, self.new_slots.values, self.new_slots.starts, out)
+        return out[:, :count]
+
     def parts(self) -> dict[str, RequestStep]:
         """Every request's part; for tests and tools, not for the step."""
         return {name: self.of(name) for name in self.names}
@@ -165,3 +181,21 @@ class WorkerReport:
     violation: str | None = None
     disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
     scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)
+
+
+@kernel
+def _writes(numbers: Ints, first: Ints, slots: Ints, starts: Ints, out: Ints) -> int:
+    """out[:, k] = (first[j] + i, slots[starts[r] + i]) for every j with r = numbers[j] >= 0 and
+    every i < starts[r + 1] - starts[r], in this order; returns how many those are.
+
+    No more are written than `out` has room for.
+    """
+    count = 0
+    for j in range(len(numbers)):
+        r = numbers[j]
+        if r < 0:
+            continue
+        for i in range(max(0, min(starts[r + 1] - starts[r], out.shape[1] - count))):
+            out[0, count], out[1, count] = first[j] + i, slots[starts[r] + i]
+            count += 1
+    return count

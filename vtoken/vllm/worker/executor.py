@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -181,15 +180,12 @@ class StepExecutor:
         if plan is None or not (plan.requests or plan.probing or self.mirrors):
             return None
         requests = plan.requests
-        number = dict(zip(requests.names, range(len(requests)), strict=True))
-        of_batch = np.fromiter(map(number.get, batch.names, repeat(-1)), np.int64, len(batch.names))
-        step = PhysicalStep(self.mirrors, np.flatnonzero(of_batch >= 0))
+        numbers = requests.numbers(batch.names)
+        step = PhysicalStep(self.mirrors, np.flatnonzero(numbers >= 0))
         if len(step.rows):
-            own = of_batch[step.rows]
+            own = numbers[step.rows]
             step.seq_lens = requests.num_live[own]
-            new = requests.new_slots.take(own)
-            tokens = np.repeat(batch.first[step.rows] - new.starts[:-1], new.counts)
-            step.writes = np.stack([tokens + np.arange(len(tokens)), new.values])
+            step.writes = requests.writes(numbers, batch.first)
             holes = np.flatnonzero(~requests.dense[own])
             if len(holes):
                 index, own = step.rows[holes], own[holes]
@@ -197,7 +193,7 @@ class StepExecutor:
                     index, self._rows[own], batch.num_new[index], requests.scratch.take(own)
                 )
         if len(step.rows) < len(batch.names):
-            self._follow(batch, np.flatnonzero(of_batch < 0), plan)
+            self._follow(batch, np.flatnonzero(numbers < 0), plan)
         if plan.signals or self._keeping:
             self._keep_signals(batch, plan, step)
         if plan.probe_layers is not None:
