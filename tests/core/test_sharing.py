@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support.core.harness import CoreEngine, SimpleStore
+from tests.core.test_rules import deny_sharing
+from tests.support.core.harness import CoreEngine
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.planner import Layout, RelocationPlan
@@ -36,6 +37,7 @@ class Pool:
     grids: list[npt.NDArray[np.int64]]
     tables: list[list[int]]
     num_blocks: int
+    recycles: bool = True
 
     @property
     def size(self) -> int:
@@ -53,10 +55,11 @@ class Pool:
         return [
             Layout(
                 f"r{h}",
-                tuple(self.tables[h]),
+                np.array(self.tables[h], dtype=np.int64),
                 self.grids[h],
                 movable=~shared[self.tables[h]],
                 writable=~shared[self.tables[h]],
+                recycles=self.recycles,
             )
             for h in (range(len(self.tables)) if which is None else which)
         ]
@@ -134,7 +137,9 @@ def apply(tables: TokenTables, plans: Sequence[RelocationPlan], first_fresh: int
         first_fresh += plan.num_fresh_blocks
         bound = plan.bind(fresh, size)
         before = len(tables[plan.request_id].blocks)
-        tables.apply_moves(plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks)
+        tables.apply_moves(
+            plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks.tolist()
+        )
         assert before - len(tables[plan.request_id].blocks) == plan.num_shed_blocks
     tables.check()
     return used - tables.pool.num_used
@@ -300,7 +305,6 @@ def sharers(
     *,
     num_requests: int = 3,
     policy: str = "random",
-    store: SimpleStore | None = None,
     **config: Any,
 ) -> CoreEngine:
     """Requests with a common prefix of twelve blocks, of which each keeps a few tokens."""
@@ -520,13 +524,6 @@ def test_control_freeing_a_shared_block_for_all_is_noticed() -> None:
         engine.runtime.check()
 
 
-class UnsharedStore(SimpleStore):
-    """Denies sharing."""
-
-    def is_shared(self, block: int) -> bool:  # noqa: ARG002
-        return False
-
-
 def test_control_a_round_that_ignores_holders_breaks_its_promise() -> None:
     with pytest.raises(InvariantViolation, match="promised to free"):
-        run(sharers("copy", store=UnsharedStore(64)), 12)
+        run(deny_sharing(sharers("copy")), 12)

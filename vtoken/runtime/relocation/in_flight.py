@@ -20,12 +20,14 @@ from vtoken.wire import Relocation
 class InFlight:
     """A relocation whose copy has been, or will be, handed to the worker.
 
+    `retaken_blocks`: of those that it frees, the next token takes so many again.
     `shared_tokens`: tokens that leave shared blocks; `shared_freed_blocks`: shared blocks whose
     last holder this request was.
     """
 
     relocation: Relocation
     operation_id: str | None
+    retaken_blocks: int = 0
     shared_tokens: int = 0
     shared_freed_blocks: int = 0
 
@@ -46,7 +48,7 @@ class InFlight:
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
             moved_bytes=plan.num_moved_tokens * bytes_per_token,
-            source_blocks=list(plan.source_blocks),
+            source_blocks=plan.source_blocks.tolist(),
             destination_blocks=destinations,
             freed_blocks=plan.num_freed_blocks,
             reason="manual" if operation_id else "auto",
@@ -54,7 +56,7 @@ class InFlight:
             plan_us=plan_us,
             shared_blocks=len(plan.shared_blocks),
         )
-        moving = cls(relocation, operation_id)
+        moving = cls(relocation, operation_id, plan.retaken_blocks)
         if plan.shared_blocks:
             left = np.isin(plan.source_slots // block_size, plan.shared_blocks)
             moving.shared_tokens = int(np.count_nonzero(left))
@@ -66,8 +68,8 @@ class InFlight:
         moved = self.relocation
         counters.relocations += 1
         counters.moved_tokens += moved.moved_tokens
-        counters.reclaimed_blocks += moved.freed_blocks
-        counters.relocation_freed_blocks += moved.freed_blocks
+        counters.reclaimed_blocks += moved.freed_blocks - self.retaken_blocks
+        counters.relocation_freed_blocks += moved.freed_blocks - self.retaken_blocks
         counters.shared_copied_blocks += moved.shared_blocks
         counters.shared_copied_tokens += self.shared_tokens
         counters.shared_freed_blocks += self.shared_freed_blocks
