@@ -20,14 +20,12 @@ from vtoken.wire import Relocation
 class InFlight:
     """A relocation whose copy has been, or will be, handed to the worker.
 
-    `retaken_blocks`: of those that it frees, the next token takes so many again.
     `shared_tokens`: tokens that leave shared blocks; `shared_freed_blocks`: shared blocks whose
     last holder this request was.
     """
 
     relocation: Relocation
     operation_id: str | None
-    retaken_blocks: int = 0
     shared_tokens: int = 0
     shared_freed_blocks: int = 0
 
@@ -55,8 +53,9 @@ class InFlight:
             planner=plan.planner,
             plan_us=plan_us,
             shared_blocks=len(plan.shared_blocks),
+            retaken_blocks=plan.retaken_blocks,
         )
-        moving = cls(relocation, operation_id, plan.retaken_blocks)
+        moving = cls(relocation, operation_id)
         if plan.shared_blocks:
             left = np.isin(plan.source_slots // block_size, plan.shared_blocks)
             moving.shared_tokens = int(np.count_nonzero(left))
@@ -68,8 +67,8 @@ class InFlight:
         moved = self.relocation
         counters.relocations += 1
         counters.moved_tokens += moved.moved_tokens
-        counters.reclaimed_blocks += moved.freed_blocks - self.retaken_blocks
-        counters.relocation_freed_blocks += moved.freed_blocks - self.retaken_blocks
+        counters.reclaimed_blocks += moved.freed_blocks - moved.retaken_blocks
+        counters.relocation_freed_blocks += moved.freed_blocks - moved.retaken_blocks
         counters.shared_copied_blocks += moved.shared_blocks
         counters.shared_copied_tokens += self.shared_tokens
         counters.shared_freed_blocks += self.shared_freed_blocks

@@ -139,7 +139,7 @@ class Relocator:
         for other, target in self.planned.values():
             if not blocks.isdisjoint(other.shared_blocks):
                 target.relocation.freed_blocks += dropped.relocation.freed_blocks
-                target.retaken_blocks += dropped.retaken_blocks
+                target.relocation.retaken_blocks += dropped.relocation.retaken_blocks
                 return
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
@@ -93,6 +94,8 @@ class RoundPlanner:
         num_emptied = sum(int(holders[block]) == 0 for block in emptied)
         if config.reclamation == "off":
             return Preview(Round((), 0), self.headroom(config), holders, num_emptied)
+        # What another request lets go of is private by then.
+        layouts = [structs.replace(x, movable=holders[x.blocks] == 1) for x in layouts]
         layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
         return self._plan(layouts, config, holders, None, num_emptied)
 
