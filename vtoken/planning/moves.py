@@ -42,19 +42,22 @@ def takes_block(grid: Ints, writable: Bools, recycles: bool) -> bool:
     is further; with `recycles` into any hole of a writable block below E instead.
     """
     n, size = grid.shape
-    extent = n * size
-    while extent > 0 and grid[(extent - 1) // size, (extent - 1) % size] < 0:
-        extent -= 1
-    start = extent
-    for r in range(extent // size, n):
-        if not writable[r]:
-            start = (r + 1) * size
-    if start < n * size:
+    last, end = n - 1, 0  # the last live token is at `end` - 1 of the block `last`
+    while last >= 0 and end == 0:
+        for o in range(size):
+            if grid[last, o] >= 0:
+                end = o + 1
+        if end == 0:
+            last -= 1
+    first = last if 0 < end < size else last + 1  # the block that E lies in
+    if first < n and writable[n - 1]:
         return False
     if recycles:
-        for place in range(extent):
-            if grid[place // size, place % size] < 0 and writable[place // size]:
-                return False
+        for r in range(last + 1):
+            if writable[r]:
+                for o in range(end if r == last else size):
+                    if grid[r, o] < 0:
+                        return False
     return True
 
 
@@ -264,10 +267,11 @@ def lay_out(
                 filled[r] += 1
                 k += 1
     first_out = k
-    while k < num_moves:
-        moves[2, k] = -1 - (k - first_out)
-        filled[n + (k - first_out) // size] += 1
-        k += 1
+    for i in range(n, n + num_fresh):
+        filled[i] = min(num_moves - k, size)
+        for _ in range(filled[i]):
+            moves[2, k] = first_out - 1 - k
+            k += 1
 
     for r in range(n):
         if is_source[r]:
@@ -386,10 +390,15 @@ def plan(
 def name_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, Ints]:
     """`slots` [k] and `table` [m] of a plan, the i-th fresh block named `fresh[i]`."""
     new_slots, new_table = slots.copy(), table.copy()
+    # Of the fresh block that the last slot lies in, its first place and slot: no division a slot.
+    first, start = 0, fresh[0] * size
     for i in range(len(slots)):
         if slots[i] < 0:
             place = -1 - slots[i]
-            new_slots[i] = fresh[place // size] * size + place % size
+            if not first <= place < first + size:
+                first = place - place % size
+                start = fresh[first // size] * size
+            new_slots[i] = start + place - first
     for i in range(len(table)):
         if table[i] < 0:
             new_table[i] = fresh[-1 - table[i]]
@@ -400,10 +409,10 @@ def name_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, 
 def runs_of_blocks(slots: Ints, size: int) -> Ints:
     """The blocks of `slots` [k] in their order, without those that repeat the one before."""
     out = np.empty(len(slots), dtype=np.int64)
-    m = 0
+    m, first = 0, -1
     for slot in slots:
-        block = slot // size
-        if m == 0 or out[m - 1] != block:
-            out[m] = block
+        if first < 0 or not first <= slot < first + size:
+            out[m] = slot // size
+            first = out[m] * size
             m += 1
     return out[:m]

@@ -39,7 +39,7 @@ class Relocator:
         self._planner = planner
         self._deferrals = Deferrals(state)
         self._operations = operations
-        self.in_flight_blocks: frozenset[int] = frozenset()
+        self._handed_over: list[InFlight] = []  # by the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
         self._last_round_step = 0
@@ -71,7 +71,7 @@ class Relocator:
     def forget_step(self) -> None:
         """A new step begins, for which nothing is planned yet."""
         self.planned.clear()
-        self.in_flight_blocks = frozenset()
+        self._handed_over = []
         self._deferrals.begin_step()
 
     def note_held_back(self) -> None:
@@ -88,7 +88,7 @@ class Relocator:
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
         self._in_flight[self._state.step] = in_flight
-        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in in_flight))
+        self._handed_over = in_flight
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
@@ -141,6 +141,11 @@ class Relocator:
                 target.relocation.freed_blocks += dropped.relocation.freed_blocks
                 target.relocation.retaken_blocks += dropped.relocation.retaken_blocks
                 return
+
+    @property
+    def in_flight_blocks(self) -> frozenset[int]:
+        """Blocks that the copies of the newest step read or write."""
+        return frozenset(chain.from_iterable(moving.blocks for moving in self._handed_over))
 
     @property
     def num_in_flight_tokens(self) -> int:

@@ -151,7 +151,7 @@ class RoundPlanner:
         grid = table.grid()
         if len(dead):
             grid[np.isin(grid, dead)] = -1
-        blocks = np.array(table.blocks, dtype=np.int64)
+        blocks = table.block_ids().copy()
         # Blocks outside `readonly` are private and unhashed, see RequestState. New tokens are kept
         # out of those inside it whatever has become of them, and so are relocated ones.
         readonly = self._state.requests[table.request_id].readonly
