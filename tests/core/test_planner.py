@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
-from vtoken.planning.moves import takes_block
+from vtoken.planning.moves import runs_of_blocks, takes_block
 from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
 from vtoken.tables.token_table import TokenTable
 from vtoken.tables.token_tables import TokenTables
@@ -170,6 +170,26 @@ def assert_as_twin(layout: Layout, planner: PlannerName, batch_size: int, headro
     for name, value in vars(twin).items():
         found = getattr(plan, name)
         assert (found.tolist() if isinstance(found, np.ndarray) else found) == value, name
+
+
+@given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 20))
+def test_runs_of_blocks_are_the_blocks_without_repeats(slots: list[int], size: int) -> None:
+    blocks = [slot // size for slot in slots]
+    expected = [b for i, b in enumerate(blocks) if i == 0 or b != blocks[i - 1]]
+    assert runs_of_blocks(np.array(slots, dtype=np.int64), size).tolist() == expected
+
+
+def test_bind_names_fresh_blocks_in_slots_and_table() -> None:
+    rows = [[0, 1, -1], [3, -1, -1], [6, -1, -1], [9, -1, -1], [12, -1, -1], [15, -1, -1]]
+    plan = plan_relocation(layout(rows), "pack", batch_size=9, headroom_blocks=9)
+    assert plan is not None
+    assert plan.num_fresh_blocks == 2
+    bound = plan.bind([40, 30], 3)
+    assert bound.destination_slots.tolist() == [120, 121, 122, 90, 91]
+    assert sorted(bound.blocks.tolist()) == [10, 30, 40]
+    assert plan.blocks.min() == -2  # a plan is not changed
+    with pytest.raises(ValueError, match="1 fresh blocks for 2 places"):
+        plan.bind([40], 3)
 
 
 def best_gain(layout: Layout, planner: PlannerName, batch_size: int, headroom: int) -> int:
