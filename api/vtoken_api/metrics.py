@@ -165,7 +165,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("moved_tokens", "Tokens copied by relocations", lambda s: s.reclamation.moved_tokens),
     _counter("moved_bytes", "Bytes of K and V copied by relocations, all layers and ranks",
              lambda s: s.reclamation.moved_bytes),
-    _counter("reclaimed_blocks", "Blocks given back while their request ran",
+    _counter("reclaimed_blocks", "Blocks given back while their request ran, less what its next token takes again",
              lambda s: s.reclamation.reclaimed_blocks),
     _counter("relocation_freed_blocks", "Of these, freed by relocating",
              lambda s: s.reclamation.relocation_freed_blocks),

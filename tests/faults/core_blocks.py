@@ -47,7 +47,9 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
     each_relocation(engine, change, hit)
 
 
-@BLOCKS.fault("I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2)
+@BLOCKS.fault(
+    "I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2, config={"batch_size": 1}
+)
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
     planner, requests = engine.runtime.round_planner, engine.runtime.state.requests

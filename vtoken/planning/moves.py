@@ -182,7 +182,7 @@ def _open_end(
     next token, and nothing more moves where read-only blocks keep holes: the layout would not
     become dense.
     """
-    size = grid.shape[1]
+    size = int(grid.shape[1])
     if len(fillable) == 0:
         return size
     free = -num_movers

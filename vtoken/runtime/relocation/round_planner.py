@@ -155,15 +155,12 @@ class RoundPlanner:
         # Blocks outside `readonly` are private and unhashed, see RequestState. New tokens are kept
         # out of those inside it whatever has become of them, and so are relocated ones.
         readonly = self._state.requests[table.request_id].readonly
-        if table.virtual and not readonly:
-            movable = writable = np.ones(len(blocks), dtype=np.bool_)
-        else:
-            movable = self._state.tables.pool.holders[blocks] == 1
-            if table.virtual:
-                private = [block not in readonly for block in table.blocks]
-            else:
-                private = [self._state.store.is_writable(block) for block in table.blocks]
-            writable = np.array(private, dtype=np.bool_)
+        movable = self._state.tables.pool.holders[blocks] == 1
+        writable = np.ones(len(blocks), dtype=np.bool_)
+        if readonly:
+            writable[:] = [block not in readonly for block in table.blocks]
+        elif not table.virtual:
+            writable[:] = [self._state.store.is_writable(block) for block in table.blocks]
         return Layout(table.request_id, blocks, grid, movable, writable, recycles(config))
 
 
