@@ -155,7 +155,7 @@ class Reclamation(Doc):
     shared_copied_tokens: int = 0
     shared_freed_blocks: int = 0  # of these blocks, each counted once: copying made them free
     # Payback, cumulative.
-    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocating
+    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocating, and not retaken
     moved_then_evicted_tokens: int = 0  # evicted soon after they were moved: copied for nothing
     payback_steps: int = 0  # what "soon" means, in steps
     # Name of the gate that was closed, "headroom" or "in_flight" -> steps it held a round back.
@@ -433,6 +433,8 @@ class Relocation(Doc):
     # Source blocks that other requests held too: these leave them in the same step, and the gain of
     # all stands in `freed_blocks` of one of these relocations.
     shared_blocks: int = 0
+    # Of `freed_blocks`: the next token takes them again. `reclaimed_blocks` leaves them out.
+    retaken_blocks: int = 0
 
 
 class OperationResult(Doc):

@@ -446,6 +446,7 @@ def test_full_of_shared_blocks_that_may_not_move(
 ) -> None:
     """A prefix that all share, each with holes of its own in it, or none of it alive."""
     config = {"prefix_sharing": tier, "theta_f": 0.0, "low_watermark_blocks": 95, "policy": policy}
+    config |= {"budget_tokens": 10} if better == "copy" else {}
     with running(3, config=config, prompt_tokens=37, prefix_tokens=36, concurrency=3) as engine:
         core = engine.core
         engine.concurrency = 0

@@ -192,12 +192,13 @@ def packed_excess(engine: CoreEngine) -> int:
 
 @pytest.mark.parametrize("recycle", [True, False])
 def test_theta_f_zero_with_the_watermark_at_the_pool_is_eager(recycle: bool) -> None:
-    """Blocks held equal the packed bound whenever a round has run, within one tail a request."""
+    """Blocks held equal the packed bound whenever a round has run, within one tail a request.
+    Without recycling, holes of a read-only block may wait for room behind the last token."""
     engine = holed(num_requests=1, recycle=recycle, batch_size=63)
     run(engine, 2)
     for _ in range(60):
         engine.step()
-        assert packed_excess(engine) <= 1
+        assert packed_excess(engine) <= (1 if recycle else 2)
     assert engine.runtime.counters.evicted_tokens > 0
 
 
@@ -373,7 +374,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     engine.worker_lag_steps = 2
     runtime = engine.runtime
     runtime.state.config = structs.replace(
-        runtime.config, reclamation="auto", batch_size=1, policy=make_policy("none", {})
+        runtime.config, reclamation="auto", batch_size=2, policy=make_policy("none", {})
     )
     moved = []
     for _ in range(12):

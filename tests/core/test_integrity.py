@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine
 from vtoken.config.values import merge_patch
-from vtoken.protocol.integrity import difference, fingerprint, misplaced
+from vtoken.protocol.integrity import difference, fingerprint, misplaced, order_dependence
 
 IDS = np.array([0, 3, 4, 9])
 KV = np.arange(2 * 3 * 4 * 8, dtype=np.float32).reshape(2, 3, 4, 8)  # K and V, layers, tokens, D
@@ -71,6 +73,23 @@ def test_a_slot_outside_the_blocks_or_taken_twice_is_misplaced() -> None:
     )
     assert misplaced(np.array([4, -1]), [1, 3], 4) == "slot -1 lies in none of the request's blocks"
     assert misplaced(np.array([4, 5, 4]), [1, 3], 4) == "3 live tokens have 2 slots"
+
+
+@given(
+    st.lists(st.integers(0, 300), max_size=40),
+    st.lists(st.integers(0, 300), max_size=40),
+    st.sampled_from([1, 7, 1 << 33]),
+)
+def test_order_dependence_is_what_sets_of_slots_say(
+    source: list[int], destination: list[int], scale: int
+) -> None:
+    found = order_dependence(
+        np.array(source, dtype=np.int64) * scale, np.array(destination, dtype=np.int64) * scale
+    )
+    both = sum(slot in destination for slot in source)
+    twice = len(destination) - len(set(destination))
+    expected = f"reads and writes {both} slots, and writes {twice} more than once"
+    assert found == (expected if both or twice else None)
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.0, 0.0), (0.1, 0.1), (1 / 3, 1 / 3), (1.0, 1.0)])

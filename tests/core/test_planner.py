@@ -8,10 +8,15 @@ from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.core.numpy_planner import plan_twin
+from tests.support.core.numpy_planner import takes_block as twin_takes_block
+from vtoken.planning.moves import runs_of_blocks, takes_block
 from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
+from vtoken.tables.token_table import TokenTable
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
@@ -33,10 +38,11 @@ def layouts(draw: st.DrawFn, kinds: list[str] = KINDS) -> Layout:
     names = draw(st.permutations(range(1, num_blocks + 1)))
     return Layout(
         "r",
-        tuple(names),
+        np.array(names, dtype=np.int64),
         grid.reshape(num_blocks, size),
         movable=np.array([k != "shared" for k in kind]),
         writable=np.array([k == "private" for k in kind]),
+        recycles=draw(st.booleans()),
     )
 
 
@@ -45,14 +51,17 @@ def num_live(layout: Layout) -> npt.NDArray[np.int64]:
     return live
 
 
-def layout(rows: list[list[int]], *, readonly: tuple[int, ...] = ()) -> Layout:
+def layout(
+    rows: list[list[int]], *, readonly: tuple[int, ...] = (), recycles: bool = True
+) -> Layout:
     writable = np.array([i not in readonly for i in range(len(rows))])
     return Layout(
         "r",
-        tuple(10 + i for i in range(len(rows))),
+        np.arange(10, 10 + len(rows)),
         np.array(rows, dtype=np.int64),
         movable=np.ones(len(rows), dtype=np.bool_),
         writable=writable,
+        recycles=recycles,
     )
 
 
@@ -120,48 +129,114 @@ def test_every_plan_is_bounded_profitable_and_safe(
     }
 
 
+@given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 4))
+@settings(max_examples=600)
+def test_the_kernels_plan_what_plain_numpy_plans(
+    layout: Layout, planner: PlannerName, batch_size: int, headroom: int
+) -> None:
+    assert takes_block(layout.grid, layout.writable, layout.recycles) == twin_takes_block(layout)
+    assert_as_twin(layout, planner, batch_size, headroom)
+
+
+@given(st.integers(0, 1 << 20), st.sampled_from(PLANNERS), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_large_layouts_are_planned_as_plain_numpy_plans_them(
+    seed: int, planner: PlannerName, recycles: bool
+) -> None:
+    """Ids of up to three digits of the sort, in any order."""
+    rng = np.random.default_rng(seed)
+    n, s = int(rng.integers(1, 60)), int(rng.integers(1, 40))
+    live = rng.random(n * s) < rng.random()
+    grid = np.full(n * s, -1, dtype=np.int64)
+    grid[live] = rng.choice(1 << 20, size=int(live.sum()), replace=False)
+    writable = rng.random(n) < rng.random()
+    layout = Layout(
+        "r",
+        rng.permutation(1000)[:n],
+        grid.reshape(n, s),
+        movable=writable | (rng.random(n) < 0.7),
+        writable=writable,
+        recycles=recycles,
+    )
+    assert_as_twin(layout, planner, int(rng.integers(1, n + 1)), int(rng.integers(n)))
+
+
+def assert_as_twin(layout: Layout, planner: PlannerName, batch_size: int, headroom: int) -> None:
+    plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
+    twin = plan_twin(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
+    assert (plan is None) == (twin is None)
+    if plan is None or twin is None:
+        return
+    for name, value in vars(twin).items():
+        found = getattr(plan, name)
+        assert (found.tolist() if isinstance(found, np.ndarray) else found) == value, name
+
+
+@given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 20))
+def test_runs_of_blocks_are_the_blocks_without_repeats(slots: list[int], size: int) -> None:
+    blocks = [slot // size for slot in slots]
+    expected = [b for i, b in enumerate(blocks) if i == 0 or b != blocks[i - 1]]
+    assert runs_of_blocks(np.array(slots, dtype=np.int64), size).tolist() == expected
+
+
+def test_bind_names_fresh_blocks_in_slots_and_table() -> None:
+    rows = [[0, 1, -1], [3, -1, -1], [6, -1, -1], [9, -1, -1], [12, -1, -1], [15, -1, -1]]
+    plan = plan_relocation(layout(rows), "pack", batch_size=9, headroom_blocks=9)
+    assert plan is not None
+    assert plan.num_fresh_blocks == 2
+    bound = plan.bind([40, 30], 3)
+    assert bound.destination_slots.tolist() == [120, 121, 122, 90, 91]
+    assert sorted(bound.blocks.tolist()) == [10, 30, 40]
+    assert plan.blocks.min() == -2  # a plan is not changed
+    with pytest.raises(ValueError, match="1 fresh blocks for 2 places"):
+        plan.bind([40], 3)
+
+
 def best_gain(layout: Layout, planner: PlannerName, batch_size: int, headroom: int) -> int:
-    """The most blocks that any choice of sources frees."""
+    """The most blocks that any choice of sources gains, the next token's place counted."""
     s = layout.block_size
     live = num_live(layout)
     candidates = [i for i in range(len(live)) if layout.movable[i] and live[i] < s]
     best = 0
+    before = twin_takes_block(layout)
     for k in range(1, min(batch_size, len(candidates)) + 1):
         for sources in combinations(candidates, k):
             moved = sum(int(live[i]) for i in sources)
-            room = 0
-            if planner == "plug":
-                others = set(range(len(live))) - set(sources)
-                room = sum(s - int(live[i]) for i in others if layout.writable[i])
-            fresh = -(-max(0, moved - room) // s)
-            if fresh <= headroom:
-                best = max(best, k - fresh)
+            others = [i for i in range(len(live)) if i not in sources and layout.writable[i]]
+            holes = sum(s - int(live[i]) for i in others)
+            fresh = -(-max(0, moved - holes if planner == "plug" else moved) // s)
+            free = holes + fresh * s - moved
+            if planner == "pack" and not layout.recycles:
+                free = fresh * s - moved + sum(int(layout.grid[i, -1] < 0) for i in others)
+            if fresh <= headroom and k > fresh:
+                best = max(best, k - fresh + before - (free == 0))
     return best
 
 
 @given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 4))
 @settings(max_examples=300)
-def test_no_other_choice_of_sources_frees_more_blocks(
+def test_no_other_choice_of_sources_gains_more_blocks(
     layout: Layout, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
+    """`pack` takes the emptiest blocks, and may so empty the one that the next token goes to."""
     plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
-    gain = 0 if plan is None else plan.num_freed_blocks
-    assert gain == best_gain(layout, planner, batch_size, headroom)
+    best = best_gain(layout, planner, batch_size, headroom)
+    gain = 0 if plan is None else gained(layout, plan)[2]
+    assert best - (planner == "pack") <= gain <= best
 
 
 @given(layouts(kinds=["private"]))
 @settings(max_examples=300)
-def test_plug_on_private_blocks_reaches_the_packed_bound_densely_without_fresh_blocks(
-    layout: Layout,
-) -> None:
+def test_plug_on_private_blocks_packs_densely_without_fresh_blocks(layout: Layout) -> None:
+    """As many blocks stay as the live tokens and the next one need."""
     n, s, live = len(layout.blocks), layout.block_size, int(num_live(layout).sum())
     plan = plan_relocation(layout, "plug", batch_size=n, headroom_blocks=n)
-    if n == -(-live // s):
-        assert plan is None
+    if num_excess_blocks(n, live, s) <= 0:
+        assert plan is None or live == (n - 1) * s  # full blocks instead of one open at its end
         return
     assert plan is not None
     assert plan.num_fresh_blocks == 0
-    assert len(plan.blocks) == -(-live // s)
+    assert len(plan.blocks) in {-(-live // s), live // s + 1}
     front = {plan.blocks[i // s] * s + i % s for i in range(live)}
     assert set(applied(layout, plan).values()) == front
 
@@ -185,26 +260,63 @@ def test_pack_follows_the_papers_rule(layout: Layout, batch_size: int, headroom:
     assert plan.destination_slots.tolist() == [-1 - i for i in range(moved)]
 
 
-@given(layouts(), st.sampled_from(PLANNERS))
-@settings(max_examples=200)
-def test_a_plan_is_accepted_by_the_token_table(layout: Layout, planner: PlannerName) -> None:
-    """`apply_moves` verifies what the planner promises; the table reaches the promised blocks."""
-    plan = plan_relocation(layout, planner, batch_size=7, headroom_blocks=7)
-    if plan is None:
-        return
+def gained(layout: Layout, plan: RelocationPlan) -> tuple[bool, bool, int]:
+    """A real table follows `plan`: whether the next token takes a block before and after it, and
+    the blocks gained. `apply_moves` verifies what the planner promises."""
     n, s = len(layout.blocks), layout.block_size
     tables = TokenTables(n + 8, s)
-    total = n * s
-    tables.sync_new_tokens("r", layout.blocks, total)
+    tables.sync_new_tokens("r", layout.blocks.tolist(), n * s)
     ids = layout.grid.ravel()
     tables.evict_tokens("r", np.flatnonzero(ids < 0))
+    table = tables["r"]
+    readonly = frozenset(layout.blocks[~layout.writable].tolist())
+    before = next_takes_block(table, readonly, layout.recycles)
     translate = {int(t): int(p) for p, t in enumerate(ids) if t >= 0}
     fresh = [n + 1 + i for i in range(plan.num_fresh_blocks)]
     bound = plan.bind(fresh, s)
     moved = np.array([translate[t] for t in bound.token_ids.tolist()], dtype=np.int64)
-    dropped = tables.apply_moves("r", moved, bound.destination_slots, bound.blocks)
+    dropped = tables.apply_moves("r", moved, bound.destination_slots, bound.blocks.tolist())
     assert sorted(dropped) == sorted(plan.source_blocks)
     tables.check()
+    after = next_takes_block(table, readonly, layout.recycles)
+    return before, after, n - len(table.blocks) + before - after
+
+
+def next_takes_block(table: TokenTable, readonly: frozenset[int], recycles: bool) -> bool:
+    """As `TokenAppender` asks for it."""
+    hole = table.first_hole(readonly) if recycles else None
+    places = table.extent if hole is not None else table.append_start(readonly) + 1
+    return -(-places // table.block_size) > len(table.blocks)
+
+
+@given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 7))
+@settings(max_examples=400)
+def test_the_next_token_takes_no_block_that_the_gain_does_not_count(
+    layout: Layout, planner: PlannerName, batch_size: int, headroom: int
+) -> None:
+    plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
+    if plan is None:
+        return
+    before, after, gain = gained(layout, plan)
+    assert gain > 0
+    assert plan.retaken_blocks == max(0, after - before)
+    assert plan.num_freed_blocks > plan.retaken_blocks
+
+
+@given(layouts(), st.integers(1, 7), st.integers(0, 7))
+@settings(max_examples=300)
+def test_plug_leaves_the_next_token_a_place_wherever_it_leaves_any(
+    layout: Layout, batch_size: int, headroom: int
+) -> None:
+    plan = plan_relocation(layout, "plug", batch_size=batch_size, headroom_blocks=headroom)
+    if plan is None:
+        return
+    s = layout.block_size
+    private = {*layout.blocks[layout.writable].tolist(), *range(100, 108)}
+    bound = plan.bind([100 + i for i in range(plan.num_fresh_blocks)], s)
+    taken = sum(slot // s in private for slot in applied(layout, plan).values())
+    room = s * len(private.intersection(bound.blocks.tolist()))
+    assert gained(layout, plan)[1] == (taken == room)
 
 
 # ---------------------------------------------------------------- hand-worked cases
@@ -212,7 +324,7 @@ def test_a_plan_is_accepted_by_the_token_table(layout: Layout, planner: PlannerN
 
 def test_plug_moves_one_token_when_one_hole_suffices() -> None:
     plan = plan_relocation(
-        layout([[0, 1, 2, 3], [4, -1, 6, 7], [-1, 9, -1, -1]]),
+        layout([[0, 1, 2, 3], [4, -1, 6, -1], [-1, 9, -1, -1]]),
         "plug",
         batch_size=8,
         headroom_blocks=0,
@@ -220,7 +332,7 @@ def test_plug_moves_one_token_when_one_hole_suffices() -> None:
     assert plan is not None
     assert plan.token_ids.tolist() == [9]
     assert plan.destination_slots.tolist() == [11 * 4 + 1]
-    assert plan.blocks == (10, 11)
+    assert plan.blocks.tolist() == [10, 11]
 
 
 def test_plug_evacuates_the_end_of_the_last_block_to_leave_it_dense() -> None:
@@ -231,13 +343,13 @@ def test_plug_evacuates_the_end_of_the_last_block_to_leave_it_dense() -> None:
         headroom_blocks=0,
     )
     assert plan is not None
-    assert plan.source_blocks == (12,)
+    assert plan.source_blocks.tolist() == [12]
     assert sorted(plan.token_ids.tolist()) == [7, 8]
     assert sorted(plan.destination_slots.tolist()) == [41, 44]
 
 
 def test_pack_needs_headroom_where_plug_does_not() -> None:
-    rows = [[0, -1], [2, -1]]
+    rows = [[0, -1, -1], [3, -1, -1]]
     assert plan_relocation(layout(rows), "pack", batch_size=8, headroom_blocks=0) is None
     plan = plan_relocation(layout(rows), "plug", batch_size=8, headroom_blocks=0)
     assert plan is not None
@@ -246,24 +358,24 @@ def test_pack_needs_headroom_where_plug_does_not() -> None:
 
 def test_plug_empties_a_read_only_block_where_a_writable_one_gains_nothing() -> None:
     plan = plan_relocation(
-        layout([[0, 1, -1, -1], [4, 5, -1, -1]], readonly=(1,)),
+        layout([[0, -1, -1, -1], [4, 5, -1, -1]], readonly=(1,)),
         "plug",
         batch_size=8,
         headroom_blocks=0,
     )
     assert plan is not None
-    assert plan.source_blocks == (11,)
+    assert plan.source_blocks.tolist() == [11]
 
 
 def test_read_only_blocks_come_first_so_that_appends_go_to_a_writable_one() -> None:
     plan = plan_relocation(
-        layout([[0, 1, 2, 3], [4, -1, -1, -1], [8, 9, -1, 11], [12, -1, 14, 15]], readonly=(0, 2)),
+        layout([[0, 1, 2, 3], [4, -1, -1, -1], [8, 9, -1, 11], [12, -1, 14, -1]], readonly=(0, 2)),
         "plug",
         batch_size=1,
         headroom_blocks=0,
     )
     assert plan is not None
-    assert plan.blocks == (10, 12, 13)
+    assert plan.blocks.tolist() == [10, 12, 13]
 
 
 def test_b_bounds_the_sources() -> None:
@@ -272,6 +384,53 @@ def test_b_bounds_the_sources() -> None:
         plan = plan_relocation(layout(rows), "plug", batch_size=batch_size, headroom_blocks=0)
         assert plan is not None
         assert len(plan.source_blocks) == min(batch_size, 4)
+
+
+@pytest.mark.parametrize("recycles", [True, False])
+def test_a_block_that_the_next_token_takes_again_is_not_freed(recycles: bool) -> None:
+    """Freeing the last block would fill the only hole: the next token would take a block."""
+    rows = [[0, 1, 2, 3], [4, -1, 6, 7], [9, -1, -1, -1]]
+    full = layout(rows, recycles=recycles)
+    assert plan_relocation(full, "plug", batch_size=8, headroom_blocks=0) is None
+    rows[2] = [-1, -1, -1, 9]  # without recycling the next token takes a block as it is
+    plan = plan_relocation(layout(rows, recycles=recycles), "plug", batch_size=8, headroom_blocks=0)
+    assert (plan is None) == recycles
+
+
+def test_without_recycling_free_places_come_behind_the_last_token() -> None:
+    """The read-only block keeps its hole, and the last one is left open at its end all the same."""
+    rows = [[0, 1, -1, 3], [4, -1, 6, 7], [8, -1, -1, 11], [-1, 13, -1, -1]]
+    plans = [
+        plan_relocation(
+            layout(rows, readonly=(0,), recycles=recycles), "plug", batch_size=1, headroom_blocks=0
+        )
+        for recycles in (True, False)
+    ]
+    tokens = [plan.token_ids.tolist() for plan in plans if plan is not None]
+    assert tokens == [[13], [13, 11]]
+    assert plans[1] is not None
+    assert plans[1].destination_slots.tolist() == [45, 49]
+    assert plans[1].blocks.tolist() == [10, 11, 12]
+
+
+def test_one_token_more_moves_where_the_last_slot_would_be_taken() -> None:
+    """B keeps half-empty blocks; the last slot of the last one opens for the next token."""
+    rows = [[0, -1, -1, 3], [4, -1, -1, 7], [8, -1, -1, 11], [12, -1, -1, -1]]
+    plan = plan_relocation(layout(rows, recycles=False), "plug", batch_size=1, headroom_blocks=0)
+    assert plan is not None
+    assert plan.token_ids.tolist() == [12, 11]
+    assert plan.blocks.tolist() == [10, 11, 12]
+
+
+def test_pack_puts_a_block_with_an_open_last_slot_last() -> None:
+    rows = [[0, 1, 2, -1], [-1, 5, 6, -1], [8, -1, -1, -1], [12, -1, -1, -1], [-1, -1, 18, 19]]
+    rows += [[20, -1, -1, -1]]
+    for recycles, blocks in ((True, [10, -1, 11, 14]), (False, [10, -1, 14, 11])):
+        plan = plan_relocation(
+            layout(rows, recycles=recycles), "pack", batch_size=3, headroom_blocks=1
+        )
+        assert plan is not None
+        assert plan.blocks.tolist() == blocks
 
 
 def test_full_blocks_are_left_alone() -> None:

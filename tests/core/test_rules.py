@@ -96,11 +96,17 @@ def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
 # ---------------------------------------------------------------- rule 2: ref_cnt at plan time
 
 
-class UnsharedStore(SimpleStore):
-    """Says that no block is shared."""
+def deny_sharing(engine: CoreEngine) -> CoreEngine:
+    """The planner is told that no block is shared."""
+    planner = engine.runtime.round_planner
+    honest = planner._layout_of
 
-    def is_shared(self, block: int) -> bool:  # noqa: ARG002
-        return False
+    def layout_of(table: Any, *args: Any) -> Any:
+        layout = honest(table, *args)
+        return replace(layout, movable=np.ones_like(layout.movable))
+
+    planner._layout_of = layout_of  # type: ignore[method-assign]
+    return engine
 
 
 def test_rule_2_blocks_shared_since_the_same_step_are_never_sources_or_destinations() -> None:
@@ -115,14 +121,14 @@ def test_rule_2_blocks_shared_since_the_same_step_are_never_sources_or_destinati
         assert not held_by_many & set((plan.destination_slots // 4).tolist())
 
 
-def test_rule_2_control_a_store_that_denies_sharing_is_caught_by_the_pool() -> None:
+def test_rule_2_control_a_planner_that_is_denied_sharing_is_caught_by_the_pool() -> None:
     """The round frees fewer blocks than it promised: another request still reads the others."""
     with pytest.raises(InvariantViolation, match="promised to free"):
-        run(crowd(store=UnsharedStore(32)))
+        run(deny_sharing(crowd()))
 
 
-def test_rule_2_control_a_store_that_denies_sharing_makes_them_sources() -> None:
-    engine = crowd(store=UnsharedStore(32))
+def test_rule_2_control_a_planner_that_is_denied_sharing_makes_them_sources() -> None:
+    engine = deny_sharing(crowd())
     engine.runtime.state.strict = False
     moved: set[int] = set()
     for _ in range(40):

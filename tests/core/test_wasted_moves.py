@@ -95,7 +95,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
         assert told.moved_then_evicted_tokens == in_vain > 0
         assert told.payback_steps == WASTED_WITHIN_STEPS
         freed = [
-            event.data["freed_blocks"]
+            event.data["freed_blocks"] - event.data["retaken_blocks"]
             for event in runtime.events.page(0, 10_000).events
             if event.kind == "relocation"
         ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tests.core.test_rules import EagerlyFreeingStore, GreedyLender
 from tests.faults.catalogue import Catalogue, Hit
@@ -21,8 +21,8 @@ def plan_from_an_old_snapshot(engine: CoreEngine, hit: Hit) -> None:
     planner, old = engine.runtime.round_planner, {}
     honest = planner._layout_of
 
-    def layout_of(table: Any, *dead: Any) -> Any:
-        now = honest(table, *dead)
+    def layout_of(table: Any, *args: Any) -> Any:
+        now = honest(table, *args)
         layout = old.setdefault(table.request_id, now)
         if layout is not now and layout.grid.tolist() != now.grid.tolist():
             hit()
@@ -41,23 +41,25 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
         return replace(
             plan,
             num_fresh_blocks=first + more,
-            blocks=(*plan.blocks, *(-1 - first - i for i in range(more))),
+            blocks=np.append(plan.blocks, -1 - first - np.arange(more)),
         )
 
     each_relocation(engine, change, hit)
 
 
-@BLOCKS.fault("I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2)
+@BLOCKS.fault(
+    "I4 one in flight", "I4, `Relocator._apply`", worker_lag_steps=2, config={"batch_size": 1}
+)
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
     planner, requests = engine.runtime.round_planner, engine.runtime.state.requests
     honest = planner._layouts
 
-    def layouts(request_ids: Any = None) -> Any:
+    def layouts(*args: Any) -> Any:
         flying = {name: s.in_flight_step for name, s in requests.items() if s.in_flight_step}
         for name in flying:
             requests[name].in_flight_step = 0
-        found = list(honest(request_ids))
+        found = list(honest(*args))
         for name, step in flying.items():
             requests[name].in_flight_step = step
             hit()
@@ -70,8 +72,8 @@ def _lie_to_the_planner(engine: CoreEngine, hit: Hit) -> None:
     planner = engine.runtime.round_planner
     honest = planner._layout_of
 
-    def layout_of(table: Any, *dead: Any) -> Any:
-        layout = honest(table, *dead)
+    def layout_of(table: Any, *args: Any) -> Any:
+        layout = honest(table, *args)
         if not layout.writable.all():
             hit()
         return replace(layout, writable=np.ones_like(layout.writable))

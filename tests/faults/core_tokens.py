@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_plan, each_relocation, swapped, without_firsts

@@ -37,6 +37,9 @@ class Store:
     def is_writable(self, block: int) -> bool:
         return block != 0
 
+    def first_not_writable(self, blocks: Sequence[int]) -> int | None:
+        return 0 if 0 in blocks else None
+
     def is_shared(self, block: int) -> bool:  # noqa: ARG002
         return False
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.config.values import VTokenConfig
-from vtoken.planning.planner import Layout, RelocationPlan, plan_relocation
-from vtoken.planning.sharing import num_shared_candidates, plan_groups
+from vtoken.planning.planner import Layout, RelocationPlan, search
+from vtoken.planning.sharing import plan_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,14 @@ def plan_round(
     missing = num_candidates = 0
     sources_left, headroom_left = batch_size, headroom_blocks
     for layout in layouts:
-        num_candidates += num_shared_candidates(layout)
-        plan = plan_relocation(
+        found = search(
             layout, config.planner, batch_size=sources_left, headroom_blocks=headroom_left
         )
+        plan = found.plan
         seen.append((layout, plan))
+        num_candidates += found.num_passed_over
+        missing += found.missing_blocks
         if plan is None:
-            unbounded = plan_relocation(
-                layout,
-                config.planner,
-                batch_size=sources_left,
-                headroom_blocks=len(layout.blocks),
-            )
-            if unbounded is not None:
-                missing += unbounded.num_fresh_blocks - headroom_left
             continue
         plans.append(plan)
         sources_left -= len(plan.source_blocks)

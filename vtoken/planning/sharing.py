@@ -7,21 +7,23 @@ where holder h holds the blocks X_h of X. Invariants of a group:
 2. |X| - sum over H of what h takes > 0                     (profitable in the pool: I4)
 3. |X_h| - what h takes > 0 for every h                      (every block table shrinks)
 4. sum |X_h| <= B,  sum of fresh blocks <= headroom          (bounded, admissible)
-where h takes its fresh blocks, and one more if its next token would find no place otherwise.
-Groups extend what the requests gain alone: P_h, the private sources of h's own plan, stay sources,
-and "takes" counts what comes on top of that plan.
+where h takes its fresh blocks, and one more if the group alone makes its next token take one, by
+the rule of `vtoken.planning.moves`. Groups extend what the requests gain alone: P_h, the private
+sources of h's own plan, stay sources, and "takes" counts what comes on top of that plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from vtoken.arrays import Bools, Ints
 from vtoken.config.values import VTokenConfig
+from vtoken.planning.moves import count_live, takes_block
 from vtoken.planning.planner import Layout, RelocationPlan, lay_out
 from vtoken.wire import PlannerName
 
@@ -34,11 +36,6 @@ def keeps_dead_shared_blocks(config: VTokenConfig) -> bool:
     Only reclamation knows tiers: `off` lets go of every all-dead block, as naive eviction does.
     """
     return config.prefix_sharing == "skip" and config.reclamation != "off"
-
-
-def num_shared_candidates(layout: Layout) -> int:
-    """Shared blocks of the request that have a hole: sources, if they were not shared."""
-    return int(np.count_nonzero(~layout.movable & (layout.grid < 0).any(axis=1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class _Shared:
     @classmethod
     def of(cls, layouts: Sequence[Layout], holders: npt.NDArray[np.uint16]) -> _Shared | None:
         ranks = [np.flatnonzero(~layout.movable) for layout in layouts]
-        names = [np.asarray(x.blocks)[r] for x, r in zip(layouts, ranks, strict=True)]
+        names = [x.blocks[r] for x, r in zip(layouts, ranks, strict=True)]
         if not names or not sum(map(len, names)):
             return None
         row = np.repeat(np.arange(len(layouts)), [len(r) for r in ranks])
@@ -100,16 +97,18 @@ class _Shared:
 class _Alone:
     """What each request [H] does without a group, and the room that it then has.
 
-    `kept`: blocks that it keeps and takes; `needed`: blocks for its live tokens and the next one;
-    `moved`: tokens out of its sources; `fresh`: blocks taken; `room`: holes that may be filled.
+    `moved`: tokens out of its sources; `fresh`: blocks taken; `room`: holes that may be filled;
+    `spare`: other places that its next token may take; `before`, `after`: whether its next token
+    takes a block without a plan, and with its own.
     """
 
     sources: Sequence[Ints]
-    kept: Ints
-    needed: Ints
     moved: Ints
     fresh: Ints
     room: Ints
+    spare: Ints
+    before: Ints
+    after: Ints
 
     @classmethod
     def of(
@@ -125,28 +124,38 @@ class _Alone:
             for layout, plan in zip(layouts, plans, strict=True)
         ]
         fresh = [plan.num_fresh_blocks if plan else 0 for plan in plans]
-        rows = list(zip(layouts, live, sources, fresh, strict=True))
-        holes = [int((size - n[x.writable]).sum()) for x, n, _, _ in rows]
-        gone = [int((size - n[s])[x.writable[s]].sum()) for x, n, s, _ in rows]
-        room = np.array(holes) - np.array(gone) if planner == "plug" else np.zeros(len(rows))
-        return cls(
-            sources,
-            np.array([len(x.blocks) - len(s) + f for x, _, s, f in rows], dtype=np.int64),
-            np.array([int(n.sum()) // size + 1 for _, n, _, _ in rows], dtype=np.int64),
-            np.array([int(n[s].sum()) for _, n, s, _ in rows], dtype=np.int64),
-            np.array(fresh, dtype=np.int64),
-            room.astype(np.int64),
-        )
+        counts = np.zeros((6, len(layouts)), dtype=np.int64)
+        moved, taken, room, spare, before, after = counts
+        taken[:] = fresh
+        for h, (layout, n, leaving) in enumerate(zip(layouts, live, sources, strict=True)):
+            stays = layout.writable.copy()
+            stays[leaving] = False
+            holes = int((size - n[stays]).sum())
+            moved[h] = n[leaving].sum()
+            if planner == "plug":
+                room[h] = holes
+            elif layout.recycles:
+                spare[h] = holes
+            else:
+                spare[h] = np.count_nonzero(layout.grid[stays, -1] < 0)
+            before[h] = takes_block(layout.grid, layout.writable, layout.recycles)
+            free = room[h] + spare[h] + taken[h] * size - moved[h]
+            after[h] = before[h] if plans[h] is None else free == 0
+        return cls(sources, moved, taken, room, spare, before, after)
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Columns to empty, and the fresh blocks of each holder [H], those of its own plan included."""
+    """Columns to empty, and the fresh blocks of each holder [H], those of its own plan included.
+
+    `after` [H]: whether the holder's next token then takes a block.
+    """
 
     gain: int
     moved: int
     columns: Ints
     fresh: Ints
+    after: Ints
 
 
 def plan_groups(
@@ -171,7 +180,7 @@ def plan_groups(
     missing = 0
     if shared is None:
         return found, missing
-    live = [np.count_nonzero(layout.grid >= 0, axis=1) for layout in layouts]
+    live = [count_live(layout.grid) for layout in layouts]
     alone = _Alone.of(layouts, plans, live, planner)
     sources_left, headroom_left = batch_size, headroom_blocks
     for component in shared.components():
@@ -214,10 +223,12 @@ def _best_prefix(
     s = shared.layouts[0].block_size
     left = np.cumsum(shared.held[:, columns], axis=1)  # [H, k]: blocks that each holder leaves
     moved = np.cumsum(shared.live[:, columns], axis=1)
-    fresh = -(-np.maximum(moved + (alone.moved - alone.room)[:, None], 0) // s)
+    moved_in_all = moved + alone.moved[:, None]
+    fresh = -(-np.maximum(moved_in_all - alone.room[:, None], 0) // s)
     more = fresh - alone.fresh[:, None]
-    taken = np.maximum(more, (alone.needed - alone.kept)[:, None] + left)
-    taken[left == 0] = 0
+    free = (alone.room + alone.spare)[:, None] + fresh * s - moved_in_all
+    after = np.where(left > 0, free == 0, alone.after[:, None])
+    taken = more + np.maximum(after - alone.after[:, None], 0)
     gain = np.arange(1, len(columns) + 1) - taken.sum(axis=0)
     allowed = (
         ((left == 0) | (left > taken)).all(axis=0)
@@ -227,23 +238,41 @@ def _best_prefix(
     gain[~allowed] = 0
     best = int(np.argmax(gain))
     return _Choice(
-        int(gain[best]), int(moved[:, best].sum()), columns[: best + 1], fresh[:, best].copy()
+        int(gain[best]),
+        int(moved[:, best].sum()),
+        columns[: best + 1],
+        fresh[:, best].copy(),
+        after[:, best].copy(),
     )
 
 
 def _plans_of(
     shared: _Shared, alone: _Alone, live: Sequence[Ints], chosen: _Choice, planner: PlannerName
 ) -> list[RelocationPlan]:
-    """One plan for each holder; the gain of the group stands in the last one."""
+    """One plan for each holder; the gain of the group, and what it makes next tokens take, stand in
+    the last one."""
     columns = chosen.columns
     names = shared.names[columns]
+    own = np.maximum(alone.after - alone.before, 0)  # what holders retake by their own plans
+    retaken = np.maximum(chosen.after - alone.before, 0)
     plans: list[RelocationPlan] = []
     for h in np.flatnonzero(shared.held[:, columns].any(axis=1)).tolist():
         mine = shared.held[h, columns]
         sources = np.sort(np.concatenate([alone.sources[h], shared.rank[h, columns[mine]]]))
         plan = lay_out(shared.layouts[h], planner, sources, int(chosen.fresh[h]), live[h])
         freed = len(alone.sources[h]) - int(alone.fresh[h])
-        plans.append(replace(plan, shared_blocks=tuple(names[mine].tolist()), freed_blocks=freed))
+        plans.append(
+            replace(
+                plan,
+                shared_blocks=tuple(names[mine].tolist()),
+                freed_blocks=freed,
+                retaken_blocks=int(min(own[h], retaken[h])),
+            )
+        )
     gain = len(columns) - int((chosen.fresh - alone.fresh).sum())
-    plans[-1] = replace(plans[-1], freed_blocks=gain + (plans[-1].freed_blocks or 0))
+    plans[-1] = replace(
+        plans[-1],
+        freed_blocks=gain + (plans[-1].freed_blocks or 0),
+        retaken_blocks=plans[-1].retaken_blocks + int(np.maximum(retaken - own, 0).sum()),
+    )
     return plans

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from vtoken.arrays import Ints
+from vtoken.compiled import kernel
 
 DIGEST_BYTES = 16
+WORD = 32  # slots that share an entry of a set of slots
 LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers
 
 
@@ -70,15 +72,52 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
     return None
 
 
+@kernel
+def _word_of(words: Ints, slot: int) -> int:
+    """Where the word of `slot` is, or may be put, in the open-addressed table `words` [2^m], -1:
+    empty."""
+    word = slot // WORD
+    i = (word * 0x9E3779B1) & (len(words) - 1)
+    while words[i] >= 0 and words[i] != word:
+        i = (i + 1) & (len(words) - 1)
+    return i
+
+
+@kernel
+def _count_overlaps(source: Ints, destination: Ints) -> tuple[int, int]:
+    """|{i : source[i] is in destination}| and |{i : destination[i] is in destination[:i]}|.
+
+    A set of slots >= 0 as words of `WORD` bits; neighbouring slots find their word without a look.
+    """
+    num_words, size = 1, 2
+    for i in range(1, len(destination)):
+        num_words += 1 if destination[i] // WORD != destination[i - 1] // WORD else 0
+    while size < 2 * num_words:
+        size *= 2
+    words = np.full(size, -1, dtype=np.int64)
+    bits = np.zeros(size, dtype=np.int64)
+    both, twice, at = 0, 0, 0
+    for slot in destination:
+        if words[at] != slot // WORD:
+            at = _word_of(words, slot)
+            words[at] = slot // WORD
+        bit = 1 << (slot % WORD)
+        twice += 1 if bits[at] & bit else 0
+        bits[at] |= bit
+    for slot in source:
+        if words[at] != slot // WORD:
+            at = _word_of(words, slot)
+        if words[at] >= 0 and bits[at] & (1 << (slot % WORD)):
+            both += 1
+    return both, twice
+
+
 def order_dependence(source: Ints, destination: Ints) -> str | None:
-    """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not."""
-    if len(destination) == 0:
-        return None
-    writes = np.arange(1, len(destination) + 1, dtype=np.int32)
-    last = np.zeros(1 + int(max(source.max(), destination.max())), dtype=np.int32)  # write, a slot
-    last[destination] = writes
-    both = int(np.count_nonzero(last[source]))
-    twice = int(np.count_nonzero(last[destination] != writes))
+    """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not.
+
+    Costs as much as the copies, however large the pool is.
+    """
+    both, twice = _count_overlaps(source, destination)
     if both or twice:
         return f"reads and writes {both} slots, and writes {twice} more than once"
     return None

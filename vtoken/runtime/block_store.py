@@ -20,6 +20,9 @@ class BlockStore(Protocol):
     def is_writable(self, block: int) -> bool:
         """Whether the sole holder may write it: not shared, no prefix hash."""
 
+    def first_not_writable(self, blocks: Sequence[int]) -> int | None:
+        """The first of `blocks` that may not be written; None: all may."""
+
     def is_shared(self, block: int) -> bool:
         """Whether two requests or more hold it."""
 

@@ -37,6 +37,9 @@ class SimpleStore:
     def is_writable(self, block: int) -> bool:
         return block != 0 and self.ref_cnt[block] == 1 and self.hash[block] is None
 
+    def first_not_writable(self, blocks: Sequence[int]) -> int | None:
+        return next((block for block in blocks if not self.is_writable(block)), None)
+
     def is_shared(self, block: int) -> bool:
         return self.ref_cnt[block] > 1
 

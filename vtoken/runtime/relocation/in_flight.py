@@ -46,13 +46,14 @@ class InFlight:
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
             moved_bytes=plan.num_moved_tokens * bytes_per_token,
-            source_blocks=list(plan.source_blocks),
+            source_blocks=plan.source_blocks.tolist(),
             destination_blocks=destinations,
             freed_blocks=plan.num_freed_blocks,
             reason="manual" if operation_id else "auto",
             planner=plan.planner,
             plan_us=plan_us,
             shared_blocks=len(plan.shared_blocks),
+            retaken_blocks=plan.retaken_blocks,
         )
         moving = cls(relocation, operation_id)
         if plan.shared_blocks:
@@ -66,8 +67,8 @@ class InFlight:
         moved = self.relocation
         counters.relocations += 1
         counters.moved_tokens += moved.moved_tokens
-        counters.reclaimed_blocks += moved.freed_blocks
-        counters.relocation_freed_blocks += moved.freed_blocks
+        counters.reclaimed_blocks += moved.freed_blocks - moved.retaken_blocks
+        counters.relocation_freed_blocks += moved.freed_blocks - moved.retaken_blocks
         counters.shared_copied_blocks += moved.shared_blocks
         counters.shared_copied_tokens += self.shared_tokens
         counters.shared_freed_blocks += self.shared_freed_blocks

@@ -18,6 +18,7 @@ import numpy as np
 
 from vtoken.errors import InvariantViolation
 from vtoken.planning.gates import Pressure, first_closed
+from vtoken.planning.moves import runs_of_blocks
 from vtoken.planning.planner import RelocationPlan
 from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
@@ -25,7 +26,7 @@ from vtoken.protocol.step import Retained, StepPlan
 from vtoken.runtime.relocation.deferrals import Deferrals
 from vtoken.runtime.relocation.in_flight import InFlight
 from vtoken.runtime.relocation.operations import Operations
-from vtoken.runtime.relocation.round_planner import RoundPlanner
+from vtoken.runtime.relocation.round_planner import RoundPlanner, has_excess
 from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
 
@@ -38,7 +39,7 @@ class Relocator:
         self._planner = planner
         self._deferrals = Deferrals(state)
         self._operations = operations
-        self.in_flight_blocks: frozenset[int] = frozenset()
+        self._handed_over: list[InFlight] = []  # by the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
         self._last_round_step = 0
@@ -70,7 +71,7 @@ class Relocator:
     def forget_step(self) -> None:
         """A new step begins, for which nothing is planned yet."""
         self.planned.clear()
-        self.in_flight_blocks = frozenset()
+        self._handed_over = []
         self._deferrals.begin_step()
 
     def note_held_back(self) -> None:
@@ -87,7 +88,7 @@ class Relocator:
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
         self._in_flight[self._state.step] = in_flight
-        self.in_flight_blocks = frozenset(chain.from_iterable(f.blocks for f in in_flight))
+        self._handed_over = in_flight
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
@@ -138,7 +139,13 @@ class Relocator:
         for other, target in self.planned.values():
             if not blocks.isdisjoint(other.shared_blocks):
                 target.relocation.freed_blocks += dropped.relocation.freed_blocks
+                target.relocation.retaken_blocks += dropped.relocation.retaken_blocks
                 return
+
+    @property
+    def in_flight_blocks(self) -> frozenset[int]:
+        """Blocks that the copies of the newest step read or write."""
+        return frozenset(chain.from_iterable(moving.blocks for moving in self._handed_over))
 
     @property
     def num_in_flight_tokens(self) -> int:
@@ -167,9 +174,18 @@ class Relocator:
         found = self._reclaim(freed)
         if found.missing_blocks:
             self._deferrals.note_headroom()
-        elif not found.plans and self._planner.waits_for_reports():
+        elif not found.plans and self._waits_for_reports():
             self._deferrals.note_in_flight()
             self._last_round_empty = False
+
+    def _waits_for_reports(self) -> bool:
+        """Whether a request that holds too much is left out because of a relocation in flight."""
+        tables, requests = self._state.tables, self._state.requests
+        names = {m.relocation.request_id for ms in self._in_flight.values() for m in ms}
+        return any(
+            requests[name].in_flight_step and has_excess(tables[name])
+            for name in names.intersection(requests)
+        )
 
     def _reclaim(
         self,
@@ -222,12 +238,10 @@ class Relocator:
         num_shed = plan.num_shed_blocks
         fresh = state.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
-        destinations = sorted({*(bound.destination_slots // size).tolist()})
-        for block in destinations:
-            if not state.store.is_writable(block):
-                state.violated(
-                    InvariantViolation("I4", f"destination block {block} is not private")
-                )
+        destinations = sorted({*runs_of_blocks(bound.destination_slots, size).tolist()})
+        foreign = state.store.first_not_writable(destinations)
+        if foreign is not None:
+            state.violated(InvariantViolation("I4", f"destination block {foreign} is not private"))
         try:
             dropped = state.tables.apply_moves(
                 plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
@@ -306,7 +320,7 @@ class Relocator:
         if request is not None and request.in_flight_step == step:  # else: of an earlier life
             request.in_flight_step = 0
         self._state.events.add(
-            self._state.step, "relocation", moving.summary, msgspec.to_builtins(moved)
+            self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
         )
         if moving.operation_id is not None and fault is not None:
             self._operations.part_lost(moving.operation_id, fault)

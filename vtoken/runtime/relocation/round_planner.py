@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
@@ -56,7 +57,7 @@ class RoundPlanner:
         `config`.
         """
         holders = self._state.tables.pool.holders
-        return self._plan(self._layouts(request_ids), config, holders, batch_size)
+        return self._plan(self._layouts(config, request_ids), config, holders, batch_size)
 
     def preview_after(self, config: VTokenConfig, victims: Mapping[str, Ints]) -> Preview:
         """The round that `config` would take once the tokens `victims`, by request, are dead.
@@ -71,17 +72,18 @@ class RoundPlanner:
             dead = victims.get(table.request_id, NO_IDS)
             if len(dead) == 0 and not table.virtual:
                 continue
-            layout = self._layout_of(table, dead)
+            layout = self._layout_of(table, config, dead)
             stays = np.count_nonzero(layout.grid >= 0, axis=1) > 0
             if keeps_dead_shared_blocks(config):
                 stays |= ~layout.movable
-            emptied.update(layout.blocks[i] for i in np.flatnonzero(~stays))
+            emptied.update(layout.blocks[~stays].tolist())
             kept = Layout(
                 layout.request_id,
-                tuple(b for b, keep in zip(layout.blocks, stays, strict=True) if keep),
+                layout.blocks[stays],
                 layout.grid[stays],
                 layout.movable[stays],
                 layout.writable[stays],
+                recycles(config),
             )
             num_live = table.num_live - len(dead)
             if num_excess_blocks(len(kept.blocks), num_live, table.block_size) > 0:
@@ -92,6 +94,8 @@ class RoundPlanner:
         num_emptied = sum(int(holders[block]) == 0 for block in emptied)
         if config.reclamation == "off":
             return Preview(Round((), 0), self.headroom(config), holders, num_emptied)
+        # What another request lets go of is private by then.
+        layouts = [structs.replace(x, movable=holders[x.blocks] == 1) for x in layouts]
         layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
         return self._plan(layouts, config, holders, None, num_emptied)
 
@@ -99,22 +103,17 @@ class RoundPlanner:
         """Fresh blocks that one round may take now."""
         return min(config.headroom_blocks, self._state.store.num_free_blocks())
 
-    def waits_for_reports(self) -> bool:
-        """Whether a request that holds too much is left out because of a relocation in flight."""
-        requests = self._state.requests
-        return any(
-            requests[table.request_id].in_flight_step and has_excess(table)
-            for table in self._state.tables
-        )
-
     def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
         """Tables that a round looks at; without any it frees nothing."""
         known, requests = self._state.tables, self._state.requests
         asked = known if request_ids is None else map(known.__getitem__, request_ids)
+        size = self._state.geometry.block_size
         return [
             table
             for table in asked
-            if has_excess(table) and not requests[table.request_id].in_flight_step
+            if table.virtual
+            and len(table.blocks) > table.num_live // size + 1  # `num_excess_blocks` > 0
+            and not requests[table.request_id].in_flight_step
         ]
 
     def _plan(
@@ -135,7 +134,9 @@ class RoundPlanner:
         )
         return Preview(found, available, holders, emptied_blocks)
 
-    def _layouts(self, request_ids: Iterable[str] | None = None) -> Iterator[Layout]:
+    def _layouts(
+        self, config: VTokenConfig, request_ids: Iterable[str] | None = None
+    ) -> Iterator[Layout]:
         """Layouts, made when taken, of the virtual requests that hold more blocks than they need.
 
         The most empty slots first; requests with a relocation in flight are left out (I4).
@@ -143,24 +144,27 @@ class RoundPlanner:
         size = self._state.geometry.block_size
         tables = self.movable(request_ids)
         tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
-        return map(self._layout_of, tables)
+        return (self._layout_of(table, config) for table in tables)
 
-    def _layout_of(self, table: TokenTable, dead: Ints = NO_IDS) -> Layout:
+    def _layout_of(self, table: TokenTable, config: VTokenConfig, dead: Ints = NO_IDS) -> Layout:
         """What the planner sees of one table; `dead`: ids to be counted as dead already."""
         grid = table.grid()
         if len(dead):
             grid[np.isin(grid, dead)] = -1
-        store = self._state.store
-        # Blocks that are not read-only are private and unhashed for as long as they are held.
-        blocks = table.blocks
-        readonly = np.flatnonzero(table.readonly).tolist() if table.virtual else range(len(blocks))
-        asked = [(i, blocks[i]) for i in readonly]
-        movable = np.ones(len(blocks), dtype=np.bool_)
-        writable = movable.copy()
-        for i, block in asked:
-            movable[i] = not store.is_shared(block)
-            writable[i] = store.is_writable(block)
-        return Layout(table.request_id, tuple(blocks), grid, movable, writable)
+        blocks = table.block_ids()
+        # New tokens are kept out of read-only blocks whatever has become of those, and so are
+        # relocated ones. The others are private and unhashed for as long as they are held.
+        movable = self._state.tables.pool.holders[blocks] == 1
+        if table.virtual:
+            writable = ~table.readonly
+        else:
+            writable = np.array([self._state.store.is_writable(b) for b in blocks.tolist()])
+        return Layout(table.request_id, blocks, grid, movable, writable, recycles(config))
+
+
+def recycles(config: VTokenConfig) -> bool:
+    """Whether a new token may be written to a dead slot of its request."""
+    return config.recycle and config.reclamation != "off"
 
 
 def has_excess(table: TokenTable) -> bool:

@@ -156,6 +156,13 @@ class VLLMBlockStore:
     def is_writable(self, block: int) -> bool:
         return bool(self._pool.is_block_writable(self._pool.blocks[block]))
 
+    def first_not_writable(self, blocks: Sequence[int]) -> int | None:
+        pool, may_be_written = self._pool.blocks, self._pool.is_block_writable
+        for block in blocks:
+            if not may_be_written(pool[block]):
+                return block
+        return None
+
     def is_shared(self, block: int) -> bool:
         return int(self._pool.blocks[block].ref_cnt) > 1
 
