@@ -71,7 +71,10 @@ AGAINST = {
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio to reach, on the model "demo", on a "trained" one, or on "any". `before`: what it was before tables were columns (`docs/results.md`)."""
+    """A ratio to reach, on the model "demo", on a "trained" one, or on "any".
+
+    `before`: what it was before tables were columns (`docs/results.md`).
+    """
 
     variant: str
     against: str
