@@ -93,6 +93,10 @@ class Calls:
             report.scores = {asked: scores[: counts[asked[0]]] for asked in plan.want_scores}
         return report
 
+    def kept(self) -> tuple[object, object]:
+        """What the scheduler and the worker keep of every token: tables with pool, mirrors."""
+        return self.runtime.tables, self.mirrors
+
     def before_mirrors(self) -> None:
         """Keep the block tables that a new mirror starts from, as they are before the step."""
         if self.mirrors is not None:

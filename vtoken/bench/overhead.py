@@ -32,6 +32,7 @@ from vtoken.bench.slices import (
     medians,
 )
 from vtoken.bench.texts import texts
+from vtoken.demo.trained_model import TrainedModelError, fetch
 
 BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
 SIDES = ("scheduler", "worker")
@@ -163,9 +164,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         models = [(Path(args.model).name, args.model, args.requests)]
     if args.trained:
-        from vtoken.demo.trained_model import fetch
-
-        models.append(("trained", str(fetch()), [min(args.requests)]))
+        try:
+            models.append(("trained", str(fetch()), [min(args.requests)]))
+        except TrainedModelError as error:
+            print(error, file=sys.stderr)
+            return 1
     runs: list[Run] = []
     missing: set[str] = set()
     for name, model, counts in models:
