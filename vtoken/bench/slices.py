@@ -11,6 +11,7 @@ of their lives, so that the tokens that all of them together read stay the same.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -74,15 +75,24 @@ class Comparison:
     """The ratio of one figure of two variants, over the rounds.
 
     `low`, `high`: its 10th and 90th percentile. `resolved`: the effect is larger than that spread.
+    `least`, `most`: between which the median is with 95% confidence, whatever the distribution.
     """
 
     ratio: float
     low: float
     high: float
+    least: float
+    most: float
 
     @property
     def resolved(self) -> bool:
         return abs(self.ratio - 1) > self.high - self.low
+
+    def verdict(self, goal: float) -> str:
+        """Whether the median is at most `goal`, as far as these rounds can tell."""
+        if self.most <= goal:
+            return "met"
+        return "missed" if self.least > goal else "not decided"
 
     def __str__(self) -> str:
         about = "" if self.resolved else "≈ "
@@ -100,9 +110,28 @@ def compare(rounds: Rounds, variant: str, against: str, figure: Figure) -> Compa
     pairs = [(r[variant][figure], r[against][figure]) for r in rounds]
     if any(one is None or other is None for one, other in pairs):
         return None
-    ratios = [one / other for one, other in pairs]
+    ratios = sorted(one / other for one, other in pairs)
     low, high = np.percentile(ratios, (10, 90)).tolist()
-    return Comparison(statistics.median(ratios), low, high)
+    outside = _outside(len(ratios))
+    known = outside >= 0
+    least = ratios[outside] if known else 0.0
+    most = ratios[-1 - outside] if known else math.inf
+    return Comparison(statistics.median(ratios), low, high, least, most)
+
+
+def _outside(count: int) -> int:
+    """How many of `count` sorted values to leave out on either side of the median's 95% interval.
+
+    The median is below the k-th smallest of n with probability P(Binomial(n, 1/2) < k); -1 where
+    even the smallest and the largest value do not enclose it with 95%.
+    """
+    outside, chance = -1, 0.0
+    for k in range(count // 2):
+        chance += math.comb(count, k) / 2**count
+        if chance > 0.025:
+            break
+        outside = k
+    return outside
 
 
 def figures(answer: dict[str, Any]) -> dict[str, Any]:
