@@ -82,6 +82,9 @@ class Engine:
             self._process.wait(15)
         except (subprocess.TimeoutExpired, BrokenPipeError):
             self._process.kill()
+            self._process.wait()
+        self._answers.close()
+        self._log.close()
 
 
 def _threads(count: int) -> dict[str, str]:

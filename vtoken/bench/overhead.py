@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: both)")
     parser.add_argument(
         "--threads",
         type=int,
@@ -157,7 +157,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     if args.quick:
-        args.rounds, args.requests, args.steps = 5, args.requests[:1], 20
+        args.rounds, args.requests, args.steps = 6, args.requests[:1], 20
+        args.groups = args.groups or ["indirection"]
     models: list[tuple[str, str | None, list[int]]]
     if args.model is None:
         models = [("demo", None, args.requests)]
@@ -172,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     runs: list[Run] = []
     missing: set[str] = set()
     for name, model, counts in models:
-        for group in args.groups:
+        for group in args.groups or GROUPS:
             runs += _measure(name, model, counts, group, args, missing)
     setup = {
         "rounds": args.rounds,
