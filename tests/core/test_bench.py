@@ -15,10 +15,11 @@ from vtoken.bench.counters import Instructions
 from vtoken.bench.engines import Cache
 from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import RESULTS, SECTION, Result, Table, as_text, fill_in
+from vtoken.bench.overhead import GROUPS, Run, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import summary
 from vtoken.bench.sizes import deep_bytes
-from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, longest_tokens
+from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
 
 PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmore prose\n"
 
@@ -153,6 +154,42 @@ def test_a_goal_is_decided_by_the_confidence_interval_of_the_median(
     found = compare(rounds(*ratios), "a", "b", "p50_ms")
     assert found is not None
     assert found.verdict(1.1) == says
+
+
+def slices_of(group: str, instructions: int | None) -> Run:
+    """Twenty rounds in which every variant takes a tenth more than the one before it."""
+    found = {}
+    for i, variant in enumerate(GROUPS[group]):
+        answer = {
+            "steps_ms": [10.0 + i, 10.0 + i, 13.0 + i],
+            "cpu_seconds": 0.03 * (1 + i / 10),
+            "instructions": instructions,
+            "tokens": 24,
+            "hook_seconds": {"scheduler": 3e-4, "worker": 6e-4},
+        }
+        found[variant.name] = figures(answer)
+    return Run("demo", 8, group, [found] * 20)
+
+
+def test_overhead_is_shown_against_stock_and_its_goals() -> None:
+    run = slices_of("indirection", None)
+    table = ratios_table(run)
+    assert "instructions a step" not in table.columns
+    cells = dict(zip(table.columns, table.rows[-1], strict=True))
+    assert cells["variant, against"] == "recycling"
+    assert cells["step p50"] == "1.500 [1.50 .. 1.50]"
+    assert cells["µs, scheduler"] == pytest.approx(100)
+    goals = goals_table([run])
+    assert [row[-1] for row in goals.rows] == ["missed"] * 3
+    assert goals.rows[-1][1:4] == ["demo, 8", 1.24, "1.05"]
+
+
+def test_instructions_are_shown_where_they_are_counted() -> None:
+    table = ratios_table(slices_of("eviction", 6_000))
+    assert "instructions a step" in table.columns
+    naive = [row[0] for row in table.rows if "naive" in str(row[0])]
+    assert naive == ["h2o, naive-evict (holes), against h2o, dense, one layer probed"]
+    assert goals_table([slices_of("eviction", 6_000)]).rows == []  # those are of a trained model
 
 
 def test_instructions_that_nobody_counts_give_no_ratio() -> None:

@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         "instructions": "; ".join(sorted(missing)) or "counted",
     }
     result = new_result("overhead", "make bench-overhead", setup)
-    result.tables = [_goals(runs), *[_table(r) for r in runs]]
+    result.tables = [goals_table(runs), *[ratios_table(r) for r in runs]]
     result.raw = {
         "runs": [asdict(r) for r in runs],
         "rows": [row for r in runs for row in r.rows()],
@@ -251,7 +251,7 @@ def _resolved(config: dict[str, Any] | None, cache: Cache) -> dict[str, Any] | N
     return config
 
 
-def _table(run: Run) -> Table:
+def ratios_table(run: Run) -> Table:
     instructions = run.rows()[0]["ratios"]["instructions"] is not None
     shown = [f for f in FIGURES if f != "instructions" or instructions]
     table = Table(
@@ -287,7 +287,7 @@ def _table(run: Run) -> Table:
     return table
 
 
-def _goals(runs: list[Run]) -> Table:
+def goals_table(runs: list[Run]) -> Table:
     """The goals that these runs can be held against, by wall time and by CPU time."""
     columns = ["ratio", "model, requests", "before", "goal", "reached", "", "CPU a step", ""]
     table = Table(
