@@ -11,7 +11,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ screenshots: $(SETUP) ## every picture of docs/console.md, from a live run, into
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
 	$(BIN)/vtoken bench planner $(ARGS)
 
+bench-growth: $(SETUP) ## how the core's cost grows with requests and tokens, and bytes a token
+	$(BIN)/vtoken bench growth $(ARGS)
+
 bench-telemetry: $(SETUP) ## what the stream of state costs the engine at 70,000 blocks
 	$(BIN)/vtoken bench telemetry $(ARGS)
 
@@ -71,7 +74,7 @@ bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput unde
 bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
-bench: bench-planner bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
+bench: bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from vtoken.bench import BENCHES, main
 from vtoken.bench.capacity import best_under
+from vtoken.bench.counters import Instructions
+from vtoken.bench.engines import Cache
+from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import RESULTS, SECTION, Result, Table, as_text, fill_in
-from vtoken.bench.planner import SCENARIOS
+from vtoken.bench.overhead import GROUPS, Run, goals_table, ratios_table
+from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import summary
+from vtoken.bench.sizes import deep_bytes
+from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
 
 PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmore prose\n"
 
@@ -91,3 +99,152 @@ def test_a_summary_weighs_requests_and_blocks_alike_in_every_step() -> None:
     assert found["bins_ratio"] == [2 / 12, 4 / 12, 0, 0.5]
     with pytest.raises(ValueError, match="nothing was sampled"):
         summary([])
+
+
+def reads(variant: Variant, slice_number: int, slice_steps: int, count: int) -> int:
+    """Tokens that requests of `variant` read together when a slice begins, if none is evicted."""
+    texts = [[0] * longest_tokens(slice_steps)] * count
+    spec = variant.held(texts, slice_steps)["hold"]
+    lives, total = spec["lives_slices"], 0
+    for request in spec["requests"]:
+        behind = (slice_number + request["phase"]) % lives
+        first = slice_number + request["phase"] < lives
+        start = len(request["first" if first else "again"]["prompt"])
+        total += start + (slice_number if first else behind) * slice_steps
+    return total
+
+
+@pytest.mark.parametrize("count", [8, 16, 48])
+def test_growing_requests_read_the_same_number_of_tokens_in_every_slice(count: int) -> None:
+    stock = Variant("stock", None)
+    totals = {reads(stock, number, 40, count) for number in range(20)}
+    (total,) = totals
+    middle = total + count * 40 / 2
+    assert middle == count * LIVE_TOKENS
+
+
+def rounds(*ratios: float, instructions: float | None = None) -> Rounds:
+    one = {"p50_ms": 10.0, "instructions": instructions}
+    return [{"a": one | {"p50_ms": 10.0 * ratio}, "b": one} for ratio in ratios]
+
+
+def test_a_ratio_whose_spread_exceeds_its_effect_is_shown_as_such() -> None:
+    noisy = compare(rounds(0.9, 1.02, 1.1), "a", "b", "p50_ms")
+    clear = compare(rounds(1.5, 1.51, 1.52), "a", "b", "p50_ms")
+    assert noisy is not None
+    assert clear is not None
+    assert not noisy.resolved
+    assert clear.resolved
+    assert str(noisy).startswith("≈ 1.020 [0.92")
+    assert str(clear) == "1.510 [1.50 .. 1.52]"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        ([1.0] * 20, "met"),
+        ([1.3] * 20, "missed"),
+        ([1.0, 1.3] * 10, "not decided"),  # the median may be on either side of the goal
+        ([1.0], "not decided"),  # one round says nothing about the next
+    ],
+)
+def test_a_goal_is_decided_by_the_confidence_interval_of_the_median(
+    ratios: list[float], says: str
+) -> None:
+    found = compare(rounds(*ratios), "a", "b", "p50_ms")
+    assert found is not None
+    assert found.verdict(1.1) == says
+
+
+def slices_of(group: str, instructions: int | None) -> Run:
+    """Twenty rounds in which every variant takes a tenth more than the one before it."""
+    found = {}
+    for i, variant in enumerate(GROUPS[group]):
+        answer = {
+            "steps_ms": [10.0 + i, 10.0 + i, 13.0 + i],
+            "cpu_seconds": 0.03 * (1 + i / 10),
+            "instructions": instructions,
+            "tokens": 24,
+            "hook_seconds": {"scheduler": 3e-4, "worker": 6e-4},
+        }
+        found[variant.name] = figures(answer)
+    return Run("demo", 8, group, [found] * 20)
+
+
+def test_overhead_is_shown_against_stock_and_its_goals() -> None:
+    run = slices_of("indirection", None)
+    table = ratios_table(run)
+    assert "instructions a step" not in table.columns
+    cells = dict(zip(table.columns, table.rows[-1], strict=True))
+    assert cells["variant, against"] == "recycling"
+    assert cells["step p50"] == "1.500 [1.50 .. 1.50]"
+    assert cells["µs, scheduler"] == pytest.approx(100)
+    goals = goals_table([run])
+    assert [row[-1] for row in goals.rows] == ["missed"] * 3
+    assert goals.rows[-1][1:4] == ["demo, 8", 1.24, "1.05"]
+
+
+def test_instructions_are_shown_where_they_are_counted() -> None:
+    table = ratios_table(slices_of("eviction", 6_000))
+    assert "instructions a step" in table.columns
+    naive = [row[0] for row in table.rows if "naive" in str(row[0])]
+    assert naive == ["h2o, naive-evict (holes), against h2o, dense, one layer probed"]
+    assert goals_table([slices_of("eviction", 6_000)]).rows == []  # those are of a trained model
+
+
+def test_instructions_that_nobody_counts_give_no_ratio() -> None:
+    assert compare(rounds(1.0), "a", "b", "instructions") is None
+    counted = compare(rounds(1.0, instructions=5.0), "a", "b", "instructions")
+    assert counted is not None
+    assert counted.ratio == 1.0
+
+
+def test_instructions_are_counted_or_the_reason_is_told() -> None:
+    counter = Instructions()
+    before = counter.read()
+    sum(range(10_000))
+    after = counter.read()
+    if counter.missing is None:
+        assert before is not None
+        assert after is not None
+        assert after - before > 10_000
+    else:
+        assert (before, after) == (None, None)
+
+
+def test_a_cache_is_as_large_as_the_model_needs_it(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"hidden_size": 64}))
+    cache = Cache.fitting(tmp_path, 700, block_size=10)
+    assert cache == Cache(3, 80, 81 * 10 * 3 * 2 * 2 * 8 * 4)
+
+
+def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
+    array = np.zeros(10_000, dtype=np.int64)
+    assert 80_000 < deep_bytes([{"a": array, "b": [array], "view": array[5:10]}]) < 81_000
+    assert 80_000 < deep_bytes([array[5:10]]) < 81_000
+    assert deep_bytes([{"a": array}], of_others=[[array]]) < 1_000
+
+
+def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "growth.json"
+    sizes = ["--requests", "2", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
+    assert main(["growth", *sizes, "--steps", "4", "--json", str(path)]) == 0
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    small, large = result.raw
+    assert set(small["us"]) == set(MEASURED)
+    assert small["table_bytes"] > 4
+    assert small["mirror_bytes"] > 4
+    assert large["skipped"]
+    assert "left out" in as_text(result)
+
+
+def test_a_round_of_evictions_is_spread_over_its_steps() -> None:
+    engine = rounds_of_evictions("h2o", 64, 256)
+    evicted = []
+    for _ in range(PERIOD):
+        before = engine.runtime.counters.evicted_tokens
+        engine.step(engine.ids)
+        evicted.append(engine.runtime.counters.evicted_tokens - before)
+    assert sum(evicted) == 64 * PERIOD
+    assert max(evicted) <= 4 * PERIOD

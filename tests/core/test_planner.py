@@ -4,6 +4,7 @@ the paper's rule.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +17,6 @@ from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
 from vtoken.planning.moves import runs_of_blocks, takes_block
 from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
-from vtoken.tables.token_table import TokenTable
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
@@ -270,7 +270,7 @@ def gained(layout: Layout, plan: RelocationPlan) -> tuple[bool, bool, int]:
     tables.evict_tokens("r", np.flatnonzero(ids < 0))
     table = tables["r"]
     readonly = frozenset(layout.blocks[~layout.writable].tolist())
-    before = next_takes_block(table, readonly, layout.recycles)
+    before = next_takes_block(tables, "r", readonly, layout.recycles)
     translate = {int(t): int(p) for p, t in enumerate(ids) if t >= 0}
     fresh = [n + 1 + i for i in range(plan.num_fresh_blocks)]
     bound = plan.bind(fresh, s)
@@ -278,15 +278,18 @@ def gained(layout: Layout, plan: RelocationPlan) -> tuple[bool, bool, int]:
     dropped = tables.apply_moves("r", moved, bound.destination_slots, bound.blocks.tolist())
     assert sorted(dropped) == sorted(plan.source_blocks)
     tables.check()
-    after = next_takes_block(table, readonly, layout.recycles)
+    after = next_takes_block(tables, "r", readonly, layout.recycles)
     return before, after, n - len(table.blocks) + before - after
 
 
-def next_takes_block(table: TokenTable, readonly: frozenset[int], recycles: bool) -> bool:
-    """As `TokenAppender` asks for it."""
-    hole = table.first_hole(readonly) if recycles else None
-    places = table.extent if hole is not None else table.append_start(readonly) + 1
-    return -(-places // table.block_size) > len(table.blocks)
+def next_takes_block(
+    tables: TokenTables, name: str, readonly: Iterable[int], recycles: bool
+) -> bool:
+    """As `TokenAppender` asks for it; exactly `readonly` is read-only."""
+    table = tables[name]
+    table.protect(readonly)
+    places = tables.choose_places(recycling=recycles).next_extent[table.row]
+    return -(-places // table.block_size) > table.num_blocks
 
 
 @given(layouts(), st.sampled_from(PLANNERS), st.integers(1, 7), st.integers(0, 7))

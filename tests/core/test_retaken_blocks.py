@@ -57,8 +57,9 @@ def test_relocations_are_not_much_more_than_evictions(budget: int, interval: int
         readonly: set[tuple[str, int]] = set()
         for _ in range(120):
             live.steps(1)
-            for name, request in live.runtime.state.requests.items():
-                readonly |= {(name, block) for block in request.readonly}
+            for table in live.runtime.tables:
+                blocks = table.block_ids()[table.readonly].tolist()
+                readonly |= {(table.request_id, block) for block in blocks}
         assert live.runtime.counters.relocations <= num_evictions(live) + len(readonly)
 
 
@@ -75,8 +76,10 @@ def test_reclaimed_blocks_are_those_that_stay_free(planner: str, recycle: bool) 
 
         def apply(plan: Any, *args: Any) -> None:
             table = runtime.tables[plan.request_id]
-            readonly = runtime.state.requests[plan.request_id].readonly
-            took_a_block[plan.request_id] = next_takes_block(table, readonly, recycle)
+            readonly = table.block_ids()[table.readonly].tolist()
+            took_a_block[plan.request_id] = next_takes_block(
+                runtime.tables, plan.request_id, readonly, recycle
+            )
             held = len(table.blocks)
             honest(plan, *args)
             freed[plan.request_id] = held - len(table.blocks)

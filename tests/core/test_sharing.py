@@ -184,10 +184,10 @@ def test_the_next_tokens_do_not_take_the_gain_back(
     """What the plans, groups included, make next tokens take stands in `retaken_blocks`."""
     tables, shared = pool.tokens(), np.flatnonzero(pool.holders > 1)
     readonly = frozenset(shared.tolist())
-    before = [next_takes_block(table, readonly, pool.recycles) for table in tables]
+    before = [next_takes_block(tables, t.request_id, readonly, pool.recycles) for t in tables]
     plans = pool.round(planner, batch_size, headroom).plans
     freed = apply(tables, plans, pool.num_blocks, pool.size)
-    after = [next_takes_block(table, readonly, pool.recycles) for table in tables]
+    after = [next_takes_block(tables, t.request_id, readonly, pool.recycles) for t in tables]
     again = sum(max(0, now - then) for then, now in zip(before, after, strict=True))
     assert sum(plan.retaken_blocks for plan in plans) == again
     assert all(plan.retaken_blocks >= 0 for plan in plans)

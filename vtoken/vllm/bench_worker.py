@@ -1,7 +1,8 @@
 """One engine in one process, measured step by step on demand; the other end of `vtoken.bench`.
 
 Reads JSON lines on stdin: first the engine's description, then one workload a line; answers each
-with a JSON line on the descriptor named in the first argument (stdout belongs to vLLM). A workload:
+with a JSON line on the descriptor named in the first argument (stdout belongs to vLLM). Instead of
+a workload, `hold` and `slice` keep requests running, see `vtoken.vllm.bench_slices`. A workload:
 
     requests          [{"prompt": [ids], "num_new": n, "arguments": {...} for vllm_xargs}]
     concurrency       keep so many unfinished (default: all at once)
@@ -23,7 +24,9 @@ from typing import Any
 
 import msgspec
 
+from vtoken.bench.counters import Instructions
 from vtoken.bench.samples import sample, summary
+from vtoken.vllm.bench_slices import Held
 
 
 def _engine(spec: dict[str, Any]) -> Any:
@@ -238,18 +241,29 @@ def main() -> None:
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
+    instructions = Instructions()  # before any thread: it counts those that are made after it
     engine = _engine(json.loads(sys.stdin.readline()))
     scheduler = engine.engine_core.engine_core.scheduler
-    answer(_facts(scheduler))
+    answer(_facts(scheduler) | {"instructions_missing": instructions.missing})
     worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
     hooks = HookTimer(scheduler, worker.model_runner)
+    held: Held | None = None
     for tag, line in enumerate(sys.stdin):
-        workload = json.loads(line)
-        if workload.get("config"):
-            scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
+        question = json.loads(line)
+        if held is not None and "slice" not in question:
+            held.close()
+            held = None
         before = _facts(scheduler)
         hooks.reset()
-        result = Run(engine, workload, tag).go()
+        if "slice" in question:
+            assert held is not None, "nothing is held"
+            result = held.slice(question["slice"])
+        elif "hold" in question:
+            held, result = Held(engine, hooks, instructions, question["hold"]), {}
+        else:
+            if question.get("config"):
+                scheduler.vtoken_controller.patch_config(question["config"], actor="bench")
+            result = Run(engine, question, tag).go()
         after = _facts(scheduler)
         for name in CUMULATIVE:
             if name in after:

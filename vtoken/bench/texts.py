@@ -1,0 +1,34 @@
+"""Prompts for a model: real English for one that was trained, random bytes for the demo model.
+
+The English is reference prose that comes with Python (`pydoc_data.topics`, 700 KB): nothing is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from vtoken.bench.engines import prompt
+
+
+def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
+    """`count` texts of `num_tokens` token ids each; `model` None is the demo model."""
+    if model is None:
+        rng = random.Random(0)
+        return [prompt(rng, num_tokens) for _ in range(count)]
+    ids = _english(model)
+    if num_tokens > len(ids):
+        raise ValueError(f"a prompt of {num_tokens} tokens, the text has {len(ids)}")
+    stride = (len(ids) - num_tokens) // max(1, count - 1)
+    return [ids[i * stride : i * stride + num_tokens] for i in range(count)]
+
+
+def _english(model: Path) -> list[int]:
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics))).ids
+    return ids
