@@ -11,6 +11,7 @@ import numpy as np
 
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
+from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.planning.worth import MAX_STEPS, Estimate, RequestColumns, Worth, estimate_round
 from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.prices import Prices
@@ -70,15 +71,18 @@ class RoundPricer:
         return table.num_live, table.extent, len(table.blocks), num_full, due_in
 
     def _row_after(self, table: TokenTable, config: VTokenConfig, dead: Ints) -> Row:
-        """All-dead blocks have left then."""
+        """All-dead blocks have left then, except shared ones where they are kept."""
         grid = table.grid()
         live = (grid >= 0) & ~np.isin(grid, dead)
         a_block = np.count_nonzero(live, axis=1)
-        places = np.flatnonzero(live[a_block > 0])
+        stays = a_block > 0
+        if keeps_dead_shared_blocks(config):
+            stays |= [self._state.store.is_shared(block) for block in table.blocks]
+        places = np.flatnonzero(live[stays])
         num_full = int(np.count_nonzero(a_block == table.block_size))
         extent = int(places[-1]) + 1 if len(places) else 0
         due_in = self._due_in(table, config, len(places))
-        return len(places), extent, int(np.count_nonzero(a_block)), num_full, due_in
+        return len(places), extent, int(np.count_nonzero(stays)), num_full, due_in
 
     def _due_in(self, table: TokenTable, config: VTokenConfig, num_live: int) -> int:
         """Steps of attention until the request evicts again, at least 1.
