@@ -63,16 +63,7 @@ def gates_section(status: wire.Status, width: int = COLUMN) -> list[Line]:
     closed = closed_gates(gates)
     remark = f"held back by {len(closed)}" if closed else "all gates open"
     look = palette.WARN_STYLE if closed else palette.GOOD_STYLE
-    lines = [_title("automatic round", remark, look), *gate_lines(gates, width)]
-    return lines + (price_lines(status.prices) if status.prices is not None else [])
-
-
-def price_lines(prices: wire.RoundPrices) -> list[Line]:
-    """What packing and moving one token costs here, and where that is from."""
-    return [
-        _row(label, f"{price.us:8.2f}", f"µs/token, {price.source}")
-        for label, price in (("a hole costs", prices.hole), ("a copy costs", prices.copy))
-    ]
+    return [_title("automatic round", remark, look), *gate_lines(gates, width)]
 
 
 def payback_section(view: View, status: wire.Status) -> list[Line]:
