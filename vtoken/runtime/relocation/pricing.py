@@ -19,7 +19,7 @@ from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
 
 NOTHING = Estimate(0.0, 0, 0, 0)
-Row = tuple[int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int]
 
 
 class RoundPricer:
@@ -67,8 +67,8 @@ class RoundPricer:
 
     def _row(self, table: TokenTable, config: VTokenConfig) -> Row:
         num_full = int(np.count_nonzero(table.block_live() == table.block_size))
-        due_in = self._due_in(table, config, table.num_live)
-        return table.num_live, table.extent, len(table.blocks), num_full, due_in
+        eviction = self._next_eviction(table, config, table.num_live)
+        return table.num_live, table.extent, len(table.blocks), num_full, *eviction
 
     def _row_after(self, table: TokenTable, config: VTokenConfig, dead: Ints) -> Row:
         """All-dead blocks have left then, except shared ones where they are kept."""
@@ -81,20 +81,23 @@ class RoundPricer:
         places = np.flatnonzero(live[stays])
         num_full = int(np.count_nonzero(a_block == table.block_size))
         extent = int(places[-1]) + 1 if len(places) else 0
-        due_in = self._due_in(table, config, len(places))
-        return len(places), extent, int(np.count_nonzero(stays)), num_full, due_in
+        eviction = self._next_eviction(table, config, len(places))
+        return len(places), extent, int(np.count_nonzero(stays)), num_full, *eviction
 
-    def _due_in(self, table: TokenTable, config: VTokenConfig, num_live: int) -> int:
-        """Steps of attention until the request evicts again, at least 1.
+    def _next_eviction(
+        self, table: TokenTable, config: VTokenConfig, num_live: int
+    ) -> tuple[int, int]:
+        """In how many steps of attention the request evicts again, at least 1, and how much.
 
-        A prompt's next chunk may evict whatever its budget is, so its holes are worth one step.
+        A prompt's next chunk may evict whatever its budget is; all blocks have holes after that.
         """
         rules = self._state.rules(table.request_id, config)
         if table.num_tokens < self._state.requests[table.request_id].prefill_end:
-            return 1
+            return 1, len(table.blocks)
         if not rules.evicts:
-            return MAX_STEPS
-        return max(1, rules.budget_tokens + rules.interval_tokens + 1 - num_live)
+            return MAX_STEPS, 0
+        dying = rules.interval_tokens + 1
+        return max(1, rules.budget_tokens + dying - num_live), dying
 
 
 def _columns(rows: Iterable[Row]) -> RequestColumns:
