@@ -11,6 +11,7 @@ import numpy as np
 
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
+from vtoken.planning.planner import num_excess_blocks
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.planning.worth import MAX_STEPS, Estimate, RequestColumns, Worth, estimate_round
 from vtoken.protocol.step import NO_IDS
@@ -49,11 +50,13 @@ class RoundPricer:
 
     def estimate(self, config: VTokenConfig) -> Estimate:
         """Of a round now. Requests with a relocation in flight are left out (I4)."""
-        requests = self._state.requests
+        requests, size = self._state.requests, self._state.geometry.block_size
         rows = [
             self._row(table, config)
             for table in self._state.tables
-            if table.extent > table.num_live and not requests[table.request_id].in_flight_step
+            if table.extent > table.num_live
+            and num_excess_blocks(len(table.blocks), table.num_live, size) > 0
+            and not requests[table.request_id].in_flight_step
         ]
         return self._estimate(rows, config) if rows else NOTHING
 
