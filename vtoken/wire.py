@@ -30,6 +30,7 @@ FLAG_TAIL = 16  # the block that its request appends to
 Cause = Literal["ok", "fragmented", "full"]
 ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["plug", "pack"]
+RoundRule = Literal["price", "paper"]
 EvictionPhase = Literal["decode", "prefill", "both"]
 AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
@@ -99,7 +100,8 @@ class TokenCounts(Doc):
 class Gate(Doc):
     """One condition of an automatic planning round, as it stands now."""
 
-    name: str  # "reclamation", "theta_f", "watermark", "low_utilization", "pause", "headroom"
+    # "reclamation", "theta_f", "watermark", "low_utilization", "pause", "price", "headroom"
+    name: str
     open: bool
     detail: str  # both numbers: "F 0.31 > theta_F 0.25"
 
@@ -160,6 +162,31 @@ class Reclamation(Doc):
     payback_steps: int = 0  # what "soon" means, in steps
     # Name of the gate that was closed, "headroom" or "in_flight" -> steps it held a round back.
     deferrals: dict[str, int] = {}
+    # Where attention packs the tokens beside holes before it reads (CPU), cumulative.
+    packed_tokens: int = 0  # once a step, however many layers
+    pack_us: int = 0
+
+
+class Price(Doc):
+    """What one token or one request costs in µs, and since when that is more than a guess."""
+
+    us: float
+    per: Literal["token", "request"]
+    source: Literal["measured", "prior"]
+    samples: int  # measured so far, a step or a round each
+
+
+class RoundPrices(Doc):
+    """What holes cost on this machine, what moving tokens costs, and what a round now is worth."""
+
+    hole: Price  # packing one token beside a hole, for one step of attention over all layers
+    copy: Price  # moving one token
+    plan: Price  # planning one request of a round
+    saving_us: float = 0.0  # of a round now: packing until its holes would close, or more come
+    cost_us: float = 0.0  # of a round now: its copies and its plan
+    loose_tokens: int = 0  # that it would spare the next step from packing
+    moved_tokens: int = 0  # that it would copy, about
+    requests: int = 0  # whose tokens it would move
 
 
 class RequestCounts(Doc):
@@ -228,6 +255,7 @@ class Status(Doc):
     shadow: Shadow | None = None
     scheduling: SchedulingState = "running"
     paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
+    prices: RoundPrices | None = None  # None: a server that does not tell
     health: list[Health] = []  # of the API process that answers, which fills it in
 
 
@@ -292,6 +320,10 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         int, Meta(ge=0, description="fresh blocks that one round may take")
     ] = 0
     planner: Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")] = "plug"
+    round_rule: Annotated[
+        RoundRule,
+        Meta(description="price: also reclaim when holes cost more than moving; paper: never then"),
+    ] = "price"
     reclamation: Annotated[
         ReclamationMode, Meta(description="auto, paused (no new plans), off (naive-evict)")
     ] = "auto"

@@ -113,6 +113,18 @@ def _latency(status: wire.Status) -> Values:
                 yield (kind, f"0.{quantile}"), value_ms / 1000
 
 
+def _prices(status: wire.Status) -> Values:
+    if status.prices is not None:
+        for name in ("hole", "copy", "plan"):
+            yield (name,), getattr(status.prices, name).us / 1e6
+
+
+def _round(status: wire.Status) -> Values:
+    if status.prices is not None:
+        yield ("saving",), status.prices.saving_us / 1e6
+        yield ("cost",), status.prices.cost_us / 1e6
+
+
 def _trial(shown: Snapshot) -> Values:
     return () if shown.config is None else [((), float(shown.config.trial is not None))]
 
@@ -191,6 +203,14 @@ METRICS: tuple[Metric, ...] = (
     # Cost, and trust
     _counter("plan_seconds", "Time in planning", lambda s: s.reclamation.plan_us / 1e6),
     _counter("copy_seconds", "Time in copies", lambda s: s.reclamation.copy_us / 1e6),
+    _counter("pack_seconds", "Time in packing tokens beside holes before attention reads (CPU)",
+             lambda s: s.reclamation.pack_us / 1e6),
+    _counter("packed_tokens", "Tokens packed before attention reads, once a step",
+             lambda s: s.reclamation.packed_tokens),
+    _gauge("price_seconds", "Measured price: hole (packing one token for one step), copy (moving "
+           "one token), plan (planning one request)", _prices, "of"),
+    _gauge("round_seconds", "Of a round now: saving (packing that it spares), cost (copies, plan)",
+           _round, "side"),
     _counter("verify_seconds", "Time in hashing contents before and after copies",
              lambda s: s.invariants.verify_us / 1e6),
     _counter("verified_relocations", "Relocations whose contents were hashed before and after",

@@ -17,9 +17,10 @@ from starlette.responses import Response
 
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
+from vtoken import wire
 from vtoken_api import scrape
 from vtoken_api.fanout import hub
-from vtoken_api.metrics import METRICS, PREFIX
+from vtoken_api.metrics import METRICS, PREFIX, Snapshot, exposition
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())
@@ -71,6 +72,19 @@ async def test_every_metric_is_scraped_with_its_type_help_and_vllms_labels(
         assert blocks["free"] == status.blocks.free
         (refused,) = found[PREFIX + "server_refused_calls"].samples
         assert (refused.labels["status"], refused.value) == ("403", 1.0)
+
+
+async def test_prices_are_scraped_in_seconds(engine: ScriptedEngine) -> None:
+    price = wire.Price(us=4.0, per="token", source="measured", samples=9)
+    status = engine.status()
+    status.prices = wire.RoundPrices(
+        hole=price, copy=price, plan=price, saving_us=2_000_000, cost_us=1
+    )
+    status.reclamation.pack_us = 3_000_000
+    text = exposition(Snapshot(status, None), "m").decode()
+    assert 'vllm:vtoken_price_seconds{engine="0",model_name="m",of="hole"} 4e-06' in text
+    assert 'vllm:vtoken_round_seconds{engine="0",model_name="m",side="saving"} 2.0' in text
+    assert 'vllm:vtoken_pack_seconds_total{engine="0",model_name="m"} 3.0' in text
 
 
 async def test_one_of_several_processes_counts_for_itself_under_its_number(

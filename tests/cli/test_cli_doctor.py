@@ -29,6 +29,26 @@ async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
     assert ran.code == 1
 
 
+async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets_run(
+    served: Served, core: LiveEngine
+) -> None:
+    core.core.worker.hole_us = 500
+    core.steps(4)
+    ran = await run("doctor", "--json", "--url", served.url)
+    (found,) = [
+        f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
+    ]
+    assert found["verdict"] == "note"
+    assert "hole 500.00 µs a token" in found["found"]
+    assert "vtoken resume" in found["todo"]
+    core.configure(reclamation="auto")
+    ran = await run("doctor", "--json", "--url", served.url)
+    (found,) = [
+        f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
+    ]
+    assert found["verdict"] == "ok"
+
+
 async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
     core: LiveEngine, tmp_path: Path
 ) -> None:

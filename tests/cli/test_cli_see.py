@@ -21,6 +21,26 @@ async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine
     assert isinstance(ran.json(wire.Status), wire.Status)
 
 
+def make_dear(core: LiveEngine) -> None:
+    """Packing beside holes is measured, and found dear."""
+    core.core.worker.hole_us, core.core.worker.copy_us = 500, 3
+    core.steps(4)
+
+
+async def test_status_says_what_holes_and_copies_cost(served: Served, core: LiveEngine) -> None:
+    text = (await run("status", VTOKEN_URL=served.url)).out
+    assert "hole 0.00 µs a token (prior)" in text
+    assert "holes cost nothing here" in text
+    make_dear(core)
+    text = (await run("status", VTOKEN_URL=served.url)).out
+    prices = core.reporter.status().prices
+    assert prices is not None
+    assert "hole 500.00 µs a token (" in text
+    assert "copy 500.00 µs a token (prior)" in text
+    assert prices.saving_us > 0
+    assert f"a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs" in text
+
+
 async def test_config_get_answers_one_value_as_config_set_takes_it(served: Served) -> None:
     url = ("--url", served.url)
     assert (await run("config", "get", "budget_tokens", *url)).out == "64\n"

@@ -51,6 +51,22 @@ async def test_what_if_says_evicted_moved_freed_and_gates(core: LiveEngine, serv
         assert applied(served) == []
 
 
+async def test_settings_say_what_a_round_now_saves_and_costs(
+    core: LiveEngine, served: Served
+) -> None:
+    core.core.worker.hole_us, core.core.worker.copy_us = 500, 3
+    core.configure(budget_tokens=200)
+    core.steps(4)
+    async with running(served.url) as (app, pilot):
+        await pilot.press("t")
+        await until(lambda: "A hole costs" in app.screen._outcome.text, "no prices")
+        prices = core.reporter.status().prices
+        assert prices is not None
+        text = app.screen._outcome.text
+        assert "A hole costs 500.00 µs a token (measured) and step" in text
+        assert f"saves {prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs." in text
+
+
 async def test_questions_never_queue_and_the_newest_draft_is_answered(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t")

@@ -58,6 +58,8 @@ async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, serv
 async def test_figures_fit_80x24_and_say_what_the_status_says(
     core: LiveEngine, served: Served
 ) -> None:
+    core.core.worker.hole_us = 200
+    core.steps(4)
     core.call("compact")
     core.steps(10)
     async with running(served.url, size=(80, 24)) as (app, pilot):
@@ -71,6 +73,7 @@ async def test_figures_fit_80x24_and_say_what_the_status_says(
             f"{done.relocation_freed_blocks / done.moved_bytes * 1e6:.1f} blocks/MB",
             f"in {done.payback_steps} steps",
             "watermark",
+            "costs",
             "p99",
             "shadow policy",
         ):

@@ -1,5 +1,5 @@
 """When reclamation runs: theta_F, the watermark, pause, off, the rate limit; what eager means; and
-recycling, which leaves it nothing to do.
+recycling, which leaves it nothing to do; and rounds that pay, whatever the pressure.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vtoken.planning.gates import (
     first_closed,
     headroom_gate,
 )
+from vtoken.planning.worth import Worth
 from vtoken.policies import make_policy
 
 OPEN = Pressure(
@@ -106,6 +107,37 @@ def test_an_empty_round_is_tried_again_after_the_back_off() -> None:
     assert closed(CONFIG, replace(OPEN, last_round_empty=True, steps_since_round=steps)) == []
 
 
+PAYS, DOES_NOT = Worth(saving_us=50.4, cost_us=9.0), Worth(saving_us=9.0, cost_us=9.0)
+CALM = replace(OPEN, f=0.1, free_blocks=400, count_low_utilization=lambda: 0)
+
+
+def test_a_round_that_pays_needs_no_pressure() -> None:
+    priced = replace(CALM, worth=lambda: PAYS)
+    assert closed(CONFIG, priced) == []
+    told = {gate.name: gate.detail for gate in describe_gates(CONFIG, priced)}
+    assert told["theta_f"] == "F 0.10 <= theta_F 0.25, but moving pays"
+    assert told["price"] == "saves 50 µs > costs 9 µs"
+    assert closed(CONFIG, replace(priced, steps_since_round=0)) == ["pause"]
+    assert closed(structs.replace(CONFIG, reclamation="paused"), priced) == ["reclamation"]
+
+
+def test_a_round_that_does_not_pay_waits_for_pressure() -> None:
+    calm = replace(CALM, worth=lambda: DOES_NOT)
+    assert closed(CONFIG, calm) == ["theta_f", "watermark", "low_utilization", "price"]
+    pressed = replace(OPEN, worth=lambda: DOES_NOT)
+    assert closed(CONFIG, pressed) == []
+    (gate,) = [gate for gate in describe_gates(CONFIG, pressed) if gate.name == "price"]
+    assert gate.detail == "saves 9 µs <= costs 9 µs, but under pressure"
+
+
+def test_under_the_papers_rule_prices_are_not_asked() -> None:
+    def ask() -> Worth:
+        raise AssertionError
+
+    paper = structs.replace(CONFIG, round_rule="paper")
+    assert closed(paper, replace(CALM, worth=ask)) == ["theta_f", "watermark", "low_utilization"]
+
+
 def test_headroom_is_closed_only_where_it_keeps_a_round_from_any_gain() -> None:
     assert headroom_gate(3, 0, gains=True).detail == "3 fresh blocks suffice"
     assert headroom_gate(3, 5, gains=True).open
@@ -161,6 +193,50 @@ def test_a_closed_gate_stops_relocation_but_all_dead_blocks_still_return(
     assert engine.runtime.counters.reclaimed_blocks > 0
     table = engine.runtime.tables["r0"]
     assert all(table.block_live() > 0)
+
+
+CALM_CONFIG = {"theta_f": 1.0, "low_watermark_blocks": 0}
+
+
+def relocations_at(hole_us: int, **config: Any) -> list[dict[str, Any]]:
+    """All relocations of a run without pressure, where packing a token costs `hole_us`."""
+    engine = holed(**config)
+    engine.worker.hole_us, engine.worker.copy_us = hole_us, 3
+    run(engine)
+    return [e.data for e in engine.runtime.events.page(0, 10_000, "relocation").events]
+
+
+@pytest.mark.parametrize("recycle", [True, False])
+def test_dear_holes_are_closed_though_nothing_presses(recycle: bool) -> None:
+    assert relocations_at(200, recycle=recycle, **CALM_CONFIG)
+    assert relocations_at(200, recycle=recycle, round_rule="paper", **CALM_CONFIG) == []
+
+
+def unclocked(relocations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in data.items() if not k.endswith("_us")} for data in relocations]
+
+
+@pytest.mark.parametrize("config", [{}, {"theta_f": 0.3}, CALM_CONFIG], ids=str)
+def test_where_holes_cost_nothing_the_rule_is_the_papers(config: dict[str, Any]) -> None:
+    paper = unclocked(relocations_at(0, round_rule="paper", **config))
+    assert unclocked(relocations_at(0, **config)) == paper
+    assert unclocked(relocations_at(200, round_rule="paper", **config)) == paper
+
+
+def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
+    """`pack` without headroom: the estimate promises what no plan can do."""
+    engine = holed(planner="pack", headroom_blocks=0, budget_tokens=16, **CALM_CONFIG)
+    engine.worker.hole_us = 10_000
+    run(engine, 6)
+    engine.runtime.state.config = structs.replace(
+        engine.runtime.config, policy=make_policy("none", {})
+    )
+    rounds = []
+    for _ in range(3 * EMPTY_ROUND_BACKOFF_STEPS):
+        last = engine.runtime.relocator._last_round_step
+        run(engine, 1)
+        rounds.append(engine.runtime.relocator._last_round_step > last)
+    assert sum(rounds) == 3
 
 
 def test_a_manual_compaction_passes_the_gates_while_paused() -> None:
@@ -396,9 +472,14 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     ],
     ids=lambda patch: ",".join(patch) or "open",
 )
-def test_gates_told_between_two_steps_are_those_of_the_next_one(patch: dict[str, Any]) -> None:
+@pytest.mark.parametrize("hole_us", [0, 30])
+def test_gates_told_between_two_steps_are_those_of_the_next_one(
+    patch: dict[str, Any], hole_us: int
+) -> None:
     """From a state with holes, without eviction, which would change it before the gates look."""
-    engine = run(holed(reclamation="off", num_requests=4), 12)
+    engine = holed(reclamation="off", num_requests=4)
+    engine.worker.hole_us = engine.worker.copy_us = hole_us
+    run(engine, 12)
     runtime = engine.runtime
     runtime.state.config = merge_patch(
         runtime.config,

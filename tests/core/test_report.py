@@ -71,6 +71,31 @@ def test_the_status_adds_up(engine: LiveEngine) -> None:
     assert status.config_revision == 1
 
 
+def test_prices_are_guessed_until_they_are_measured(engine: LiveEngine) -> None:
+    before: Status = engine.call("status")
+    assert before.prices is not None
+    assert (before.prices.hole.us, before.prices.copy.us) == (0, 0)
+    assert before.prices.saving_us == 0
+    engine.core.worker.hole_us, engine.core.worker.copy_us = 1_000, 7
+    engine.call("patch_config", patch={"reclamation": "paused", "recycle": False})
+    engine.steps(40)
+    status: Status = engine.call("status")
+    prices, runtime = status.prices, engine.core.runtime
+    assert prices is not None
+    assert (prices.hole.us, prices.hole.per, prices.hole.source) == (1_000, "token", "measured")
+    assert prices.hole.samples > 15
+    assert (prices.plan.per, prices.plan.us) == ("request", round(runtime.prices.plan_us, 4))
+    done = status.reclamation
+    assert done.pack_us == 1_000 * (done.packed_tokens - before.reclamation.packed_tokens) > 0
+    estimate = runtime.pricer.estimate(runtime.config)
+    assert prices.loose_tokens == estimate.loose_tokens > 0
+    assert (prices.moved_tokens, prices.requests) == estimate[2:]
+    assert prices.saving_us == pytest.approx(1_000 * estimate.packed_tokens)
+    (gate,) = [gate for gate in status.fragmentation.gates if gate.name == "price"]
+    assert gate.open
+    assert f"saves {prices.saving_us:,.0f} µs > costs " in gate.detail
+
+
 def test_the_rows_add_up(engine: LiveEngine) -> None:
     rows = engine.call("requests")
     assert [row.id for row in rows] == [t.request_id for t in engine.core.runtime.tables]

@@ -38,6 +38,7 @@ PATCHES = st.fixed_dictionaries(
         "low_watermark_blocks": st.integers(0, 4),
         "headroom_blocks": st.integers(0, 2),
         "planner": st.sampled_from(["pack", "plug"]),
+        "round_rule": st.sampled_from(["price", "paper"]),
         "reclamation": st.sampled_from(["auto", "auto", "auto", "paused", "off"]),
         "recycle": st.booleans(),
         "prefix_sharing": st.sampled_from(["skip", "index", "copy", "copy"]),
@@ -73,6 +74,7 @@ class Engine(RuleBasedStateMachine):
                 "low_watermark_blocks": num_blocks,
             },
         )
+        self.engine.worker.hole_us, self.engine.worker.copy_us = 3, 1
         self.count = 0
 
     @rule(

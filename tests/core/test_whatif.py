@@ -30,6 +30,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "low_watermark_blocks": st.sampled_from([0, 8, 30, 40]),
     "headroom_blocks": st.sampled_from([0, 1, 4, 16]),
     "planner": st.sampled_from(["plug", "pack"]),
+    "round_rule": st.sampled_from(["price", "paper"]),
     "prefix_sharing": st.sampled_from(["skip", "index", "copy"]),
     "reclamation": st.sampled_from(["auto", "auto", "paused", "off"]),
     "recycle": st.booleans(),
@@ -51,6 +52,7 @@ def what_if(live: LiveEngine, patch: dict[str, Any]) -> WhatIf:
     chunk=st.sampled_from([7, 64]),
     num_blocks=st.sampled_from([40, 64]),
     manual=st.booleans(),
+    hole_us=st.sampled_from([0, 1, 20, 10_000]),
 )
 @settings(
     max_examples=100,
@@ -64,6 +66,7 @@ def test_applying_a_change_does_what_was_predicted(
     chunk: int,
     num_blocks: int,
     manual: bool,
+    hole_us: int,
 ) -> None:
     """By hand, or by itself if the predicted gates are open; if one is closed, nothing moves."""
     live = make_engine(
@@ -77,6 +80,7 @@ def test_applying_a_change_does_what_was_predicted(
     )
     try:
         live.core.prefill_chunk_tokens = chunk
+        live.core.worker.hole_us, live.core.worker.copy_us = hole_us, 10
         live.steps(num_steps)
         runtime = live.core.runtime
         predicted = what_if(live, patch)

@@ -102,7 +102,7 @@ async def problems(served: Served, http: httpx.AsyncClient) -> dict[str, Any]:
         answer = await http.request(**{**call, "url": root + call["url"]})
         assert answer.is_error, (call, answer.text)
         found[str(answer.status_code)] = answer.json()
-    served.service.limits = RateLimits({"change": Rate(20, 0)})
+    served.service.auth.limits = RateLimits({"change": Rate(20, 0)})
     found["429"] = (await http.post(root + "/undo")).json()
     served.client.errored = True
     found["503"] = (await http.get(root + "/status")).json()

@@ -85,7 +85,7 @@ def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> No
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "recycling": {},
+    "recycling": {"round_rule": "paper"},
     "plug": {"recycle": False, **EAGER},
     "pack": {"recycle": False, "planner": "pack", **EAGER},
     "off (naive-evict)": {"reclamation": "off"},

@@ -54,8 +54,9 @@ def vtoken_args(interval: int, policy: str = "streaming_llm", **config: Any) -> 
 
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "recycling": (0, {}),
-    "recycling into many holes": (48, {}),
+    "recycling": (0, {"round_rule": "paper"}),
+    "recycling into many holes": (48, {"round_rule": "paper"}),
+    "priced: holes are measured, then closed": (48, {}),
     "plug without recycling": (48, {"recycle": False, "planner": "plug", **EAGER}),
     "pack without recycling": (48, {"recycle": False, "planner": "pack", **EAGER}),
     "plug, one source block a round": (40, {"recycle": False, **EAGER, "batch_size": 1}),
@@ -75,10 +76,14 @@ def test_tokens_equal_the_reference(
         counters = observer.runtime.counters
         assert counters.violations == 0
         assert counters.evicted_tokens > 900
-        assert (counters.recycled_slots > 0) == name.startswith("recycling")
-        assert (counters.relocations > 0) == name.startswith(("plug", "pack"))
-        if not name.startswith(("plug", "pack")):
+        moves = name.startswith(("plug", "pack", "priced"))
+        assert (counters.recycled_slots > 0) == name.startswith(("recycling", "priced"))
+        assert (counters.relocations > 0) == moves
+        if not moves:
             assert observer.holey_steps > 100
+        if observer.holey_steps > 10:
+            assert counters.packed_tokens > observer.holey_steps
+            assert observer.runtime.prices.hole_us > 0
     assert tokens == expected(interval)
 
 

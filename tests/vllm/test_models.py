@@ -29,7 +29,12 @@ SERVED = list(models.SERVED) if ALL else ["qwen3", "opt"]
 REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "gemma2", "deepseek_v3", "jamba"]
 NUM_NEW = 64
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 90, 61))]
-H2O = {"policy": {"name": "h2o"}, "budget_tokens": 48, "interval_tokens": 8}
+H2O = {
+    "policy": {"name": "h2o"},
+    "budget_tokens": 48,
+    "interval_tokens": 8,
+    "round_rule": "paper",
+}
 RELOCATING = {
     "recycle": False,
     "theta_f": 0.0,

@@ -97,7 +97,12 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
     for name, changes in {
         "plug": {"recycle": False},
         "naive-evict": {"reclamation": "off"},
-        "recycling": {"recycle": True, "reclamation": "auto", "theta_f": 1.0},
+        "recycling": {
+            "recycle": True,
+            "reclamation": "auto",
+            "round_rule": "paper",
+            "theta_f": 1.0,
+        },
     }.items():
         patch(two_ranks, **changes)
         before = runtime.counters.relocations, runtime.counters.recycled_slots

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
-from vtoken.cli.show import part_found
+from vtoken.cli.show import part_found, prices_line
 from vtoken.cli.text import say, say_json, tinted
 from vtoken.client import Client, ProblemError
 
@@ -64,6 +64,7 @@ def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
     yield from _policies(client)
     yield _eviction(status)
     yield _reclamation(status)
+    yield from _prices(status)
 
 
 def _engine_package(thorough: bool) -> Iterator[Finding]:
@@ -199,3 +200,16 @@ def _reclamation(status: wire.Status) -> Finding:
         f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
         f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}",
     )
+
+
+def _prices(status: wire.Status) -> Iterator[Finding]:
+    """What holes and copies cost here; a note while holes cost more than a round that is paused."""
+    prices = status.prices
+    if prices is None:
+        return
+    pays = prices.saving_us > prices.cost_us
+    if pays and status.reclamation.state != "auto":
+        todo = "rounds that pay run while reclamation is auto: vtoken resume"
+        yield Finding("prices", "note", prices_line(prices), todo)
+        return
+    yield Finding("prices", "ok", prices_line(prices))

@@ -55,6 +55,8 @@ def status_lines(status: wire.Status) -> list[str]:
     ]
     if status.latency is not None:
         rows.insert(2, ("latency", _latency(status.latency)))
+    if status.prices is not None:
+        rows.append(("prices", prices_line(status.prices)))
     if status.shadow is not None:
         rows.append(("shadow", _shadow(status.shadow)))
     if status.health and not any(not part.ok for part in status.health):
@@ -86,6 +88,21 @@ def _latency(latency: wire.Latency) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} ms"
+
+
+def prices_line(prices: wire.RoundPrices) -> str:
+    """What a hole and a copy cost, where that is from, and what a round now is worth."""
+    found = ", ".join(
+        f"{name} {price.us:,.2f} µs a {price.per} ({_source(price)})"
+        for name, price in (("hole", prices.hole), ("copy", prices.copy), ("plan", prices.plan))
+    )
+    if not prices.hole.us:
+        return f"{found}; holes cost nothing here"
+    return f"{found}; a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs"
+
+
+def _source(price: wire.Price) -> str:
+    return f"{price.samples:,} samples" if price.source == "measured" else "prior"
 
 
 def _shadow(shadow: wire.Shadow) -> str:

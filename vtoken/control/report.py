@@ -19,6 +19,7 @@ from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, 
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
+from vtoken.runtime.relocation.pricing import NOTHING
 from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.tables.token_table import TokenTable
@@ -39,6 +40,7 @@ from vtoken.wire import (
     RequestCounts,
     RequestDetail,
     RequestRow,
+    RoundPrices,
     SlotState,
     Status,
     TokenCounts,
@@ -325,6 +327,8 @@ class Reporter:
                 relocation_freed_blocks=counters.relocation_freed_blocks,
                 moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
                 payback_steps=WASTED_WITHIN_STEPS,
+                packed_tokens=counters.packed_tokens,
+                pack_us=counters.pack_us,
             ),
             policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
             budget_tokens=config.budget_tokens,
@@ -349,4 +353,21 @@ class Reporter:
             shadow=runtime.state.shadow.document(),
             scheduling=self.scheduling.state,
             paused_since_ts=self.scheduling.since_ts,
+            prices=self._prices(),
+        )
+
+    def _prices(self) -> RoundPrices:
+        """The measured prices, and a round now at them; without a price of holes it saves nothing,
+        and the tables are not looked at."""
+        runtime = self.runtime
+        prices = runtime.prices
+        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
+        worth = prices.worth(estimate)
+        return RoundPrices(
+            **prices.document(),
+            saving_us=round(worth.saving_us, 1),
+            cost_us=round(worth.cost_us, 1),
+            loose_tokens=estimate.loose_tokens,
+            moved_tokens=estimate.moved_tokens,
+            requests=estimate.num_requests,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,11 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     preview = runtime.round_planner.preview_after(config, victims)
     missing = preview.round.missing_blocks
     plan = describe_round(preview.round, runtime.geometry.bytes_per_token)
-    gates = describe_gates(config, _pressure_after(runtime, victims, preview.holders))
+    pressure = replace(
+        _pressure_after(runtime, victims, preview.holders),
+        worth=cache(partial(runtime.pricer.worth_after, config, victims)),
+    )
+    gates = describe_gates(config, pressure)
     gates.append(headroom_gate(preview.available_blocks, missing, gains=plan.freed_blocks > 0))
     return WhatIf(
         freed_blocks=preview.emptied_blocks + plan.freed_blocks,

@@ -168,6 +168,8 @@ class StepPlan:
 class WorkerReport:
     """What the worker says about the step `step`; `verified_tokens`: whose contents were hashed.
 
+    `packed_tokens`: tokens that were packed before attention read, counted once, and `pack_us` what
+    that took over all layers; of several ranks, those of the one that reports.
     `scores`: (request, signal) -> numbers [num_tokens] float32 by token id, higher = keep; fewer
     than the request has tokens when the newest came after the last probe.
     """
@@ -178,6 +180,8 @@ class WorkerReport:
     verified_tokens: int = 0
     verified_relocations: int = 0
     verify_us: int = 0
+    packed_tokens: int = 0
+    pack_us: int = 0
     violation: str | None = None
     disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
     scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)

@@ -94,4 +94,6 @@ class Counters:
     verify_us: int = 0
     copy_us: int = 0
     plan_us: int = 0
+    packed_tokens: int = 0
+    pack_us: int = 0
     preempted_per_request: dict[str, int] = field(default_factory=dict)

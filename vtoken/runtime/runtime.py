@@ -43,7 +43,9 @@ from vtoken.runtime.eviction import Evictor
 from vtoken.runtime.growth import NewRequest, Scheduled, TokenAppender
 from vtoken.runtime.latency import LatencyMeter
 from vtoken.runtime.policy_runner import PolicyRunner
+from vtoken.runtime.prices import Prices
 from vtoken.runtime.relocation.operations import Operations, tell_operation
+from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.relocator import Relocator
 from vtoken.runtime.relocation.round_planner import RoundPlanner
 from vtoken.runtime.requests import Counters
@@ -87,7 +89,11 @@ class Runtime:
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
         self.evictor = Evictor(self.state, self.policy_runner)
         self.round_planner = RoundPlanner(self.state)
-        self.relocator = Relocator(self.state, self.round_planner, self.operations)
+        self.prices = Prices()
+        self.pricer = RoundPricer(self.state, self.prices)
+        self.relocator = Relocator(
+            self.state, self.round_planner, self.operations, self.prices, self.pricer
+        )
         self.admission = Admission(self.state, max_chunk_tokens)
 
     # ------------------------------------------------------------ reading
@@ -259,6 +265,10 @@ class Runtime:
         self.relocator.finish_step(step, copy_us, fault)
         if report is None:
             return
+        self.prices.copies.add(report.copy_us, report.moved_tokens)
+        self.prices.holes.add(report.pack_us, report.packed_tokens)
+        self.counters.packed_tokens += report.packed_tokens
+        self.counters.pack_us += report.pack_us
         self.counters.verified_relocations += report.verified_relocations
         self.counters.verify_us += report.verify_us
         if report.violation is not None:

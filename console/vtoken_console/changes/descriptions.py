@@ -115,6 +115,22 @@ def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) 
     return said
 
 
+def price_paragraphs(prices: wire.RoundPrices | None) -> list[Paragraph]:
+    """What holes and copies cost on the server's machine, and what a round now is worth."""
+    if prices is None:
+        return []
+    if not prices.hole.us:
+        return [("Holes cost nothing here: no round runs to save time.", palette.MUTED_STYLE)]
+    hole, copy = (
+        f"{price.us:,.2f} µs a token ({price.source})" for price in (prices.hole, prices.copy)
+    )
+    told = (
+        f"A hole costs {hole} and step, a copy {copy}: a round now saves "
+        f"{prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs."
+    )
+    return [(told, palette.MUTED_STYLE)]
+
+
 def confirm_paragraphs(
     why: str, host: str, model: str, result: wire.PatchResult
 ) -> list[Paragraph]:

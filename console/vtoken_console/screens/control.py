@@ -23,6 +23,7 @@ from vtoken_console.changes.descriptions import (
     gate_paragraphs,
     irreversible,
     may_evict,
+    price_paragraphs,
     what_if_paragraphs,
 )
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
@@ -142,12 +143,14 @@ class ControlScreen(ModalScreen[None]):
     def _idle(self) -> None:
         self._idling = True
         field = self._form.current
+        status = self._source.feed.model.status
         muted = palette.MUTED_STYLE
         about = [(field.about, muted)] if field else []
         self._outcome.say(
             *about,
             ("Change a value to see what it would do. An automatic round now:", muted),
             *gate_paragraphs(self._gates, self._gates),
+            *price_paragraphs(status.prices if status is not None else None),
         )
 
     def on_form_changed(self) -> None:

@@ -54,7 +54,10 @@ def scores_of(request_id: str, num_tokens: int) -> Scores:
 
 
 class SimulatedWorker:
-    """Executes step messages in order; `sequential_copies` is the wrong way, for controls."""
+    """Executes step messages in order; `sequential_copies` is the wrong way, for controls.
+
+    It says that packing a token beside a hole takes `hole_us`, and copying one `copy_us`.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -62,6 +65,8 @@ class SimulatedWorker:
         self.mirrors: dict[str, Mirror] = {}
         self.product = Mirrors()
         self.sequential_copies = False
+        self.hole_us = 0
+        self.copy_us = 0
         self.score: Callable[[str, int], Scores] = scores_of
         self.reads_checked = 0
         self.blocks_lent = 0
@@ -100,7 +105,9 @@ class SimulatedWorker:
             self._write(request_id, contents, message)
         self._use_scratch(plan)
         self._attend(plan)
-        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots), copy_us=1)
+        moved, packed = len(plan.source_slots), self._num_packed(plan)
+        report = WorkerReport(plan.step, moved_tokens=moved, copy_us=self.copy_us * moved)
+        report.packed_tokens, report.pack_us = packed, self.hole_us * packed
         report.verified_relocations = len(after)
         for request_id, contents in after.items():
             if contents != before[request_id]:
@@ -111,6 +118,14 @@ class SimulatedWorker:
                 num_tokens = len(self.mirrors[request_id].contents)
                 report.scores[request_id, signal] = self.score(request_id, num_tokens)
         return report
+
+    def _num_packed(self, plan: StepPlan) -> int:
+        """Into borrowed blocks the loose tokens, else all of a request with holes that is read."""
+        return sum(
+            len(part.loose_slots) if part.scratch else part.num_live
+            for part in plan.requests.values()
+            if not part.dense and len(part.new_slots)
+        )
 
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
         """Contents by id of what verified relocations retain: where it lay, or where it lies."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import chain
 
 import msgspec
@@ -23,9 +24,11 @@ from vtoken.planning.planner import RelocationPlan
 from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
+from vtoken.runtime.prices import Prices
 from vtoken.runtime.relocation.deferrals import Deferrals
 from vtoken.runtime.relocation.in_flight import InFlight
 from vtoken.runtime.relocation.operations import Operations
+from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.round_planner import RoundPlanner, has_excess
 from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
@@ -34,9 +37,18 @@ from vtoken.runtime.wasted_moves import LastMoves
 class Relocator:
     """Plans, applies and follows the relocations of one runtime."""
 
-    def __init__(self, state: RuntimeState, planner: RoundPlanner, operations: Operations) -> None:
+    def __init__(
+        self,
+        state: RuntimeState,
+        planner: RoundPlanner,
+        operations: Operations,
+        prices: Prices,
+        pricer: RoundPricer,
+    ) -> None:
         self._state = state
         self._planner = planner
+        self._prices = prices
+        self._pricer = pricer
         self._deferrals = Deferrals(state)
         self._operations = operations
         self._handed_over: list[InFlight] = []  # by the newest step
@@ -167,11 +179,14 @@ class Relocator:
             last_round_empty=self._last_round_empty,
             count_low_utilization=count_low_utilization or pool.num_low_utilization,
             wanted_blocks=state.wanted_blocks,
+            worth=cache(partial(self._pricer.worth, state.config)),
         )
 
     def _run_round(self, freed: list[int]) -> None:
         """An automatic round; what it waits for is no reason to pause after it."""
+        started = time.perf_counter_ns()
         found = self._reclaim(freed)
+        self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
         if found.missing_blocks:
             self._deferrals.note_headroom()
         elif not found.plans and self._waits_for_reports():

@@ -8,6 +8,7 @@ apart split the batch into two kernel calls.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +142,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
     ) -> torch.Tensor:
         step = getattr(attn_metadata, "step", None)
         if step is not None and attn_metadata is not None and attn_metadata.lent is not None:
+            started = time.perf_counter_ns()
             attn_metadata.lent.fill(kv_cache, step.layout)
+            step.pack_ns += time.perf_counter_ns() - started
         if step is None or attn_metadata is None or attn_metadata.apart is None:
             super().forward(
                 layer,
@@ -183,7 +186,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         assert step is not None
         assert apart is not None
         scratch = step.scratch.blocks(apart.num_blocks, kv_cache)
+        started = time.perf_counter_ns()
         apart.fill(kv_cache, scratch, step.layout)
+        step.pack_ns += time.perf_counter_ns() - started
         for part, cache in ((metadata.part_rest, kv_cache), (metadata.part_apart, scratch)):
             if part is None:
                 continue

@@ -15,7 +15,10 @@ from vtoken.vllm.worker.probe import ProbedRequest
 
 @dataclass(slots=True)
 class StepContext:
-    """One step's holey requests, by the way they are read, and its probes."""
+    """One step's holey requests, by the way they are read, and its probes.
+
+    `pack_ns`: what packing has taken in this step so far; every layer adds to it.
+    """
 
     layout: KVLayout
     scratch: Scratch
@@ -24,6 +27,13 @@ class StepContext:
     apart: list[HoleyRequest] = field(default_factory=list)
     probed: list[ProbedRequest] = field(default_factory=list)
     probe_layers: frozenset[int] = frozenset()
+    pack_ns: int = 0
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens that each layer packs."""
+        lent = sum(len(request.loose_slots) for request in self.lent)
+        return lent + sum(len(request.slots) for request in self.apart)
 
 
 _current: StepContext | None = None

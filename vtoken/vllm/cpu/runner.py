@@ -46,8 +46,11 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
 
     def _vtoken_present(self, step: PhysicalStep | None) -> None:
         assert self.executor is not None
+        done = context.current()
         context.set_current(None)
         if step is None:
+            if done is not None:
+                self.executor.note_packing(done.pack_ns // 1000, done.packed_tokens)
             return
         if len(step.rows):
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu

@@ -163,6 +163,11 @@ class StepExecutor:
         self.report.copy_us = copy_us
         self.report.moved_tokens = len(self.plan.source_slots)
 
+    def note_packing(self, pack_us: int, packed_tokens: int) -> None:
+        """The step's attention has packed so many tokens beside holes before it read them."""
+        if self.report is not None:
+            self.report.pack_us, self.report.packed_tokens = pack_us, packed_tokens
+
     def apply(self) -> None:
         """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror, here or
         on another rank.

@@ -1,0 +1,93 @@
+"""What holes, copies and plans cost on this machine: measured while it runs, in µs.
+
+Knows neither tables nor gates. The worker reports, for each step, how many tokens it packed for
+attention and how many it copied, and how long both took; the relocator reports how long a round was
+planned. A price is the median of its newest `WINDOW` samples, so that one slow step says little.
+
+A price is measured from `MIN_SAMPLES` samples on. Before, a prior holds:
+- hole: 0. Nothing is known to be packed, and the gates are the paper's. Where attention never packs
+  (CUDA) no sample ever comes, so this stays
+- copy: the price of a hole. Either is one read and one write of a token's K and V in every layer
+- plan: 0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from vtoken.planning.worth import Estimate, Worth
+from vtoken.wire import Price
+
+WINDOW = 15
+MIN_SAMPLES = 3
+
+
+class Samples:
+    """The newest samples of one price, in µs a piece."""
+
+    def __init__(self) -> None:
+        self._newest: deque[float] = deque(maxlen=WINDOW)
+        self._median = 0.0
+        self.count = 0  # since the start
+
+    def add(self, us: float, pieces: int) -> None:
+        """`pieces` of them took `us` together; nothing is learned from none."""
+        if pieces <= 0:
+            return
+        self._newest.append(us / pieces)
+        self._median = median(self._newest)
+        self.count += 1
+
+    @property
+    def us(self) -> float | None:
+        """None while too little was measured."""
+        return self._median if self.count >= MIN_SAMPLES else None
+
+
+class Prices:
+    """The prices of one engine; on several ranks those that the output rank reports."""
+
+    def __init__(self) -> None:
+        self.holes = Samples()
+        self.copies = Samples()
+        self.plans = Samples()
+
+    @property
+    def hole_us(self) -> float:
+        """Packing one token for one step."""
+        return self.holes.us or 0.0
+
+    @property
+    def copy_us(self) -> float:
+        """Moving one token."""
+        return self.hole_us if self.copies.us is None else self.copies.us
+
+    @property
+    def plan_us(self) -> float:
+        """Planning one request of a round."""
+        return self.plans.us or 0.0
+
+    def worth(self, estimate: Estimate) -> Worth:
+        """What a round saves and costs at these prices."""
+        moving = estimate.moved_tokens * self.copy_us
+        return Worth(
+            saving_us=estimate.packed_tokens * self.hole_us,
+            cost_us=moving + estimate.num_requests * self.plan_us,
+        )
+
+    def document(self) -> dict[str, Price]:
+        """Of a hole, a copy and a plan, with where each comes from."""
+        return {
+            name: Price(
+                us=round(us, 4),
+                per="request" if samples is self.plans else "token",
+                source="prior" if samples.us is None else "measured",
+                samples=samples.count,
+            )
+            for name, us, samples in (
+                ("hole", self.hole_us, self.holes),
+                ("copy", self.copy_us, self.copies),
+                ("plan", self.plan_us, self.plans),
+            )
+        }
