@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from vtoken.arrays import Ints, Ragged
-from vtoken.protocol.mirror import BlockTables, Mirrors
+from vtoken.protocol.mirror import BlockTables, Mirror, Mirrors
 from vtoken.protocol.step import NO_IDS, StepPlan, WorkerReport
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import deliver
@@ -221,6 +221,7 @@ class StepExecutor:
 
     def _keep_signals(self, batch: Batch, plan: StepPlan, step: PhysicalStep) -> None:
         self._keeping = bool(plan.signals)
+        probed: list[tuple[str, int, int, Mirror]] = []
         for name, first, num_new in zip(
             batch.names, batch.first.tolist(), batch.num_new.tolist(), strict=True
         ):
@@ -230,7 +231,10 @@ class StepExecutor:
             kept = plan.signals.get(name, ())
             mirror.keep(kept, plan.signal_layers, self._scores.make_keeper)
             if name in plan.probed:
-                step.probed += ProbedRequest.of(name, first, num_new, mirror)
+                probed.append((name, first, num_new, mirror))
+        if probed:
+            rows = self.mirrors.rows_of([name for name, *_ in probed])
+            step.probed = ProbedRequest.of_many(probed, self.mirrors.live(rows))
 
     def forward_ended(self) -> None:
         """Once a step, by `attach` at the latest."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Ints, Ragged
 from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import Mirror
 
@@ -43,10 +44,20 @@ class ProbedRequest:
     @classmethod
     def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
         """One for each signal that `mirror` keeps, next to each other."""
-        ids, live = mirror.live()
-        slots = torch.from_numpy(live)
+        rows = np.array([mirror.row], dtype=np.int64)
+        return cls.of_many([(request_id, first, num_new, mirror)], mirror.mirrors.live(rows))
+
+    @classmethod
+    def of_many(
+        cls, requests: Sequence[tuple[str, int, int, Mirror]], live: tuple[Ragged, Ragged]
+    ) -> list[ProbedRequest]:
+        """`of` for several requests; `live`: the ids and slots of their live tokens."""
+        ids, slots = live
+        places = torch.from_numpy(slots.values).split(slots.counts.tolist())
         return [
-            cls(request_id, first, num_new, mirror, signal, ids, slots) for signal in mirror.keepers
+            cls(request_id, first, num_new, mirror, signal, ids.of(i), places[i])
+            for i, (request_id, first, num_new, mirror) in enumerate(requests)
+            for signal in mirror.keepers
         ]
 
 
