@@ -77,7 +77,7 @@ def _word_of(words: Ints, slot: int) -> int:
     """Where the word of `slot` is, or may be put, in the open-addressed table `words` [2^m], -1:
     empty."""
     word = slot // WORD
-    i = (word * 0x9E3779B1) & (len(words) - 1)
+    i = ((word & 0x7FFFFFFF) * 0x9E3779B) & (len(words) - 1)
     while words[i] >= 0 and words[i] != word:
         i = (i + 1) & (len(words) - 1)
     return i
