@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -90,14 +91,8 @@ def plan_into_shared_blocks(engine: CoreEngine, hit: Hit) -> None:
 @BLOCKS.fault("I4 private destination", "I4, `Relocator._check_one_pass`")
 def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
     """`is_writable` always says yes: two requests move into one shared block."""
-    honest = engine.store.is_writable
-
-    def is_writable(block: int) -> bool:
-        if not honest(block):
-            hit()
-        return True
-
-    engine.store.is_writable = is_writable  # type: ignore[method-assign]
+    engine.store.is_writable = lambda _: True  # type: ignore[method-assign]
+    _lie_to_the_planner(engine, hit)
 
 
 @BLOCKS.fault(
@@ -118,7 +113,9 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
         return choose()
 
     engine.runtime.appender.choose_places = choose_places  # type: ignore[method-assign]
-    tables.grow = lambda *args: replace(grow(*args), num_strays=0)  # type: ignore[method-assign]
+    tables.grow = lambda *args: dataclasses.replace(  # type: ignore[method-assign]
+        grow(*args), num_strays=0
+    )
 
 
 @BLOCKS.fault(

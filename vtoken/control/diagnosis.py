@@ -235,15 +235,15 @@ class Diagnosis:
     def _ask(self) -> Offer:
         runtime, config = self._runtime, self._runtime.config
         preview = runtime.round_planner.preview(config)
-        found, copied = preview.round, None
+        found, after = preview.round, None
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
             copying = structs.replace(config, prefix_sharing="copy")
-            copied = runtime.round_planner.preview(copying).round
+            after = runtime.round_planner.preview_after(copying, {})
         return Offer(
             tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
             preview.available_blocks,
             found.missing_blocks,
             found.shared_skipped_blocks,
-            copied.num_freed_blocks if copied else 0,
-            "copy" if copied and copied.num_moved_tokens else "index",
+            after.emptied_blocks + after.round.num_freed_blocks if after else 0,
+            "copy" if after and after.round.num_moved_tokens else "index",
         )

@@ -26,6 +26,7 @@ from vtoken.wire import Geometry
 log = logging.getLogger("vtoken")
 NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
+SHARED_BLOCKS = 3  # that a later request finds in the prefix cache
 BUDGET = {"budget_tokens": 12, "interval_tokens": 2}
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": NUM_BLOCKS, "recycle": False}
 RANDOM = {"policy": {"name": "random", "params": {"recent": 4}}}
@@ -34,32 +35,43 @@ PHASES: tuple[dict[str, Any], ...] = (
     {"policy": {"name": "streaming_llm"}},  # the oldest of many requests
     RANDOM | EAGER | {"planner": "plug"},
     RANDOM | EAGER | {"planner": "pack", "verify_ratio": 1.0},
+    RANDOM | EAGER | {"prefix_sharing": "copy"},  # out of shared blocks
     {"policy": {"name": "h2o"}, "reclamation": "off"},  # the lowest scores of many requests
 )
 
 
 class Pool:
-    """`BlockStore` of one small pool without a prefix cache."""
+    """`BlockStore` of one small pool; blocks are shared and hashed where the test says so."""
 
     def __init__(self, num_blocks: int = NUM_BLOCKS) -> None:
         self.hashed: Bools = np.zeros(num_blocks, dtype=np.bool_)
         self.free = deque(range(1, num_blocks))
+        self.references = [0] * num_blocks
         self.tables: dict[str, list[int]] = {}
+
+    def share(self, block: int) -> int:
+        """One more request holds `block`, whose contents are in the prefix cache."""
+        self.references[block] += 1
+        self.hashed[block] = True
+        return block
 
     def num_free_blocks(self) -> int:
         return len(self.free)
 
     def is_writable(self, block: int) -> bool:
-        return block != 0
+        return self.references[block] == 1 and not self.hashed[block]
 
     def first_not_writable(self, blocks: Sequence[int]) -> int | None:
-        return 0 if 0 in blocks else None
+        return next((block for block in blocks if not self.is_writable(block)), None)
 
-    def is_shared(self, block: int) -> bool:  # noqa: ARG002
-        return False
+    def is_shared(self, block: int) -> bool:
+        return self.references[block] > 1
 
     def take(self, num_blocks: int) -> list[int]:
-        return [self.free.popleft() for _ in range(num_blocks)]
+        taken = [self.free.popleft() for _ in range(num_blocks)]
+        for block in taken:
+            self.references[block], self.hashed[block] = 1, False
+        return taken
 
     def lend(self, num_blocks: int) -> list[int]:
         return list(self.free)[:num_blocks]
@@ -71,7 +83,10 @@ class Pool:
         return self.tables[request_id][first:]
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        self.free.extend(blocks)
+        for block in blocks:
+            self.references[block] -= 1
+            if self.references[block] == 0:
+                self.free.append(block)
 
     def differences(self, tables: Iterable[TokenTable]) -> list[str]:
         held = {table.request_id: table.blocks for table in tables}
@@ -112,7 +127,10 @@ class _Serving:
             self.num_tokens[name] += num_new
             total = self.num_tokens[name]
             extent = runtime.required_extent(name, total)
-            blocks = self.pool.tables.setdefault(name, [])
+            if name not in self.pool.tables:
+                first = self.pool.tables.get("a", [])[:SHARED_BLOCKS]
+                self.pool.tables[name] = [self.pool.share(block) for block in first]
+            blocks = self.pool.tables[name]
             blocks += self.pool.take(max(0, -(-(extent or total) // BLOCK_SIZE) - len(blocks)))
         totals = [self.num_tokens[name] for name in names]
         held = [len(self.pool.tables[name]) for name in names]

@@ -121,11 +121,17 @@ class SimulatedWorker:
 
     def _num_packed(self, plan: StepPlan) -> int:
         """Into borrowed blocks the loose tokens, else all of a request with holes that is read."""
-        return sum(
-            len(part.loose_slots) if part.scratch else part.num_live
-            for part in plan.requests.values()
-            if not part.dense and len(part.new_slots)
-        )
+        packed = 0
+        for name, part in plan.requests.parts().items():
+            if part.dense or not len(part.new_slots):
+                continue
+            packed += part.num_live
+            if part.scratch:
+                slots = self.live_slots(self.mirrors[name]).values()
+                held = Counter(slot // self.block_size for slot in slots)
+                full = sum(n == self.block_size for n in held.values())
+                packed -= full * self.block_size
+        return packed
 
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
         """Contents by id of what verified relocations retain: where it lay, or where it lies."""
