@@ -38,7 +38,7 @@ class TableBatch:
         starts = np.empty(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
         kernels.oldest(
-            self.rows, self.num_victims, sinks, columns.facts, columns.index, starts, out
+            self.rows, self.num_victims, sinks, columns.records, columns.index, starts, out
         )
         return Ragged(out[: starts[-1]], starts)
 
@@ -56,6 +56,6 @@ class TableBatch:
         for j, row in enumerate(self.rows.tolist()):
             starts[j + 1] = starts[j] + kernels.lowest(
                 row, self.num_victims[j], sinks, recent[j], self._scores[j],
-                columns.facts, columns.index, ids, keys, count, out[starts[j] :],
+                columns.records, columns.index, ids, keys, count, out[starts[j] :],
             )  # fmt: skip
         return Ragged(out[: starts[-1]], starts)

@@ -7,8 +7,6 @@ in between takes its part along.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from vtoken.arrays import Ints, Ragged
@@ -48,10 +46,12 @@ class StepDraft:
         for parts in (self.moved, self.blocks, self.retained):
             parts.pop(row, None)
 
-    def rows_beside(self, rows: Iterable[int]) -> list[int]:
+    def rows_beside(self, rows: Ints) -> list[int]:
         """Rows that have a part in the step, without those of `rows`."""
+        if not (len(self.evicted_rows) or self.moved or self.blocks):
+            return []
         mine = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
-        return sorted(mine.difference(rows, (-1,)))
+        return sorted(mine.difference(rows.tolist(), (-1,)))
 
     def evicted_of(self, rows: Ints, num_rows: int) -> Ragged:
         return pick(rows, self.evicted_rows, self.evicted, num_rows)

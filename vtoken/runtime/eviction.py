@@ -35,6 +35,7 @@ class Evictor:
     def __init__(self, state: RuntimeState, policy_runner: PolicyRunner) -> None:
         self._state = state
         self._policy_runner = policy_runner
+        self._keeps = False  # some request may have retained dead blocks
 
     def is_due(self, table: TokenTable, config: VTokenConfig) -> bool:
         """Whether `config` would cut `table` down before its next tokens are computed."""
@@ -166,12 +167,15 @@ class Evictor:
 
     def let_go_of_kept(self, freed: list[int]) -> None:
         """Let go of all-dead blocks that were kept while shared, where nothing keeps them now."""
+        if not self._keeps:
+            return
         num_blocks = 0
         for request_id, request in self._state.requests.items():
             if request.retained_dead_blocks:
                 table = self._state.tables[request_id]
                 dead = set(request.retained_dead_blocks.intersection(table.blocks))
                 num_blocks += self._drop_dead_blocks(table, dead, freed)
+        self._keeps = any(r.retained_dead_blocks for r in self._state.requests.values())
         self._state.counters.reclaimed_blocks += num_blocks
         self._note_reclaimed(num_blocks)
 
@@ -197,6 +201,7 @@ class Evictor:
         request.retained_dead_blocks -= dead
         if keeps_dead_shared_blocks(state.config):
             request.retained_dead_blocks |= shared
+            self._keeps = True
             dead = dead - shared
         else:
             state.counters.shared_released_blocks += len(shared)

@@ -124,7 +124,7 @@ class TokenAppender:
         state, tables = self._state, self._state.tables
         draft, columns = state.take_draft(), tables.columns
         virtual = columns.virtual[rows] != 0
-        beside = draft.rows_beside(rows.tolist())
+        beside = draft.rows_beside(rows)
         if not beside and not virtual.any():
             return RequestSteps()
         chosen = rows if virtual.all() else rows[virtual]

@@ -51,10 +51,10 @@ class Columns:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._free_rows: list[int] = []
+        self.num_rows = 0  # that were ever given
         self._num_tokens_given = 0
         self._num_blocks_given = 0
-        self._set_facts(np.zeros(8, dtype=FACTS).view(np.recarray))
-        self._num_rows = 0
+        self._set_facts(np.zeros(8, dtype=FACTS))
         self.index: Int32s = np.empty(0, dtype=np.int32)
         self.born_live: Int32s = np.empty(0, dtype=np.int32)
         self.token_at: Int32s = np.empty(0, dtype=np.int32)
@@ -64,6 +64,7 @@ class Columns:
 
     def _set_facts(self, facts: npt.NDArray[Any]) -> None:
         self.facts = facts
+        self.records = facts.view(np.recarray)  # the same memory, as kernels take it
         self.num_tokens = facts["num_tokens"]
         self.num_live = facts["num_live"]
         self.extent = facts["extent"]
@@ -71,6 +72,11 @@ class Columns:
         self.num_full = facts["num_full"]
         self.virtual = facts["virtual"]
         self.hole = facts["hole"]
+        self.number = facts["number"]
+        self.first_token = facts["first_token"]
+        self.first_block = facts["first_block"]
+        self.token_room = facts["token_room"]
+        self.block_room = facts["block_room"]
 
     @property
     def num_bytes(self) -> int:
@@ -83,15 +89,15 @@ class Columns:
         if self._free_rows:
             row = self._free_rows.pop()
         else:
-            row = self._num_rows
-            self._num_rows += 1
+            row = self.num_rows
+            self.num_rows += 1
             if row == len(self.facts):
-                grown = np.zeros(2 * row, dtype=FACTS).view(np.recarray)
+                grown = np.zeros(2 * row, dtype=FACTS)
                 grown[:row] = self.facts
                 self._set_facts(grown)
         self.facts[row] = 0
         self.hole[row] = -1
-        self.facts["number"][row] = number
+        self.number[row] = number
         return row
 
     def give_back_row(self, row: int) -> None:
@@ -101,43 +107,41 @@ class Columns:
 
     def reserve(self, row: int, num_tokens: int, num_blocks: int) -> None:
         """Make room for so many tokens and blocks of `row`."""
-        fact = self.facts[row]
         s = self.block_size
-        if num_tokens > fact["token_room"]:
-            room = _room(-(-num_tokens // s), int(fact["token_room"]) // s) * s
-            self._reserve_tokens(row, room)
-        if num_blocks > fact["block_room"]:
-            self._reserve_blocks(row, _room(num_blocks, int(fact["block_room"])))
+        token_room, block_room = int(self.token_room[row]), int(self.block_room[row])
+        if num_tokens > token_room:
+            self._reserve_tokens(row, _room(-(-num_tokens // s), token_room // s) * s)
+        if num_blocks > block_room:
+            self._reserve_blocks(row, _room(num_blocks, block_room))
 
     def _reserve_tokens(self, row: int, room: int) -> None:
         start = self._num_tokens_given
         if start + room > len(self.index):
             start = self._repack_tokens(room)
-        first, known = (int(self.facts[name][row]) for name in ("first_token", "num_tokens"))
+        first, known = int(self.first_token[row]), int(self.num_tokens[row])
         self.index[start : start + known] = self.index[first : first + known]
         self.index[start + known : start + room] = -1
         s = self.block_size
         born = self.born_live[first // s : first // s - (-known // s)].copy()
         self.born_live[start // s : (start + room) // s] = 0
         self.born_live[start // s : start // s + len(born)] = born
-        self.facts["first_token"][row] = start
-        self.facts["token_room"][row] = room
+        self.first_token[row] = start
+        self.token_room[row] = room
         self._num_tokens_given = start + room
 
     def _repack_tokens(self, more: int) -> int:
         """Room for `more` behind all rows: what they left behind is taken back."""
         s = self.block_size
-        facts = self.facts
-        total = int(facts["token_room"].sum()) + more
+        total = int(self.token_room.sum()) + more
         size = max(total + total // GROWTH // s * s, len(self.index))
         index, born = np.full(size, -1, np.int32), np.zeros(size // s, np.int32)
         start = 0
-        for row in np.flatnonzero(facts["token_room"]).tolist():
-            first, room = int(facts["first_token"][row]), int(facts["token_room"][row])
+        for row in np.flatnonzero(self.token_room).tolist():
+            first, room = int(self.first_token[row]), int(self.token_room[row])
             index[start : start + room] = self.index[first : first + room]
             ends = (first + room) // s, (start + room) // s
             born[start // s : ends[1]] = self.born_live[first // s : ends[0]]
-            facts["first_token"][row] = start
+            self.first_token[row] = start
             start += room
         self.index, self.born_live = index, born
         return start
@@ -146,7 +150,7 @@ class Columns:
         start = self._num_blocks_given
         if start + room > len(self.block_id):
             start = self._repack_blocks(room)
-        first, known = (int(self.facts[name][row]) for name in ("first_block", "num_blocks"))
+        first, known = int(self.first_block[row]), int(self.num_blocks[row])
         s, end = self.block_size, start + room
         for array in (self.block_id, self.block_live, self.readonly):
             array[start : start + known] = array[first : first + known]
@@ -155,13 +159,13 @@ class Columns:
             first * s : (first + known) * s
         ]
         self.token_at[(start + known) * s : end * s] = -1
-        self.facts["first_block"][row] = start
-        self.facts["block_room"][row] = room
+        self.first_block[row] = start
+        self.block_room[row] = room
         self._num_blocks_given = end
 
     def _repack_blocks(self, more: int) -> int:
-        facts, s = self.facts, self.block_size
-        total = int(facts["block_room"].sum()) + more
+        s = self.block_size
+        total = int(self.block_room.sum()) + more
         size = max(total + total // GROWTH, len(self.block_id))
         old = (self.block_id, self.block_live, self.readonly, self.token_at.reshape(-1, s))
         new = (
@@ -171,11 +175,11 @@ class Columns:
             np.full((size, s), -1, np.int32),
         )
         start = 0
-        for row in np.flatnonzero(facts["block_room"]).tolist():
-            first, room = int(facts["first_block"][row]), int(facts["block_room"][row])
+        for row in np.flatnonzero(self.block_room).tolist():
+            first, room = int(self.first_block[row]), int(self.block_room[row])
             for before, after in zip(old, new, strict=True):
                 after[start : start + room] = before[first : first + room]
-            facts["first_block"][row] = start
+            self.first_block[row] = start
             start += room
         self.block_id, self.block_live, self.readonly = new[:3]
         self.token_at = new[3].reshape(-1)

@@ -184,15 +184,14 @@ def append(
 
 
 @kernel
-def choose_places(s, recycling, rows, facts, token_at, readonly, next_extent, start_of):
-    """Where each of `rows` [k] writes next: `facts.hole`; by row, `start_of`: the first place of
-    appended tokens, `next_extent`: places that must exist for a single one.
+def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent, start_of):
+    """Where each request writes next: `facts.hole`; by row, `start_of`: the first place of appended
+    tokens, `next_extent`: places that must exist for a single one.
 
     Whether a request with holes holds more blocks than its live tokens and the next one need.
     """
     spare = False
-    for j in range(len(rows)):
-        r = rows[j]
+    for r in range(num_rows):
         fact = facts[r]
         fact.hole = -1
         start = fact.extent

@@ -76,7 +76,7 @@ class TokenTable:
     @property
     def number(self) -> int:
         """Stands for the request in `pool.owner`; 0: unnamed."""
-        return int(self._columns.facts["number"][self.row])
+        return int(self._columns.number[self.row])
 
     @property
     def hole(self) -> int | None:
@@ -114,7 +114,7 @@ class TokenTable:
 
     @property
     def _index(self) -> Int32s:
-        first = int(self._columns.facts["first_token"][self.row])
+        first = int(self._columns.first_token[self.row])
         return self._columns.index[first : first + self.num_tokens]
 
     def live_ids(self) -> Ints:
@@ -137,14 +137,14 @@ class TokenTable:
     # ------------------------------------------------------------ by block and place
 
     def _of_blocks(self, array: Int32s) -> Int32s:
-        first = int(self._columns.facts["first_block"][self.row])
+        first = int(self._columns.first_block[self.row])
         return array[first : first + self.num_blocks]
 
     @property
     def _token_at(self) -> Int32s:
         """By place [num_blocks * S]."""
         s = self.block_size
-        first = int(self._columns.facts["first_block"][self.row]) * s
+        first = int(self._columns.first_block[self.row]) * s
         return self._columns.token_at[first : first + self.num_blocks * s]
 
     @property
@@ -164,7 +164,7 @@ class TokenTable:
     @property
     def readonly(self) -> Bools:
         """Blocks [num_blocks] that were shared or hashed at the first eviction."""
-        first = int(self._columns.facts["first_block"][self.row])
+        first = int(self._columns.first_block[self.row])
         return self._columns.readonly[first : first + self.num_blocks]
 
     def protect(self, blocks: Iterable[int]) -> None:
@@ -225,7 +225,7 @@ class TokenTable:
             )
 
     def _check_blocks(self, live: Ints, born: Ints) -> None:
-        first = int(self._columns.facts["first_token"][self.row]) // self.block_size
+        first = int(self._columns.first_token[self.row]) // self.block_size
         told = self._columns.born_live[first : first + len(born)]
         for name, known, counted in (
             ("live", self.block_live(), live),

@@ -149,7 +149,7 @@ class TokenTables:
         while first < len(rows):
             code, first = kernels.append(
                 first, rows, totals, joined_starts, joined, self.block_size,
-                columns.facts, columns.index, columns.born_live, columns.token_at,
+                columns.records, columns.index, columns.born_live, columns.token_at,
                 columns.block_id, columns.block_live, columns.readonly,
                 pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
                 self.hashed, slots, starts, wrong,
@@ -198,8 +198,8 @@ class TokenTables:
         columns = self.columns
         next_extent, start = np.zeros((2, self.num_rows), dtype=np.int64)
         spare = kernels.choose_places(
-            self.block_size, recycling, self.all_rows,
-            columns.facts, columns.token_at, columns.readonly, next_extent, start,
+            self.block_size, recycling, columns.num_rows,
+            columns.records, columns.token_at, columns.readonly, next_extent, start,
         )  # fmt: skip
         num_tokens = columns.num_tokens.tolist()
         return Places(num_tokens, next_extent.tolist(), start.tolist(), bool(spare))
@@ -218,7 +218,7 @@ class TokenTables:
         num_emptied = np.empty(len(rows), dtype=np.int64)
         kernels.evict(
             rows, starts, ids, owed, self.block_size,
-            columns.facts, columns.index, columns.born_live, columns.token_at,
+            columns.records, columns.index, columns.born_live, columns.token_at,
             columns.block_id, columns.block_live, columns.readonly,
             pool.readers, pool.live, pool.holders, pool.counts, self.hashed,
             codes, num_emptied,
@@ -255,7 +255,7 @@ class TokenTables:
         dropped = np.empty(table.num_blocks, dtype=np.int64)
         code, num_dropped = kernels.relocate(
             table.row, token_ids, slots, blocks, self.block_size,
-            columns.facts, columns.index, columns.token_at,
+            columns.records, columns.index, columns.token_at,
             columns.block_id, columns.block_live, columns.readonly,
             pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.bereaved,
             pool.counts, self._rank, self._old_rank, dropped, self._wrong,
@@ -289,7 +289,7 @@ class TokenTables:
         columns, pool = self.columns, self.pool
         number = table.number
         kernels.release(
-            table.row, self.block_size, columns.facts, columns.index, columns.block_id,
+            table.row, self.block_size, columns.records, columns.index, columns.block_id,
             pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.bereaved,
             pool.counts,
         )  # fmt: skip

@@ -104,17 +104,19 @@ class RoundPlanner:
         return min(config.headroom_blocks, self._state.store.num_free_blocks())
 
     def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
-        """Tables that a round looks at; without any it frees nothing."""
-        known, requests = self._state.tables, self._state.requests
-        asked = known if request_ids is None else map(known.__getitem__, request_ids)
-        size = self._state.geometry.block_size
-        return [
-            table
-            for table in asked
-            if table.virtual
-            and len(table.blocks) > table.num_live // size + 1  # `num_excess_blocks` > 0
-            and not requests[table.request_id].in_flight_step
-        ]
+        """Tables that a round looks at, the most empty slots first; without any it frees nothing."""
+        tables, requests = self._state.tables, self._state.requests
+        columns, size = tables.columns, self._state.geometry.block_size
+        if request_ids is None:
+            rows = tables.all_rows
+        else:
+            rows = np.array([tables[name].row for name in request_ids], dtype=np.int64)
+        live = columns.num_live[rows]
+        excess = columns.num_blocks[rows] > live // size + 1  # `num_excess_blocks` > 0
+        rows = rows[excess & (columns.virtual[rows] != 0)]
+        order = np.argsort(columns.num_live[rows] - columns.num_blocks[rows] * size, kind="stable")
+        names = [tables.names[row] for row in rows[order].tolist()]
+        return [tables[name] for name in names if not requests[name].in_flight_step]
 
     def _plan(
         self,
@@ -141,10 +143,7 @@ class RoundPlanner:
 
         The most empty slots first; requests with a relocation in flight are left out (I4).
         """
-        size = self._state.geometry.block_size
-        tables = self.movable(request_ids)
-        tables.sort(key=lambda table: table.num_live - len(table.blocks) * size)
-        return (self._layout_of(table, config) for table in tables)
+        return (self._layout_of(table, config) for table in self.movable(request_ids))
 
     def _layout_of(self, table: TokenTable, config: VTokenConfig, dead: Ints = NO_IDS) -> Layout:
         """What the planner sees of one table; `dead`: ids to be counted as dead already."""
