@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from numba import njit
 
@@ -25,13 +25,27 @@ log = logging.getLogger("vtoken")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kernel(function: F) -> F:
-    """`function` compiled at its first call, or taken from the cache on disk."""
+@overload
+def kernel(function: F) -> F: ...
+@overload
+def kernel(*, fastmath: set[str]) -> Callable[[F], F]: ...
+def kernel(function: F | None = None, **options: Any) -> F | Callable[[F], F]:
+    """`function` compiled at its first call, or taken from the cache on disk.
+
+    `fastmath`: what LLVM may do to floats beyond IEEE 754, by its own names. `contract` makes one
+    rounding of a product and a sum, `reassoc` adds in any order, and so several at a time.
+    """
+    if function is None:
+        return lambda f: _compiled(f, options)
+    return _compiled(function, options)
+
+
+def _compiled(function: F, options: dict[str, Any]) -> F:
     try:
-        return cast(F, njit(cache=True)(function))
+        return cast(F, njit(cache=True, **options)(function))
     except RuntimeError as error:  # Numba found no folder that it may write to
         _tell_uncached(str(error))
-        return cast(F, njit(function))
+        return cast(F, njit(**options)(function))
 
 
 @cache

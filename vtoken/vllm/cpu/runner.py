@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from vtoken.arrays import Ints
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.cpu.holes import ApartRequests, LentRequests, PackedSlots, Ragged
 from vtoken.vllm.cpu.layout import learn_layout
-from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.cpu.probe import StepProbe
+from vtoken.vllm.worker.executor import HoleyRow, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.selftest import SelfTest
@@ -26,8 +29,10 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         cache, layer = self.kv_caches[0], next(iter(layers.values()))
         block_size: int = cache.shape[2]
         self.vtoken_layout = learn_layout(cache, layer.isa)
-        self.vtoken_scratch = Scratch()
-        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout, block_size)
+        self.vtoken_scratch = context.Scratch()
+        self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.kv_caches))
+        context.set_packed(self.vtoken_packed)
+        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout)
         builder = self.attn_groups[0][0].get_metadata_builder()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         scores = HostScores(self._vtoken_keys)
@@ -41,6 +46,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         assert self.executor is not None
         if len(plan.source_slots):
             copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
+            self.vtoken_packed.written(plan.destination_slots)
             self.executor.note_copy(copy_us)
 
     def _vtoken_present(self, step: PhysicalStep | None) -> None:
@@ -57,18 +63,37 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
             self.seq_lens[rows] = seq_lens
             self.optimistic_seq_lens_cpu[rows] = seq_lens
         told = context.StepContext(
-            self.vtoken_layout, self.vtoken_scratch, self.executor.block_size
+            self.vtoken_layout,
+            self.vtoken_packed,
+            self.vtoken_scratch,
+            len(self.kv_caches[0]),
+            self.executor.block_size,
         )
-        for holey in step.holey:
-            row, part = holey.row, holey.part
-            if part.scratch:
-                told.lent.append(
-                    LentRequest(row.index, part.full_blocks, part.loose_slots, part.scratch)
-                )
-            else:
-                _, slots = holey.mirror.live()
-                told.apart.append(HoleyRequest(row.index, slots, row.num_new))
-        told.probed = step.probed
-        told.probe_layers = step.probe_layers
-        if told.lent or told.apart or told.probed:
-            context.set_current(told)
+        told.lent = _lent([holey for holey in step.holey if holey.part.scratch])
+        told.apart = _apart([holey for holey in step.holey if not holey.part.scratch])
+        if step.probed:
+            told.probe = StepProbe(step.probed, told.num_blocks, told.block_size)
+            told.probe_layers = step.probe_layers
+        context.set_current(told)
+
+
+def _lent(holey: list[HoleyRow]) -> LentRequests | None:
+    if not holey:
+        return None
+    return LentRequests(
+        _rows(holey),
+        Ragged.of([h.part.full_blocks for h in holey]),
+        Ragged.of([h.part.loose_slots for h in holey]),
+        Ragged.of([h.part.scratch for h in holey]),
+    )
+
+
+def _apart(holey: list[HoleyRow]) -> ApartRequests | None:
+    if not holey:
+        return None
+    num_new = np.array([h.row.num_new for h in holey], dtype=np.int64)
+    return ApartRequests(_rows(holey), Ragged.of([h.mirror.live()[1] for h in holey]), num_new)
+
+
+def _rows(holey: list[HoleyRow]) -> Ints:
+    return np.array([h.row.index for h in holey], dtype=np.int64)
