@@ -19,7 +19,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast, overload
 
+from llvmlite.binding import ffi
 from numba import njit
+
+# Where vLLM's CPU worker starts, it looks into `__dict__` of everything that any module holds. This
+# object answers every name with a function of the LLVM library, which is no dictionary.
+ffi.lib._fntab.setdefault("__dict__", {})
 
 log = logging.getLogger("vtoken")
 F = TypeVar("F", bound=Callable[..., Any])
