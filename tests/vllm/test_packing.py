@@ -114,7 +114,9 @@ def test_lent_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -
         first = -(-len(loose[0]) // S)
         needed = [lent[:first], lent[first : first - (-len(loose[1]) // S)]]
         requests = LentRequests(
-            np.array([2, 0]), Ragged.of([full for full, _ in split]), Ragged.of(loose),
+            np.array([2, 0]),
+            Ragged.of([full for full, _ in split]),
+            Ragged.of(loose),
             Ragged.of(needed),
         )
         table = np.full((3, 8), 99, dtype=np.int32)
@@ -207,7 +209,9 @@ def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(seed: int, d
         slots.append(blocks[at // S] * S + at % S)
         num_new[len(slots) - 1] = min(k, len(at) - 1) or 1
     apart = plan_apart(ApartRequests(np.arange(3), Ragged.of(slots), num_new), N, S)
-    scratch = [torch.full((apart.num_blocks, H, S, 2 * D), -1.0, dtype=c.dtype) for c in pool.caches]
+    scratch = [
+        torch.full((apart.num_blocks, H, S, 2 * D), -1.0, dtype=c.dtype) for c in pool.caches
+    ]
     assert apart.seq_lens.tolist() == [len(x) for x in slots]
     num_full = 0
     for r, (live, k) in enumerate(zip(slots, num_new, strict=True)):
