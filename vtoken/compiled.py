@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, overload
 
 from llvmlite.binding import ffi
 from numba import config, njit
@@ -30,13 +30,27 @@ log = logging.getLogger("vtoken")
 KERNELS: list[Any] = []  # all that were defined in this process
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """`function` compiled at its first call, or taken from the cache on disk."""
+@overload
+def kernel(function: Callable[..., Any]) -> Any: ...
+@overload
+def kernel(*, fastmath: set[str]) -> Callable[[Callable[..., Any]], Any]: ...
+def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`function` compiled at its first call, or taken from the cache on disk.
+
+    `fastmath`: what LLVM may do to floats beyond IEEE 754, by its own names. `contract` makes one
+    rounding of a product and a sum, `reassoc` adds in any order, and so several at a time.
+    """
+    if function is None:
+        return lambda f: _compiled(f, options)
+    return _compiled(function, options)
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
-        compiled = njit(cache=True)(function)
+        compiled = njit(cache=True, **options)(function)
     except RuntimeError as error:  # Numba found no folder that it may write to
         _tell_uncached(str(error))
-        compiled = njit(function)
+        compiled = njit(**options)(function)
     KERNELS.append(compiled)
     return compiled
 

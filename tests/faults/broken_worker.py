@@ -11,11 +11,11 @@ from vtoken.vllm.cpu.worker import VTokenCPUWorker
 
 class ForgetfulCopyEngine(CPUCopyEngine):
     def copy(self, source: Ints, destination: Ints) -> int:
-        views, self._views = self._views, self._views[:-1]
+        layers, self._layers = self._layers, self._layers[:-1]
         try:
             return super().copy(source, destination)
         finally:
-            self._views = views
+            self._layers = layers
 
 
 class BrokenWorker(VTokenCPUWorker):

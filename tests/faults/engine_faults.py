@@ -27,10 +27,11 @@ def _damage_copies(engine: Engine, hit: Hit, copy: Callable[[Any, Any, Any], int
 
 
 def _half(copies: Any, source: Any, destination: Any) -> int:
-    (sb, so), (db, do) = copies._split(source), copies._split(destination)
-    for key, value in copies._views[:-1]:
-        key[db, do], value[db, do] = key[sb, so], value[sb, so]
-    return 0
+    layers, copies._layers = copies._layers, copies._layers[:-1]
+    try:
+        return int(type(copies).copy(copies, source, destination))
+    finally:
+        copies._layers = layers
 
 
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
@@ -59,10 +60,11 @@ def flip_a_bit(engine: Engine, hit: Hit) -> None:
 
     honest = engine.runner.vtoken_copies.copy
 
-    def flip(copies: Any, source: Any, destination: Any) -> int:
+    def flip(_: Any, source: Any, destination: Any) -> int:
         honest(source, destination)
-        (block,), (offset,) = copies._split(destination[:1])
-        _, value = copies._views[2]
+        runner = engine.runner
+        _, value = runner.vtoken_layout.views(runner.kv_caches[2])
+        block, offset = divmod(int(destination[0]), value.shape[1])
         token = value[block, offset].clone()
         token.view(torch.int32)[0, 3] ^= 1
         value[block, offset] = token

@@ -79,72 +79,20 @@ def test_copies_read_all_sources_before_they_write() -> None:
     layout = learn_layout(cache, "vec")
     source = np.array([3, 70, 71], dtype=np.int64)
     destination = np.array([70, 71, 3], dtype=np.int64)  # a cycle
-    CPUCopyEngine([cache], layout, 32).copy(source, destination)
+    CPUCopyEngine([cache], layout).copy(source, destination)
     k, v = (view.flatten(0, 1) for view in layout.views(cache))
     assert torch.equal(k[destination], key[source])
     assert torch.equal(v[destination], value[source])
 
 
-def holey_slots(num_new: int) -> np.ndarray:
-    """60 random ones of the first 100 slots, block 1 wholly, and `num_new` new ones."""
-    live = np.random.default_rng(1).choice(100, size=60, replace=False)
-    return np.concatenate([np.union1d(live, np.arange(32, 64)), np.arange(105, 105 + num_new)])
-
-
-def rows(x: Any) -> list[list[float]]:
-    return sorted(x.flatten(1).tolist())
-
-
-@pytest.mark.parametrize("num_new", [1, 5])
-def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(num_new: int) -> None:
-    import torch
-
-    from vtoken.vllm.cpu.holes import HoleyRequest, plan_apart
+def test_the_copy_engine_refuses_a_slot_that_the_cache_does_not_have() -> None:
+    from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
     from vtoken.vllm.cpu.layout import learn_layout
 
-    cache, key, value = written("vec", 32, 64, "float32")
-    slots = holey_slots(num_new)
-    apart = plan_apart([HoleyRequest(0, slots, num_new)], 32)
-    assert apart.full_from.tolist() == [1]  # copied whole
-    scratch = torch.full((apart.num_blocks, 2, 32, 128), float("nan"))
-    layout = learn_layout(cache, "vec")
-    apart.fill(cache, scratch, layout)
-    k, v = (view.flatten(0, 1)[: len(slots)] for view in layout.views(scratch))
-    assert apart.seq_lens.tolist() == [len(slots)]
-    assert rows(k) == rows(key[slots])
-    assert rows(v) == rows(value[slots])
-    if num_new > 1:
-        assert torch.equal(k[-num_new:], key[slots[-num_new:]])
-
-
-def test_packing_into_lent_blocks_touches_no_other_block() -> None:
-    import torch
-
-    from vtoken.vllm.cpu.holes import LentRequest, plan_lent
-    from vtoken.vllm.cpu.layout import learn_layout
-
-    cache, key, value = written("vec", 32, 64, "float32")
-    cache = torch.cat([cache, torch.zeros_like(cache)])  # blocks 4 to 7 are free
-    before = cache[:4].clone()
-    slots = holey_slots(1)
-    loose = slots[slots // 32 != 1]
-    lent = plan_lent([LentRequest(0, np.array([1]), loose, [6, 5])], 32)
-    layout = learn_layout(cache, "vec")
-    lent.fill(cache, layout)
-    assert torch.equal(cache[:4], before)
-    assert not cache[[4, 7]].any()
-    original = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)
-    table = lent.rewrite(original)
-    assert table[0, :3].tolist() == [1, 6, 5]
-    assert original.tolist() == [[0, 1, 2, 3]]
-    read = (table[0, :3, None] * 32 + torch.arange(32)).flatten()[: len(slots)].long()
-    k, v = (view.flatten(0, 1)[read] for view in layout.views(cache))
-    assert rows(k) == rows(key[slots])
-    assert rows(v) == rows(value[slots])
-
-
-def test_too_few_lent_blocks_are_an_error() -> None:
-    from vtoken.vllm.cpu.holes import LentRequest, plan_lent
-
-    with pytest.raises(ValueError, match="do not fit 1 lent blocks"):
-        plan_lent([LentRequest(0, np.array([1]), holey_slots(1), [6])], 32)
+    cache, *_ = written("vec", 32, 64, "float32")
+    copies = CPUCopyEngine([cache], learn_layout(cache, "vec"))
+    for slot in (-1, 128):
+        with pytest.raises(IndexError, match="there are 128"):
+            copies.copy(np.array([slot]), np.array([0]))
+        with pytest.raises(IndexError, match="there are 128"):
+            next(copies.contents(np.array([slot])))

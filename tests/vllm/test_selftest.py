@@ -44,14 +44,10 @@ def copy_all_but_the_first(path: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(path._copies, "copy", lambda a, b: copy(a[1:], b[1:]))
 
 
-def copy_keys_only(path: Any, patch: pytest.MonkeyPatch) -> None:
-    def copy(source: Any, destination: Any) -> int:
-        (s, so), (d, do) = (path._copies._split(slots) for slots in (source, destination))
-        for key, _ in path._copies._views:
-            key[d, do] = key[s, so]
-        return 0
+def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
+    from vtoken.vllm.cpu import copy_engine
 
-    patch.setattr(path._copies, "copy", copy)
+    patch.setattr(copy_engine, "VALUE", copy_engine.KEY)
 
 
 def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -76,18 +72,19 @@ def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
         key=replace(key, token_stride=value.token_stride, dim_stride=value.dim_stride),
     )
     path._layout = wrong
-    path._copies = CPUCopyEngine([path._cache], wrong, path.block_size)
+    path._copies = CPUCopyEngine([path._cache], wrong)
 
 
-def pack_one_token_less(path: Any, patch: pytest.MonkeyPatch) -> None:
+def pack_one_token_less(_path: Any, patch: pytest.MonkeyPatch) -> None:
     from vtoken.vllm.cpu import holes
 
-    honest = holes.TokenMoves.of.__func__  # type: ignore[attr-defined]
+    pack = holes.pack
+    patch.setattr(holes, "pack", lambda *a: pack(*a[:6], a[6][1:], a[7][1:]))
 
-    def of(cls: Any, source: Any, target: Any, block_size: int) -> Any:
-        return honest(cls, [s[1:] for s in source], [t[1:] for t in target], block_size)
 
-    patch.setattr(holes.TokenMoves, "of", classmethod(of))
+def keep_what_was_packed_before(path: Any, patch: pytest.MonkeyPatch) -> None:
+    """Packing is never told of a write, so that the copy of an earlier token passes for the new."""
+    patch.setattr(path._packed, "written", lambda _: None)
 
 
 def read_one_token_more(path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -107,11 +104,11 @@ def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
-    from vtoken.vllm.cpu import backend
+    from vtoken.vllm.cpu.probe import StepProbe
 
-    probe = backend.probe
+    add = StepProbe.add
     patch.setattr(
-        backend, "probe", lambda *a, scale, soft_cap: probe(*a, scale=2 * scale, soft_cap=soft_cap)
+        StepProbe, "add", lambda *a, scale, soft_cap: add(*a, scale=2 * scale, soft_cap=soft_cap)
     )
 
 
@@ -127,6 +124,7 @@ def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
         (copy_one_by_one, "tokens that change places"),
         (mistake_the_strides, "lent blocks"),
         (pack_one_token_less, "lent blocks"),
+        (keep_what_was_packed_before, "both ways"),
         (read_one_token_more, "a dense request"),
         (store_elsewhere, "a dense request"),
         (probe_at_another_temperature, "attention_last"),

@@ -104,7 +104,7 @@ class RoundPlanner:
         return min(config.headroom_blocks, self._state.store.num_free_blocks())
 
     def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
-        """Tables that a round looks at, the most empty slots first; without any it frees nothing."""
+        """Tables that a round looks at, the most empty slots first; none: it frees nothing."""
         tables, requests = self._state.tables, self._state.requests
         columns, size = tables.columns, self._state.geometry.block_size
         if request_ids is None:

@@ -23,9 +23,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vtoken.vllm.cpu import context
-from vtoken.vllm.cpu.holes import Apart, Lent, plan_apart, plan_lent
+from vtoken.vllm.cpu.holes import Apart, Moves, plan_apart
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
-from vtoken.vllm.worker.probe import probe
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class VTokenMetadata(CPUAttentionMetadata):
     """The stock metadata; `step` is None in a step that does not concern vToken."""
 
     step: context.StepContext | None = None
-    lent: Lent | None = None
+    lent: Moves | None = None
     apart: Apart | None = None
     part_apart: Part | None = None
     part_rest: Part | None = None  # the others, when some are read apart
@@ -72,20 +71,20 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         step = context.current()
         if step is None:
+            context.forget_packed()
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
-        if step.lent:
-            metadata.lent = plan_lent(step.lent, step.block_size)
-            metadata.block_table = metadata.lent.rewrite(metadata.block_table)
-        if step.apart:
-            metadata.apart = plan_apart(step.apart, step.block_size)
-            rows = [request.batch_index for request in step.apart]
-            self._split(metadata, common_attn_metadata, rows)
+        step.packed.written(metadata.slot_mapping.numpy())
+        if step.lent is not None:
+            metadata.block_table = metadata.block_table.clone(memory_format=torch.contiguous_format)
+            metadata.lent = step.packed.plan(step.lent, metadata.block_table.numpy())
+        if step.apart is not None:
+            metadata.apart = plan_apart(step.apart, step.num_blocks, step.block_size)
+            self._split(metadata, common_attn_metadata, torch.from_numpy(step.apart.rows))
         return metadata
 
-    def _split(self, metadata: VTokenMetadata, common: Any, rows: list[int]) -> None:
+    def _split(self, metadata: VTokenMetadata, common: Any, apart: torch.Tensor) -> None:
         assert metadata.apart is not None
-        apart = torch.tensor(rows)
         mask = torch.zeros(common.num_reqs, dtype=torch.bool)
         mask[apart] = True
         rest = torch.nonzero(~mask).flatten()
@@ -143,8 +142,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         step = getattr(attn_metadata, "step", None)
         if step is not None and attn_metadata is not None and attn_metadata.lent is not None:
             started = time.perf_counter_ns()
-            attn_metadata.lent.fill(kv_cache, step.layout)
+            attn_metadata.lent.copy(kv_cache, kv_cache, step.layout)
             step.pack_ns += time.perf_counter_ns() - started
+            step.packed.copied()
         if step is None or attn_metadata is None or attn_metadata.apart is None:
             super().forward(
                 layer,
@@ -159,17 +159,18 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
             )
         else:
             self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)
-        if step is not None and step.probe_layers:
-            number = extract_layer_index(layer.layer_name)
-            if number in step.probe_layers:
-                keys, _ = step.layout.views(kv_cache)
-                probe(
-                    step.probed,
-                    query,
-                    keys,
-                    scale=self.scale,
-                    soft_cap=float(self.logits_soft_cap or 0.0),
-                )
+        if (
+            step is not None
+            and step.probe is not None
+            and extract_layer_index(layer.layer_name) in step.probe_layers
+        ):
+            step.probe.add(
+                query,
+                kv_cache,
+                step.layout,
+                scale=self.scale,
+                soft_cap=float(self.logits_soft_cap or 0.0),
+            )
         return output
 
     def _forward_parts(
@@ -187,7 +188,7 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         assert apart is not None
         scratch = step.scratch.blocks(apart.num_blocks, kv_cache)
         started = time.perf_counter_ns()
-        apart.fill(kv_cache, scratch, step.layout)
+        apart.moves.copy(kv_cache, scratch, step.layout)
         step.pack_ns += time.perf_counter_ns() - started
         for part, cache in ((metadata.part_rest, kv_cache), (metadata.part_apart, scratch)):
             if part is None:

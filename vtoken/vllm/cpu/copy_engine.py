@@ -1,6 +1,6 @@
-"""Relocation of tokens inside the KV cache: one gather, then one scatter, over all layers.
+"""Relocation of tokens inside the KV cache: one gather, then one scatter, layer by layer.
 
-Knows slots and tensors, not requests. Because all sources of a step are read before any
+Knows slots and tensors, not requests. Because all sources of a layer are read before any
 destination is written, the order of moves does not matter.
 """
 
@@ -14,40 +14,68 @@ import numpy.typing as npt
 import torch
 
 from vtoken.arrays import Ints
+from vtoken.compiled import kernel
 from vtoken.protocol.integrity import LayerBytes
-from vtoken.vllm.cpu.layout import KVLayout
+from vtoken.vllm.cpu.layout import Bits, KVLayout, Memory
 
-View = tuple[torch.Tensor, torch.Tensor]
+KEY, VALUE = 6, 9  # where `Memory.shape` has their placements
 
 
 class CPUCopyEngine:
     """Copies K and V of token slots on the host, before the step's forward."""
 
-    def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout, block_size: int) -> None:
-        self._views: list[View] = [layout.views(cache) for cache in caches]
-        self._block_size = block_size
+    def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout) -> None:
+        self._layers = [layout.memory(cache) for cache in caches]
 
     def copy(self, source: Ints, destination: Ints) -> int:
-        """Move `source` [k] to `destination` [k] in every layer; the time that took, in µs."""
+        """Move `source` [k] to `destination` [k] in every layer; the time that took, in µs.
+
+        Raises IndexError for a slot that the cache does not have.
+        """
         started = time.perf_counter_ns()
-        sb, so = self._split(source)
-        db, do = self._split(destination)
-        for key, value in self._views:
-            key[db, do] = key[sb, so]
-            value[db, do] = value[sb, so]
+        first = self._layers[0]
+        first.check(source)
+        first.check(destination)
+        keys, values = (first.empty(len(source)) for _ in range(2))
+        for layer in self._layers:
+            for part, staged in ((KEY, keys), (VALUE, values)):
+                read_tokens(layer.bits, layer.shape, part, source, staged)
+            for part, staged in ((KEY, keys), (VALUE, values)):
+                write_tokens(layer.bits, layer.shape, part, destination, staged)
         return (time.perf_counter_ns() - started) // 1000
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:
         """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer."""
-        blocks, offsets = self._split(slots)
-        for key, value in self._views:
-            yield _bytes(key[blocks, offsets]), _bytes(value[blocks, offsets])
-
-    def _split(self, slots: Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        index = torch.from_numpy(slots)
-        return index // self._block_size, index % self._block_size
+        self._layers[0].check(slots)
+        for layer in self._layers:
+            yield _bytes(layer, KEY, slots), _bytes(layer, VALUE, slots)
 
 
-def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    out: npt.NDArray[np.uint8] = tensor.contiguous().view(torch.uint8).numpy()
-    return out
+def _bytes(layer: Memory, part: int, slots: Ints) -> npt.NDArray[np.uint8]:
+    staged = layer.empty(len(slots))
+    read_tokens(layer.bits, layer.shape, part, slots, staged)
+    return staged.view(np.uint8)
+
+
+@kernel
+def read_tokens(bits: Bits, shape: Ints, part: int, slots: Ints, staged: Bits) -> None:
+    """`staged` [n, H, D] = K or V of the tokens in `slots` [n]; `part`: KEY or VALUE."""
+    token_stride, dim_stride = shape[part + 1], shape[part + 2]
+    for i in range(len(slots)):
+        at = slots[i] // shape[2] * shape[4] + shape[part] + slots[i] % shape[2] * token_stride
+        for h in range(shape[1]):
+            token = bits[at + h * shape[5] :]
+            for d in range(shape[3]):
+                staged[i, h, d] = token[d * dim_stride]
+
+
+@kernel
+def write_tokens(bits: Bits, shape: Ints, part: int, slots: Ints, staged: Bits) -> None:
+    """K or V of the tokens in `slots` [n] = `staged` [n, H, D]."""
+    token_stride, dim_stride = shape[part + 1], shape[part + 2]
+    for i in range(len(slots)):
+        at = slots[i] // shape[2] * shape[4] + shape[part] + slots[i] % shape[2] * token_stride
+        for h in range(shape[1]):
+            token = bits[at + h * shape[5] :]
+            for d in range(shape[3]):
+                token[d * dim_stride] = staged[i, h, d]

@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Ints, Ragged
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
-from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch, split_loose
+from vtoken.vllm.cpu.holes import (
+    ApartRequests,
+    LentRequests,
+    PackedSlots,
+    split_loose,
+)
 from vtoken.vllm.cpu.layout import KVLayout
+from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
@@ -39,7 +46,8 @@ class CPUDataPath:
         self.dtype, self.device = cache.dtype, cache.device
         self._layer, self._builder, self._layout = layer, builder, layout
         self._cache = torch.zeros((NUM_BLOCKS, *cache.shape[1:]), dtype=cache.dtype)
-        self._copies = CPUCopyEngine([self._cache], layout, self.block_size)
+        self._copies = CPUCopyEngine([self._cache], layout)
+        self._packed = PackedSlots(NUM_BLOCKS, self.block_size, num_layers=1)
         self.layer_number = extract_layer_index(layer.layer_name)
         self.scores = HostScores(lambda _: layout.views(self._cache)[0])
 
@@ -47,9 +55,11 @@ class CPUDataPath:
         self._layer.impl.do_kv_cache_update(
             self._layer, key, value, self._cache, torch.from_numpy(slots)
         )
+        self._packed.written(slots)
 
     def relocate(self, source: Ints, destination: Ints) -> None:
         self._copies.copy(source, destination)
+        self._packed.written(destination)
 
     def attend(
         self,
@@ -58,15 +68,13 @@ class CPUDataPath:
         lent: list[int],
         probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
-        step = context.StepContext(self._layout, Scratch(), self.block_size, probed=[*probed])
+        step = context.StepContext(
+            self._layout, self._packed, context.Scratch(), NUM_BLOCKS, self.block_size
+        )
+        step.lent, step.apart = self._lent(reads, lent), self._apart(reads)
         if probed:
+            step.probe = StepProbe(probed, NUM_BLOCKS, self.block_size)
             step.probe_layers = frozenset([self.layer_number])
-        for row, read in enumerate(reads):
-            if read.how == "lent":
-                full, loose = split_loose(read.slots, 1, self.block_size)
-                step.lent.append(LentRequest(row, full, loose, lent))
-            elif read.how == "apart":
-                step.apart.append(HoleyRequest(row, read.slots, 1))
         context.set_current(step)
         try:
             metadata = self._builder.build(0, self._common(reads))
@@ -76,6 +84,27 @@ class CPUDataPath:
         unused = query[:, : self.num_kv_heads]
         self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
         return output
+
+    def _lent(self, reads: list[Read], lent: list[int]) -> LentRequests | None:
+        rows = [row for row, read in enumerate(reads) if read.how == "lent"]
+        if not rows:
+            return None
+        full, loose = zip(
+            *(split_loose(reads[row].slots, self.block_size) for row in rows), strict=True
+        )
+        return LentRequests(
+            np.array(rows),
+            Ragged.joined(full),
+            Ragged.joined(loose),
+            Ragged.joined([lent for _ in rows]),
+        )
+
+    def _apart(self, reads: list[Read]) -> ApartRequests | None:
+        rows = [row for row, read in enumerate(reads) if read.how == "apart"]
+        if not rows:
+            return None
+        slots = Ragged.joined([reads[row].slots for row in rows])
+        return ApartRequests(np.array(rows), slots, np.ones(len(rows), dtype=np.int64))
 
     def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
         """One new token a request; every one attends to all that it can see."""

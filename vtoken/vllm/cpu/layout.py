@@ -10,11 +10,17 @@ A cache tensor is [N, H, S, 2D]; inside a head, K fills the first S * D elements
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm import _custom_ops as ops
 
+from vtoken.arrays import Ints
 from vtoken.errors import UnsupportedError
+
+Bits = npt.NDArray[Any]  # uint32 or uint16: the elements of a cache as they are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,44 @@ class KVLayout:
             )
 
         return view(self.key), view(self.value)
+
+    def memory(self, cache: torch.Tensor) -> Memory:
+        """The memory of `cache` [N, H, S, 2D], for kernels."""
+        n, h, s, two_d = cache.shape
+        block, head = cache.stride(0), cache.stride(1)
+        span = (n - 1) * block + (h - 1) * head + s * two_d
+        flat = torch.as_strided(cache, (span,), (1,))
+        size = cache.element_size()
+        bits = flat.view(torch.int32 if size == 4 else torch.int16).numpy()
+        k, v = self.key, self.value
+        strides = (k.offset, k.token_stride, k.dim_stride, v.offset, v.token_stride, v.dim_stride)
+        shape = np.array((n, h, s, two_d // 2, block, head, *strides), dtype=np.int64)
+        return Memory(bits.view(np.uint32 if size == 4 else np.uint16), shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One cache tensor as kernels take it: elements are copied as bits, whatever their type.
+
+    `shape` [12]: N, H, S, D, the strides of a block and of a head, and for K and then for V the
+    `Placement`: offset, token stride, dimension stride. All are counted in elements of `bits`.
+
+        element (slot, head, dim) of K = bits[(slot // S) * shape[4] + head * shape[5]
+                                              + shape[6] + (slot % S) * shape[7] + dim * shape[8]]
+    """
+
+    bits: Bits
+    shape: Ints
+
+    def check(self, slots: Ints) -> None:
+        """Raises IndexError for a slot that the cache does not have."""
+        num_slots = int(self.shape[0] * self.shape[2])
+        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+            raise IndexError(f"slots {slots.min()} to {slots.max()}, but there are {num_slots}")
+
+    def empty(self, num_tokens: int) -> Bits:
+        """Room for K or V [n, H, D] of tokens."""
+        return np.empty((num_tokens, self.shape[1], self.shape[3]), dtype=self.bits.dtype)
 
 
 def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:

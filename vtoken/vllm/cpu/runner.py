@@ -12,8 +12,9 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import HoleyRequest, LentRequest, Scratch
+from vtoken.vllm.cpu.holes import ApartRequests, LentRequests, PackedSlots
 from vtoken.vllm.cpu.layout import learn_layout
+from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.scores import HostScores
@@ -27,8 +28,10 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         cache, layer = self.kv_caches[0], next(iter(layers.values()))
         block_size: int = cache.shape[2]
         self.vtoken_layout = learn_layout(cache, layer.isa)
-        self.vtoken_scratch = Scratch()
-        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout, block_size)
+        self.vtoken_scratch = context.Scratch()
+        self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.kv_caches))
+        context.set_packed(self.vtoken_packed)
+        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout)
         builder = self.attn_groups[0][0].get_metadata_builder()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         scores = HostScores(self._vtoken_keys)
@@ -42,6 +45,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         assert self.executor is not None
         if len(plan.source_slots):
             copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
+            self.vtoken_packed.written(plan.destination_slots)
             self.executor.note_copy(copy_us)
 
     def _vtoken_present(self, step: PhysicalStep | None) -> None:
@@ -61,14 +65,18 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
             self.seq_lens[rows] = seq_lens
             self.optimistic_seq_lens_cpu[rows] = seq_lens
         told = context.StepContext(
-            self.vtoken_layout, self.vtoken_scratch, self.executor.block_size
+            self.vtoken_layout,
+            self.vtoken_packed,
+            self.vtoken_scratch,
+            len(self.kv_caches[0]),
+            self.executor.block_size,
         )
         if len(step.holey):
             tell_holes(told, step)
-        told.probed = step.probed
-        told.probe_layers = step.probe_layers
-        if told.lent or told.apart or told.probed:
-            context.set_current(told)
+        if step.probed:
+            told.probe = StepProbe(step.probed, told.num_blocks, told.block_size)
+            told.probe_layers = step.probe_layers
+        context.set_current(told)
 
 
 def tell_holes(told: context.StepContext, step: PhysicalStep) -> None:
@@ -76,11 +84,9 @@ def tell_holes(told: context.StepContext, step: PhysicalStep) -> None:
     holey = step.holey
     is_lent = holey.scratch.counts > 0
     lent, apart = np.flatnonzero(is_lent), np.flatnonzero(~is_lent)
-    full, loose = step.mirrors.split(holey.rows[lent], told.block_size)
-    for i, row in enumerate(lent.tolist()):
-        scratch = holey.scratch.of(row).tolist()
-        told.lent.append(LentRequest(int(holey.index[row]), full.of(i), loose.of(i), scratch))
-    _, slots = step.mirrors.live(holey.rows[apart])
-    for i, row in enumerate(apart.tolist()):
-        index, num_new = int(holey.index[row]), int(holey.num_new[row])
-        told.apart.append(HoleyRequest(index, slots.of(i), num_new))
+    if len(lent):
+        full, loose = step.mirrors.split(holey.rows[lent], told.block_size)
+        told.lent = LentRequests(holey.index[lent], full, loose, holey.scratch.take(lent))
+    if len(apart):
+        _, slots = step.mirrors.live(holey.rows[apart])
+        told.apart = ApartRequests(holey.index[apart], slots, holey.num_new[apart])
