@@ -119,6 +119,9 @@ class Tables(RuleBasedStateMachine):
         self.tables.choose_places(recycling=True)
         hole = table.hole
         table.protect(())
+        for other in self.tables:
+            if other is not table:
+                self.tables.columns.hole[other.row] = -1
         assert hole == (holes[0] if holes else None)
         if hole is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -101,21 +100,15 @@ def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
-    """Every block counts as writable and slots are recycled: the rule itself switched off."""
-    tables = engine.runtime.tables
-    choose, grow = engine.runtime.appender.choose_places, tables.grow
+    """`is_writable` always says yes and slots are recycled: the rule itself switched off."""
+    honest = engine.store.is_writable
 
-    def choose_places() -> bool:
-        for table in tables:
-            if table.readonly.any():
-                hit()
-            table.protect(())
-        return choose()
+    def is_writable(block: int) -> bool:
+        if not honest(block):
+            hit()
+        return True
 
-    engine.runtime.appender.choose_places = choose_places  # type: ignore[method-assign]
-    tables.grow = lambda *args: dataclasses.replace(  # type: ignore[method-assign]
-        grow(*args), num_strays=0
-    )
+    engine.store.is_writable = is_writable  # type: ignore[method-assign]
 
 
 @BLOCKS.fault(

@@ -199,14 +199,16 @@ def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
 )
 def believe_every_block_writable(engine: Engine, hit: Hit) -> None:
     """`is_writable` always says yes: shared and cached blocks are recycled into."""
-    honest = engine.runtime.state.store.is_writable
+    store = engine.runtime.state.store
+    honest = store.is_writable
 
     def is_writable(block: int) -> bool:
         if not honest(block):
             hit()
         return True
 
-    engine.replace(engine.runtime.state.store, "is_writable", is_writable)
+    engine.replace(store, "is_writable", is_writable)
+    engine.replace(store, "first_not_writable", lambda _: None)
 
 
 @ENGINE.fault("never hash again", "I4, `TokenAppender.", config={"recycle": True})

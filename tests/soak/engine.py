@@ -64,11 +64,9 @@ class Watch:
         self._runtime.commit_step = self._commit_step
 
     def _commit_step(self, grown: Any) -> Any:
-        grown = list(grown)
-        for request in grown:
-            if request.request_id not in self._runtime.tables:
-                known = self._scheduler.requests[request.request_id].num_tokens
-                self._of(request.request_id).append(Stretch(known))
+        for request_id in grown.new:
+            known = self._scheduler.requests[request_id].num_tokens
+            self._of(request_id).append(Stretch(known))
         plan = self._commit(grown)
         for request_id, part in plan.requests.parts().items():
             if len(part.evicted):

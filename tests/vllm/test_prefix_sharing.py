@@ -349,14 +349,15 @@ def test_control_a_store_that_calls_hashed_blocks_writable_poisons_later_hits(
     expected = reference.generate(hf_model, PROMPTS[0], 12, evict)
     assert poisoned(llm, session()) == expected
     store = runtime_of(llm).state.store
-    honest = store.is_writable
+    honest = store.is_writable, store.first_not_writable
     store.is_writable = lambda block: store._pool.blocks[block].ref_cnt == 1
+    store.first_not_writable = lambda _: None
     try:
         run = session()
         assert poisoned(llm, run) != expected
         assert run.counted("violations") == 0
     finally:
-        store.is_writable = honest
+        store.is_writable, store.first_not_writable = honest
 
 
 def test_reclaiming_a_hashed_block_keeps_nine_blocks_and_the_prefix_in_the_cache(

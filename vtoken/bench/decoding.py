@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from vtoken.arrays import Floats
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.mirror import BlockTables, Mirrors
@@ -30,7 +28,6 @@ class Store:
 
     def __init__(self, num_blocks: int) -> None:
         self.free = deque(range(1, num_blocks))
-        self.hashed = np.zeros(num_blocks, dtype=np.bool_)
         self.tables: dict[str, list[int]] = {}
 
     def num_free_blocks(self) -> int:

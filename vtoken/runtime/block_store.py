@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from vtoken.arrays import Bools
 from vtoken.tables.token_table import TokenTable
 
 
 class BlockStore(Protocol):
-    """Who owns the physical blocks. `hashed` [N]: those that have a prefix hash, kept in place."""
-
-    hashed: Bools
+    """Who owns the physical blocks."""
 
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""

@@ -114,6 +114,8 @@ class Evictor:
             return False
         due = state.due
         due.waits[rows] = False
+        for row in rows[tables.columns.virtual[rows] == 0].tolist():
+            state.begin_evicting(tables[tables.names[row]])
         owed = tables.columns.num_live[rows] - due.budget[rows]
         codes, num_emptied = tables.evict(rows, victims.starts, victims.values, owed)
         died = codes == kernels.DONE

@@ -92,11 +92,19 @@ class TokenAppender:
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, starts, joined)
         state.counters.recycled_slots += grown.num_recycled
-        if grown.num_strays:
-            state.violated(
-                InvariantViolation("I4", f"block {grown.stray_block} is written, not private")
-            )
+        self._check_private(rows, grown)
         return rows, grown
+
+    def _check_private(self, rows: Ints, grown: Grown) -> None:
+        """Who has evicted writes to blocks that nobody else reads, now or by their hash (I4)."""
+        state = self._state
+        virtual = np.repeat(state.tables.columns.virtual[rows] != 0, np.diff(grown.starts))
+        if not virtual.any():
+            return
+        written = grown.slots[virtual] // state.geometry.block_size
+        foreign = state.store.first_not_writable(written.tolist())
+        if foreign is not None:
+            state.violated(InvariantViolation("I4", f"block {foreign} is written, not private"))
 
     def _joined(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
         """The blocks that requests hold since the last step: starts [k + 1], and the blocks."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Bools
 from vtoken.compiled import tell_compiled
 from vtoken.config.values import default_config, merge_patch
 from vtoken.protocol.step import WorkerReport
@@ -44,7 +43,7 @@ class Pool:
     """`BlockStore` of one small pool; blocks are shared and hashed where the test says so."""
 
     def __init__(self, num_blocks: int = NUM_BLOCKS) -> None:
-        self.hashed: Bools = np.zeros(num_blocks, dtype=np.bool_)
+        self.hashed = [False] * num_blocks
         self.free = deque(range(1, num_blocks))
         self.references = [0] * num_blocks
         self.tables: dict[str, list[int]] = {}

@@ -47,7 +47,7 @@ class RuntimeState:
         self.config = config
         self.revision = 1
         self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
-        self.tables = TokenTables(geometry.num_blocks, geometry.block_size, store.hashed)
+        self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
         self.due = DueColumns()
         self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled by
         self.draft = StepDraft()  # of the step being planned
@@ -74,6 +74,13 @@ class RuntimeState:
         self.draft.drop(self.tables.rows[request_id])
         self.tables.release(request_id)
         del self.requests[request_id]
+
+    def begin_evicting(self, table: TokenTable) -> None:
+        """Tokens of `table` are about to die. With the first ones its layout leaves the identity,
+        and what it holds shared or hashed now is read-only; what joins later is neither.
+        """
+        if not table.virtual:
+            table.protect(b for b in table.blocks if not self.store.is_writable(b))
 
     def rebound(self, table: TokenTable) -> None:
         """The table's block list was rewritten: tell the owner of the blocks and the worker."""

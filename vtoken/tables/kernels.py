@@ -97,7 +97,7 @@ def _append_start(fact, s, readonly):
 def append(
     first, rows, totals, joined_starts, joined, s,
     facts, index, born_live, token_at, block_id, block_live, readonly,
-    readers, live, holders, usage, owner, counts, hashed,
+    readers, live, holders, usage, owner, counts,
     slots, starts, wrong,
 ):  # fmt: skip
     """Requests `rows` [k] from the `first`-th on now have `totals` [k] tokens, and the blocks
@@ -105,9 +105,7 @@ def append(
 
     Writes the slots of the new tokens and where each request's begin into `slots`, `starts`
     [k + 1]; a token goes into the row's `hole` where it comes alone and there is one. Returns a
-    code and the index of the request at which it stopped. `wrong[1]`: requests whose token went to
-    a block that is hashed or shared though they have evicted, `wrong[2]`: one such block,
-    `wrong[3]`: holes that were filled.
+    code and the index of the request at which it stopped. `wrong[3]`: holes that were filled.
     """
     for j in range(first, len(rows)):
         r = rows[j]
@@ -150,7 +148,6 @@ def append(
             fact.num_recycled += 1
             fact.hole = -1
         put = starts[j]
-        was_alone = True
         for p in range(place, place + num_new):
             at = fact.first_block * s + p
             i = fact.first_block + p // s
@@ -171,11 +168,6 @@ def append(
             slots[put] = slot
             put += 1
             fact.num_tokens += 1
-            was_alone = was_alone and holders[b] == 1 and not hashed[b]
-            if fact.virtual and (holders[b] != 1 or hashed[b]):
-                wrong[2] = b
-        if fact.virtual and not was_alone:
-            wrong[1] += 1
         fact.num_live += num_new
         if num_new:
             fact.extent = max(fact.extent, place + num_new)
@@ -224,8 +216,8 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
 @kernel
 def evict(
     rows, starts, ids, owed, s,
-    facts, index, born_live, token_at, block_id, block_live, readonly,
-    readers, live, holders, counts, hashed,
+    facts, index, born_live, token_at, block_id, block_live,
+    readers, live, counts,
     codes, num_emptied,
 ):  # fmt: skip
     """ids[starts[j]:starts[j + 1]], ascending, of the request rows[j] die.
@@ -256,10 +248,7 @@ def evict(
                 codes[j] = NEWEST
         if codes[j] != DONE or low == high:
             continue
-        if not fact.virtual:
-            fact.virtual = 1
-            for i in range(fact.first_block, fact.first_block + fact.num_blocks):
-                readonly[i] = hashed[block_id[i]] or holders[block_id[i]] > 1
+        fact.virtual = 1
         for at in range(low, high):
             t = ids[at]
             p = index[fact.first_token + t]

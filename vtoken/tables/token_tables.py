@@ -23,7 +23,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Bools, Ints
+from vtoken.arrays import Ints
 from vtoken.errors import InvariantViolation, UnknownRequestError
 from vtoken.tables import kernels
 from vtoken.tables.columns import Columns, Int32s
@@ -39,14 +39,11 @@ NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 class Grown:
     """Slots of the new tokens: those of request i are slots[starts[i]:starts[i + 1]].
 
-    `num_strays`: requests that have evicted and wrote to a block that is hashed or shared;
-    `stray_block`: one such block. `num_recycled`: tokens that went into a hole.
+    `num_recycled`: tokens that went into a hole.
     """
 
     slots: Ints
     starts: Ints
-    num_strays: int
-    stray_block: int
     num_recycled: int
 
 
@@ -64,17 +61,14 @@ class Places:
 
 
 class TokenTables:
-    """The tables of all requests that hold blocks. `hashed` [N]: blocks that have a prefix hash,
-    kept by who owns them.
-    """
+    """The tables of all requests that hold blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, hashed: Bools | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pool = PoolLiveness(num_blocks, block_size)
         self.block_size = block_size
         self.columns = Columns(block_size)
         self.rows: dict[str, int] = {}  # of the requests that have a table
         self.names: list[str] = []  # by row, of the newest request that had it
-        self.hashed: Bools = np.zeros(num_blocks, np.bool_) if hashed is None else hashed
         self._tables: dict[str, TokenTable] = {}
         self._free_numbers: list[int] = []  # heap of those that were given before
         self._last_number = 0  # the highest one that was given
@@ -152,7 +146,7 @@ class TokenTables:
                 columns.records, columns.index, columns.born_live, columns.token_at,
                 columns.block_id, columns.block_live, columns.readonly,
                 pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
-                self.hashed, slots, starts, wrong,
+                slots, starts, wrong,
             )  # fmt: skip
             if code == kernels.NO_ROOM:
                 row = int(rows[first])
@@ -160,7 +154,7 @@ class TokenTables:
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
-        return Grown(slots, starts, int(wrong[1]), int(wrong[2]), int(wrong[3]))
+        return Grown(slots, starts, int(wrong[3]))
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
         name, wrong = self.names[row], self._wrong
@@ -219,8 +213,7 @@ class TokenTables:
         kernels.evict(
             rows, starts, ids, owed, self.block_size,
             columns.records, columns.index, columns.born_live, columns.token_at,
-            columns.block_id, columns.block_live, columns.readonly,
-            pool.readers, pool.live, pool.holders, pool.counts, self.hashed,
+            columns.block_id, columns.block_live, pool.readers, pool.live, pool.counts,
             codes, num_emptied,
         )  # fmt: skip
         return codes, num_emptied

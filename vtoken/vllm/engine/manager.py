@@ -148,7 +148,6 @@ class VLLMBlockStore:
     def __init__(self, manager: VTokenAttentionManager) -> None:
         self._manager = manager
         self._pool = manager.block_pool
-        self.hashed = manager.hashed
 
     def num_free_blocks(self) -> int:
         return int(self._pool.get_num_free_blocks())
