@@ -101,7 +101,7 @@ def test_the_self_test_runs_as_plain_python_and_says_so() -> None:
         timeout=120,
         check=True,
     )
-    assert "plain Python" in done.stderr
+    assert "plain Python" in done.stdout
 
 
 def test_the_self_test_stops_where_a_kernel_does_not_do_what_its_source_says(

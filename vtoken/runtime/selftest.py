@@ -7,7 +7,6 @@ not do what its source says stops the start. `python -m vtoken.runtime.selftest`
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,6 @@ from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 
-log = logging.getLogger("vtoken")
 NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
 SHARED_BLOCKS = 3  # that a later request finds in the prefix cache
@@ -92,13 +90,16 @@ class Pool:
         return [] if held == self.tables else [f"block tables {held}, expected {self.tables}"]
 
 
-def run() -> None:
-    """Serve a few requests under every phase; raises InvariantViolation where a state is wrong."""
+def run() -> str:
+    """Serve a few requests under every phase; how long it took and what was compiled, in words.
+
+    Raises InvariantViolation where a state is wrong.
+    """
     started = time.perf_counter()
     for patch in PHASES:
         _Serving(BUDGET | patch).run()
-    told = tell_compiled()
-    log.info("self-test of the token tables: %.1f s, %s", time.perf_counter() - started, told)
+    seconds = time.perf_counter() - started
+    return f"self-test of the token tables: {seconds:.1f} s, {tell_compiled()}"
 
 
 class _Serving:
@@ -145,5 +146,4 @@ class _Serving:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run()
+    print(run())

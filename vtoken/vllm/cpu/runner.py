@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from vtoken.compiled import tell_compiled
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
@@ -19,6 +22,8 @@ from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.selftest import SelfTest
+
+log = init_logger("vllm.vtoken")
 
 
 class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
@@ -33,7 +38,10 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         context.set_packed(self.vtoken_packed)
         self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout)
         builder = self.attn_groups[0][0].get_metadata_builder()
+        started = time.perf_counter()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
+        seconds = time.perf_counter() - started
+        log.info("vToken: self-test of the data path: %.1f s, %s", seconds, tell_compiled())
         scores = HostScores(self._vtoken_keys)
         return StepExecutor(block_size, self.vtoken_copies.contents, scores)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import vllm
+from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -33,6 +34,7 @@ from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry, SchedulingState
 
+log = init_logger("vllm.vtoken")
 STEP_MS_SMOOTHING = 0.05
 SCHEDULING: dict[PauseState, SchedulingState] = {
     PauseState.UNPAUSED: "running",
@@ -72,7 +74,7 @@ class VTokenSchedulerMixin:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
         assert isinstance(manager, VTokenAttentionManager)
         settings = read_settings(config.additional_config or {})
-        selftest.run()
+        log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config)
         self.vtoken = Runtime(
             geometry,
