@@ -75,7 +75,8 @@ def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(l
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
     engine = late()
     runtime, picked = engine.runtime, []
-    runtime.scoring.soon_due = lambda table, *_: runtime.evictor.is_due(table, runtime.config)  # type: ignore[method-assign]
+    live, due = runtime.tables.columns, runtime.state.due
+    runtime.scoring.soon_due = lambda rows: live.num_live[rows] > due.limit[rows]  # type: ignore[method-assign]
     watch_victims(runtime, lambda _, victims: picked.append(victims))
     run(engine, 80)
     assert any(victims is None for victims in picked[10:])  # too old: it had to wait a step

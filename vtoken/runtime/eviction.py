@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vtoken.arrays import Ints, Ragged
+from vtoken.arrays import Bools, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.protocol.step import NO_IDS
@@ -130,9 +130,7 @@ class Evictor:
         num_blocks = 0
         for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
             table = tables[tables.names[rows[i]]]
-            dead = np.flatnonzero(table.block_live() == 0)
-            blocks = set(table.block_ids()[dead].tolist())
-            num_blocks += self._drop_dead_blocks(table, blocks, freed)
+            num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
         name = ", ".join(sorted(policies))
         state.counters.evicted_tokens += num_tokens
         state.counters.moved_then_evicted_tokens += self._in_vain(rows[died])
@@ -175,7 +173,7 @@ class Evictor:
         for request_id, request in self._state.requests.items():
             if request.retained_dead_blocks:
                 table = self._state.tables[request_id]
-                dead = set(request.retained_dead_blocks.intersection(table.blocks))
+                dead = np.isin(table.block_ids(), list(request.retained_dead_blocks))
                 num_blocks += self._drop_dead_blocks(table, dead, freed)
         self._keeps = any(r.retained_dead_blocks for r in self._state.requests.values())
         self._state.counters.reclaimed_blocks += num_blocks
@@ -190,27 +188,27 @@ class Evictor:
                 {"blocks": num_blocks, "reason": "all dead"},
             )
 
-    def _drop_dead_blocks(self, table: TokenTable, dead: set[int], freed: list[int]) -> int:
-        """Let go of `dead`, blocks without a live token; how many of them nobody holds any more.
+    def _drop_dead_blocks(self, table: TokenTable, dead: Bools, freed: list[int]) -> int:
+        """Let go of the blocks where `dead` [num_blocks], which have no live token; how many of
+        them nobody holds any more.
 
         Under `skip` the request keeps those that others hold too.
         """
-        if not dead:
-            return 0
         state = self._state
-        shared = {block for block in dead if state.store.is_shared(block)}
+        blocks = table.block_ids()
+        shared = dead & (state.tables.pool.holders[blocks] > 1)
         request = state.requests[table.request_id]
-        request.retained_dead_blocks -= dead
-        if keeps_dead_shared_blocks(state.config):
-            request.retained_dead_blocks |= shared
+        if request.retained_dead_blocks:
+            request.retained_dead_blocks -= frozenset(blocks[dead].tolist())
+        if shared.any() and keeps_dead_shared_blocks(state.config):
+            request.retained_dead_blocks |= frozenset(blocks[shared].tolist())
             self._keeps = True
-            dead = dead - shared
+            dead = dead & ~shared
         else:
-            state.counters.shared_released_blocks += len(shared)
-        if not dead:
+            state.counters.shared_released_blocks += int(np.count_nonzero(shared))
+        if not dead.any():
             return 0
-        keep = [block for block in table.blocks if block not in dead]
-        dropped = state.tables.apply_moves(table.request_id, NO_IDS, NO_IDS, keep)
+        dropped = state.tables.apply_moves(table.request_id, NO_IDS, NO_IDS, blocks[~dead])
         state.rebound(table)
         freed.extend(dropped)
         return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))

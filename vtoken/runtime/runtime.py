@@ -228,7 +228,7 @@ class Runtime:
         plan.requests = self.appender.plan(rows, grown, lends=self.lends_blocks)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
-            self.scoring.ask(plan, zip(scheduled.request_ids, before.tolist(), strict=True))
+            self.scoring.ask(plan, scheduled.request_ids, rows, before)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan

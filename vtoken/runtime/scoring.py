@@ -13,17 +13,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 
 import numpy as np
 
-from vtoken.arrays import Floats, Ints
+from vtoken.arrays import Bools, Floats, Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.requests import Asked, RequestState
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_table import TokenTable
 
 
 class Scoring:
@@ -52,33 +51,36 @@ class Scoring:
                 request.signals, request.signals_for = {}, None
         return self.active
 
-    def ask(self, plan: StepPlan, grown: Iterable[tuple[str, int]]) -> None:
+    def ask(self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints) -> None:
         """Write into `plan` what the worker keeps, probes and tells of the scheduled requests.
 
-        `grown`: their ids, and how many tokens each had before this step. Where answers come late a
-        request is asked that many tokens before it is due.
+        `rows` [k], and how many tokens each had before this step. Where answers come late a request
+        is asked that many tokens before it is due.
         """
         state = self._state
         probes_decode = state.step % state.config.probe_every_steps == 0
         layers = self.layers(state.config)
         shadow = state.shadow.asked
         probed, want = [], []
-        for request_id, num_before in grown:
-            table, request = state.tables[request_id], state.requests[request_id]
-            rules = state.rules(request_id)
+        own, rules = state.own_rules, state.config
+        numbers = rows.tolist(), num_before.tolist(), self.soon_due(rows).tolist()
+        for request_id, row, known_before, due in zip(names, *numbers, strict=True):
+            request = state.requests[request_id]
+            if own:
+                rules = state.rules(request_id)
             known = request.signals_for
             if known is None or known[0] is not rules or known[1] is not shadow:
                 self._follow(request, rules, layers)
                 request.signals_for = rules, shadow
             if not request.signals:
                 continue
-            due, attends = self.soon_due(table, rules), False
+            attends = False
             kept: tuple[Signal, ...] = ()
             for asked in request.signals.values():
                 signal, of_keys = asked.signal, asked.signal.of_keys
                 asks = due or (
                     asked.reader.profiles
-                    and table.num_tokens >= request.prefill_end
+                    and state.tables.columns.num_tokens[row] >= request.prefill_end
                     and asked.reader not in request.profiles
                 )
                 if asks and not asked.asking:
@@ -91,7 +93,7 @@ class Scoring:
                 attends |= not of_keys
             if kept:
                 plan.signals[request_id] = kept
-            if attends and (probes_decode or num_before < request.prefill_end):
+            if attends and (probes_decode or known_before < request.prefill_end):
                 probed.append(request_id)
         if not plan.signals:
             return
@@ -118,10 +120,11 @@ class Scoring:
             asked.reader = reader
             request.signals[signal] = asked
 
-    def soon_due(self, table: TokenTable, rules: VTokenConfig) -> bool:
-        """Whether this step's answer may be the newest one when `table` is next due."""
-        soon = table.num_live + self._state.report_lag_steps
-        return soon > rules.budget_tokens + rules.interval_tokens
+    def soon_due(self, rows: Ints) -> Bools:
+        """Of each of `rows` [k], whether this step's answer may be the newest when it is due."""
+        soon = self._state.tables.columns.num_live[rows] + self._state.report_lag_steps
+        due: Bools = soon > self._state.due.limit[rows]
+        return due
 
     def layers(self, config: VTokenConfig) -> tuple[int, ...]:
         """The layers that `config` takes signals from."""
