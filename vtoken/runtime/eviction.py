@@ -196,7 +196,8 @@ class Evictor:
         """
         state = self._state
         blocks = table.block_ids()
-        shared = dead & (state.tables.pool.holders[blocks] > 1)
+        shared = np.zeros_like(dead)
+        shared[dead] = [state.store.is_shared(block) for block in blocks[dead].tolist()]
         request = state.requests[table.request_id]
         if request.retained_dead_blocks:
             request.retained_dead_blocks -= frozenset(blocks[dead].tolist())
