@@ -107,6 +107,6 @@ def test_the_checks_can_fail() -> None:
     assert is_missing("vtoken/nothing/NAME.py")
     assert not is_missing("vtoken/policies/NAME.py")
     assert "nothing.py" not in file_names()
-    assert "TokenTable.apply_moves" in functions()
+    assert "TokenTables.apply_moves" in functions()
     assert "TokenTable.nothing" not in functions()
     assert len(code_spans(ROOT / "CONTRIBUTING.md")) > 60
