@@ -240,6 +240,9 @@ def test_a_refused_relocation_changes_nothing() -> None:
         ([99], [14], [1, 3, 4]),  # unknown
         ([9], [14], [1, 3]),  # block 4 still holds token 10
         ([9], [14], [1, 3, 3]),  # doubled block
+        ([9], [14], [1, 3, 4, 10]),  # no block of the pool
+        ([9], [14], [1, 3, 4, -1]),
+        ([9], [-3], [1, 3, 4]),
     ):
         with pytest.raises(InvariantViolation):
             tables.apply_moves("v", np.array(ids), np.array(slots), blocks)
@@ -275,3 +278,11 @@ def test_strict_mode_stops_and_lenient_mode_counts_and_tells() -> None:
         assert event.kind == "violation"
         assert event.data == {"invariant": "I1", "detail": "contents differ"}
         assert engine.runtime.counters.violations == 1
+
+
+@pytest.mark.parametrize("block", [-1, 10])
+def test_a_block_that_the_pool_does_not_have_is_refused(block: int) -> None:
+    tables = healthy()
+    with pytest.raises(InvariantViolation, match="no block"):
+        tables.sync_new_tokens("i", [1, 2, block], 9)
+    tables.check()

@@ -31,7 +31,7 @@ from vtoken.compiled import kernel
 DONE, NO_ROOM, NO_PLACE, OCCUPIED, SHRANK = 0, 1, 2, 3, 4
 UNKNOWN, DEAD, MISCOUNTED, NEWEST = 5, 6, 7, 8
 DOUBLED_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
-NO_READER, NOT_HELD = 13, 14
+NO_BLOCK = 13
 
 USED, SHARED = 1, 2  # `vtoken.wire.FLAG_USED`, `FLAG_SHARED`; a test compares them
 
@@ -121,6 +121,10 @@ def append(
             or starts[j] + num_new > len(slots)
         ):
             return NO_ROOM, j
+        for at in range(joined_starts[j], joined_starts[j + 1]):
+            if joined[at] < 0 or joined[at] >= len(holders):
+                wrong[4] = joined[at]
+                return NO_BLOCK, j
         place = fact.extent
         if fact.virtual:
             if num_new == 1 and fact.hole >= 0:
@@ -295,6 +299,9 @@ def relocate(
         old_rank[block_id[base + n]] = n
     num_ranked = 0
     for n in range(len(blocks)):
+        if blocks[n] < 0 or blocks[n] >= len(rank):
+            code, wrong[4] = NO_BLOCK, blocks[n]
+            break
         if rank[blocks[n]] >= 0:
             code = DOUBLED_BLOCK
             break

@@ -160,6 +160,8 @@ class TokenTables:
         name, wrong = self.names[row], self._wrong
         if code == kernels.OCCUPIED:
             raise InvariantViolation("I2", f"{name}: place {wrong[4]} is occupied")
+        if code == kernels.NO_BLOCK:
+            raise InvariantViolation("I4", f"{name} holds {wrong[4]}, which is no block")
         if code == kernels.SHRANK:
             raise InvariantViolation(
                 "I4", f"{name} has {total} tokens, its table {self.columns.num_tokens[row]}"
@@ -269,6 +271,7 @@ class TokenTables:
             )
         reasons = {
             kernels.DOUBLED_BLOCK: f"new table of {name} doubles a block",
+            kernels.NO_BLOCK: f"new table of {name} has {what}, which is no block",
             kernels.OUTSIDE: f"destination {what} is not in the table of {name}",
             kernels.TAKEN: f"a destination of {name} is doubled or holds a live token",
         }
