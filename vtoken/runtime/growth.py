@@ -21,6 +21,8 @@ from vtoken.runtime.requests import RequestState
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import NO_BLOCKS, Grown, Places
 
+NO_STEPS = RequestSteps()  # of a step in which nothing has evicted
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
@@ -98,10 +100,11 @@ class TokenAppender:
     def _check_private(self, rows: Ints, grown: Grown) -> None:
         """Who has evicted writes to blocks that nobody else reads, now or by their hash (I4)."""
         state = self._state
-        virtual = np.repeat(state.tables.columns.virtual[rows] != 0, np.diff(grown.starts))
+        virtual = state.tables.columns.virtual[rows] != 0
         if not virtual.any():
             return
-        written = grown.slots[virtual] // state.geometry.block_size
+        slots = grown.slots[np.repeat(virtual, np.diff(grown.starts))]
+        written = slots // state.geometry.block_size
         foreign = state.store.first_not_writable(written.tolist())
         if foreign is not None:
             state.violated(InvariantViolation("I4", f"block {foreign} is written, not private"))
@@ -132,9 +135,9 @@ class TokenAppender:
         state, tables = self._state, self._state.tables
         draft, columns = state.take_draft(), tables.columns
         virtual = columns.virtual[rows] != 0
+        if draft.is_empty and not virtual.any():
+            return NO_STEPS
         beside = draft.rows_beside(rows)
-        if not beside and not virtual.any():
-            return RequestSteps()
         chosen = rows if virtual.all() else rows[virtual]
         if beside:
             chosen = np.append(chosen, np.array(beside, dtype=np.int64))

@@ -223,9 +223,9 @@ class Runtime:
 
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
         """Register the tokens of the scheduled requests; the plan that the worker must execute."""
-        plan = StepPlan(self.state.step)
         rows, grown = self.appender.enter(scheduled)
-        plan.requests = self.appender.plan(rows, grown, lends=self.lends_blocks)
+        requests = self.appender.plan(rows, grown, lends=self.lends_blocks)
+        plan = StepPlan(self.state.step, requests=requests)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
             self.scoring.ask(plan, scheduled.request_ids, rows, before)

@@ -102,7 +102,9 @@ class RuntimeState:
 
     def take_draft(self) -> StepDraft:
         """The draft of the step that has been planned; the next one starts with an empty one."""
-        draft, self.draft = self.draft, StepDraft()
+        draft = self.draft
+        if not draft.is_empty:
+            self.draft = StepDraft()
         return draft
 
     def begin_allocation(self) -> None:
