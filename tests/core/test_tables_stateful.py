@@ -199,6 +199,23 @@ class Tables(RuleBasedStateMachine):
         shadow.evicted = True
 
     @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, all_of_them=st.booleans())
+    def drop_dead_blocks(self, pick: object, all_of_them: bool) -> None:
+        """Blocks without a live token leave, those behind them move up."""
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        shadow, table = self.shadows[name], self.tables[name]
+        dead = table.block_live() == 0
+        if not all_of_them:
+            dead &= np.array([pick.random() < 0.5 for _ in shadow.blocks], dtype=np.bool_)  # type: ignore[attr-defined]
+        expected = [b for b, leaves in zip(shadow.blocks, dead, strict=True) if leaves]
+        assert self.tables.drop_blocks(table, dead) == expected
+        shadow.blocks = [b for b in shadow.blocks if b not in expected]
+        live = table.block_live() > 0
+        if live.any():
+            with pytest.raises(InvariantViolation, match="I1"):
+                self.tables.drop_blocks(table, live)
+
+    @precondition(lambda self: self.shadows)
     @rule(pick=PICK, kind=st.sampled_from(["lost", "outside", "occupied", "doubled", "dead"]))
     def refuse_moves(self, pick: object, kind: str) -> None:
         name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ import numpy as np
 from vtoken.arrays import Bools, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
-from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.due import phases
 from vtoken.runtime.events import counted
 from vtoken.runtime.kernels import is_due
@@ -72,14 +71,12 @@ class Evictor:
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
         state, tables = self._state, self._state.tables
-        known = tables.rows
-        names = [name for name in ready if name in known]
+        columns, known = tables.columns, tables.rows
+        rows = np.array([known[name] for name in ready if name in known], dtype=np.int64)
         if self._policy_runner.profiles():
-            for name in names:
-                self._policy_runner.take_profiles(tables[name], state.rules(name))
-        rows = np.array([known[name] for name in names], dtype=np.int64)
-        columns = tables.columns
-        state.due.waits[rows[columns.num_tokens[rows] == state.due.prefill_end[rows]]] = False
+            for row in rows.tolist():
+                table = tables[tables.names[row]]
+                self._policy_runner.take_profiles(table, state.rules(table.request_id))
         rows = state.due.select(rows, columns.num_live, columns.num_tokens)
         if len(rows) == 0:
             return False
@@ -209,7 +206,7 @@ class Evictor:
             state.counters.shared_released_blocks += int(np.count_nonzero(shared))
         if not dead.any():
             return 0
-        dropped = state.tables.apply_moves(table.request_id, NO_IDS, NO_IDS, blocks[~dead])
+        dropped = state.tables.drop_blocks(table, dead)
         state.rebound(table)
         freed.extend(dropped)
         return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))

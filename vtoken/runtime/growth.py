@@ -94,18 +94,13 @@ class TokenAppender:
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, starts, joined)
         state.counters.recycled_slots += grown.num_recycled
-        self._check_private(rows, grown)
+        self._check_private(grown.written.tolist())
         return rows, grown
 
-    def _check_private(self, rows: Ints, grown: Grown) -> None:
+    def _check_private(self, written: list[int]) -> None:
         """Who has evicted writes to blocks that nobody else reads, now or by their hash (I4)."""
         state = self._state
-        virtual = state.tables.columns.virtual[rows] != 0
-        if not virtual.any():
-            return
-        slots = grown.slots[np.repeat(virtual, np.diff(grown.starts))]
-        written = slots // state.geometry.block_size
-        foreign = state.store.first_not_writable(written.tolist())
+        foreign = state.store.first_not_writable(written)
         if foreign is not None:
             state.violated(InvariantViolation("I4", f"block {foreign} is written, not private"))
 
@@ -115,7 +110,7 @@ class TokenAppender:
         known = tables.columns.num_blocks[rows]
         more = np.array(scheduled.num_blocks, dtype=np.int64) - known
         starts = np.zeros(len(rows) + 1, dtype=np.int64)
-        if not more.any():
+        if np.count_nonzero(more) == 0:
             return starts, NO_BLOCKS
         joined: list[int] = []
         for i in np.flatnonzero(more).tolist():
@@ -135,16 +130,20 @@ class TokenAppender:
         state, tables = self._state, self._state.tables
         draft, columns = state.take_draft(), tables.columns
         virtual = columns.virtual[rows] != 0
-        if draft.is_empty and not virtual.any():
+        num_virtual = np.count_nonzero(virtual)
+        if draft.is_empty and num_virtual == 0:
             return NO_STEPS
         beside = draft.rows_beside(rows)
-        chosen = rows if virtual.all() else rows[virtual]
+        chosen = rows if num_virtual == len(rows) else rows[virtual]
         if beside:
             chosen = np.append(chosen, np.array(beside, dtype=np.int64))
         new_slots = Ragged(grown.slots, grown.starts)
         if len(chosen) != len(rows) or beside:
             new_slots = pick(chosen, rows, new_slots, tables.num_rows)
-        moved_ids, moved_slots = draft.moved_of(chosen, tables.num_rows)
+        evicted = moved_ids = moved_slots = nothing = Ragged.empty(len(chosen))
+        if not draft.is_empty:
+            evicted = draft.evicted_of(chosen, tables.num_rows)
+            moved_ids, moved_slots = draft.moved_of(chosen, tables.num_rows)
         names, numbers = tables.names, chosen.tolist()
         num_live = columns.num_live[chosen]
         steps = RequestSteps(
@@ -152,11 +151,11 @@ class TokenAppender:
             columns.num_tokens[chosen] - new_slots.counts,
             num_live,
             columns.extent[chosen] == num_live,
-            draft.evicted_of(chosen, tables.num_rows),
+            evicted,
             moved_ids,
             moved_slots,
             new_slots,
-            Ragged.empty(len(chosen)),
+            nothing,
             {names[row]: blocks for row, blocks in draft.blocks.items()},
             {names[row]: retained for row, retained in draft.retained.items()},
         )

@@ -23,10 +23,15 @@ def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decod
 
 @kernel
 def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode, out):
-    """Writes those of `rows` [k] that are due to `out` [k]; how many. All others are by row."""
+    """Writes those of `rows` [k] that are due to `out` [k]; how many. All others are by row.
+
+    `waits` is decided anew where a prompt ends.
+    """
     found = 0
     for j in range(len(rows)):
         r = rows[j]
+        if num_tokens[r] == prefill_end[r]:
+            waits[r] = False
         if is_due(
             num_live[r], num_tokens[r], prefill_end[r], waits[r],
             limit[r], in_prefill[r], in_decode[r],

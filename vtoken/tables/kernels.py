@@ -98,14 +98,15 @@ def append(
     first, rows, totals, joined_starts, joined, s,
     facts, index, born_live, token_at, block_id, block_live, readonly,
     readers, live, holders, usage, owner, counts,
-    slots, starts, wrong,
+    slots, starts, written, wrong,
 ):  # fmt: skip
     """Requests `rows` [k] from the `first`-th on now have `totals` [k] tokens, and the blocks
     joined[joined_starts[j]:joined_starts[j + 1]] beside those they had.
 
     Writes the slots of the new tokens and where each request's begin into `slots`, `starts`
     [k + 1]; a token goes into the row's `hole` where it comes alone and there is one. Returns a
-    code and the index of the request at which it stopped. `wrong[3]`: holes that were filled.
+    code and the index of the request at which it stopped. `written`: the blocks that requests that
+    have evicted write to, `wrong[1]` of them. `wrong[3]`: holes that were filled.
     """
     for j in range(first, len(rows)):
         r = rows[j]
@@ -171,6 +172,9 @@ def append(
             _add_reader(slot, s, readers, live, counts)
             slots[put] = slot
             put += 1
+            if fact.virtual and (p == place or p % s == 0):
+                written[wrong[1]] = b
+                wrong[1] += 1
             fact.num_tokens += 1
         fact.num_live += num_new
         if num_new:
@@ -403,6 +407,54 @@ def relocate(
                 fact.extent = p + 1
         block_live[base + n] = held
         fact.num_full += held == s
+    return DONE, num_dropped
+
+
+@kernel
+def drop_blocks(
+    r, leaves, s,
+    facts, index, token_at, block_id, block_live, readonly,
+    holders, usage, owner, bereaved, counts, dropped,
+):  # fmt: skip
+    """Row `r` lets go of its blocks where `leaves` [n], and those behind them move up.
+
+    Refused, with nothing changed, where a block that leaves has a live token. Writes them to
+    `dropped` in the order of the table. Returns a code and how many they are.
+    """
+    fact = facts[r]
+    base, first = fact.first_block, fact.first_token
+    for i in range(fact.num_blocks):
+        if leaves[i] and block_live[base + i]:
+            return LOST, 0
+    num_dropped = 0
+    for i in range(fact.num_blocks):
+        old = (base + i) * s
+        if leaves[i]:
+            for at in range(old, old + s):
+                if token_at[at] < -1:
+                    index[first - 2 - token_at[at]] = -1
+                    fact.num_ghosts -= 1
+            dropped[num_dropped] = block_id[base + i]
+            num_dropped += 1
+            _drop(block_id[base + i], fact.number, holders, usage, owner, bereaved, counts)
+        elif num_dropped:
+            to = i - num_dropped
+            block_id[base + to] = block_id[base + i]
+            block_live[base + to] = block_live[base + i]
+            readonly[base + to] = readonly[base + i]
+            for o in range(s):
+                t = token_at[old + o]
+                token_at[old - num_dropped * s + o] = t
+                if t >= 0:
+                    index[first + t] = to * s + o
+                elif t < -1:
+                    index[first - 2 - t] = -2 - (to * s + o)
+    fact.num_blocks -= num_dropped
+    fact.hole = -1
+    fact.extent = min(fact.extent, fact.num_blocks * s)
+    while fact.extent > 0 and token_at[base * s + fact.extent - 1] < 0:
+        fact.extent -= 1
+    fact.front = min(fact.front, fact.extent)
     return DONE, num_dropped
 
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Bools, Ints
 from vtoken.errors import InvariantViolation, UnknownRequestError
 from vtoken.tables import kernels
 from vtoken.tables.columns import Columns, Int32s
@@ -39,11 +39,13 @@ NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 class Grown:
     """Slots of the new tokens: those of request i are slots[starts[i]:starts[i + 1]].
 
-    `num_recycled`: tokens that went into a hole.
+    `written`: the blocks that requests that have evicted write to. `num_recycled`: tokens that went
+    into a hole.
     """
 
     slots: Ints
     starts: Ints
+    written: Ints
     num_recycled: int
 
 
@@ -136,7 +138,7 @@ class TokenTables:
         """
         columns, pool, wrong = self.columns, self.pool, self._wrong
         num_new = int((totals - columns.num_tokens[rows]).sum())
-        slots = np.empty(max(num_new, 0), dtype=np.int64)
+        slots, written = np.empty((2, max(num_new, 0)), dtype=np.int64)
         starts = np.zeros(len(rows) + 1, dtype=np.int64)
         wrong[:] = 0
         first = 0
@@ -146,7 +148,7 @@ class TokenTables:
                 columns.records, columns.index, columns.born_live, columns.token_at,
                 columns.block_id, columns.block_live, columns.readonly,
                 pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
-                slots, starts, wrong,
+                slots, starts, written, wrong,
             )  # fmt: skip
             if code == kernels.NO_ROOM:
                 row = int(rows[first])
@@ -154,7 +156,7 @@ class TokenTables:
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
-        return Grown(slots, starts, int(wrong[3]))
+        return Grown(slots, starts, written[: wrong[1]], int(wrong[3]))
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
         name, wrong = self.names[row], self._wrong
@@ -257,6 +259,24 @@ class TokenTables:
         )  # fmt: skip
         if code != kernels.DONE:
             self._refuse_moves(code, table)
+        out: list[int] = dropped[:num_dropped].tolist()
+        return out
+
+    def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:
+        """Let go of the blocks where `leaves` [num_blocks], of which none has a live token.
+
+        Returns them. Raises InvariantViolation, with nothing changed, where one has.
+        """
+        columns, pool = self.columns, self.pool
+        dropped = np.empty(len(leaves), dtype=np.int64)
+        code, num_dropped = kernels.drop_blocks(
+            table.row, leaves, self.block_size,
+            columns.records, columns.index, columns.token_at,
+            columns.block_id, columns.block_live, columns.readonly,
+            pool.holders, pool.usage, pool.owner, pool.bereaved, pool.counts, dropped,
+        )  # fmt: skip
+        if code != kernels.DONE:
+            raise InvariantViolation("I1", f"a block with live tokens of {table.request_id} leaves")
         out: list[int] = dropped[:num_dropped].tolist()
         return out
 
