@@ -8,7 +8,7 @@ place or a block are slices of arenas, because requests differ in length by orde
     token_at[first_block * S + p]   p, a physical index: a place in the request's block table
     block_id, block_live, readonly[first_block + i]      i, a logical block
 
-A row's room grows by a quarter at least, and moves to the end of its arena then; what it leaves
+A row's room grows by an eighth at least, and moves to the end of its arena then; what it leaves
 behind is taken back when the arena is full. Costs 4 bytes a token ever, 4 a place, and 9 a block.
 """
 
@@ -41,7 +41,7 @@ FACTS = np.dtype(
     ],
     align=True,
 )
-GROWTH = 4  # room grows by 1 / GROWTH
+GROWTH = 8  # room grows by 1 / GROWTH
 ROOM_BLOCKS = 8  # and by this many blocks at least
 
 
