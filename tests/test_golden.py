@@ -1,10 +1,13 @@
-"""Signals and policies against published scorers: the file that tests/golden/make.py made.
+"""Signals and policies against published scorers: the files that tests/golden/make.py and
+make_rkv.py made.
 
-The scorers rank heads apart; their mean over KV heads is what one keep-set for all heads ranks by.
+The scorers rank heads apart. Those of kvpress are compared by their mean over KV heads, which is
+what one keep-set for all heads ranks by; R-KV's head by head, as `probe.heads` names one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,22 @@ import pytest
 import torch
 
 from vtoken.policies import View, make_policy
-from vtoken.policies.signals import make_keeper
-from vtoken.vllm.worker.probe import key_values
+from vtoken.policies.signals import Signal, make_keeper, redundancy
+from vtoken.protocol.mirror import Mirrors
+from vtoken.protocol.step import StepPlan
+from vtoken.vllm.worker.probe import ProbedRequest, folded, key_redundancy, key_values, probe
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import HostScores
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "kvpress.npz")
+RKV = np.load(Path(__file__).parent / "golden" / "rkv.npz")
 NUM_TOKENS, WINDOW = 48, 12
 PARAMS: dict[str, dict[str, Any]] = {
     "streaming_llm": {},
     "h2o": {"normalize": True, "recent_ratio": 0.0, "sinks": 0},
-    "tova": {},
+    "tova": {"pool_radius": 0},
     "snapkv": {"window": WINDOW, "pool_radius": 2},
-    "knorm": {},
+    "knorm": {"pool_radius": 0},
     "keydiff": {},
 }
 PLAIN = ["tova", "knorm", "keydiff"]  # the scorer's number is the signal itself
@@ -31,13 +39,14 @@ PLAIN = ["tova", "knorm", "keydiff"]  # the scorer's number is the signal itself
 
 def signal_of(name: str) -> Any:
     """The policy's signal [n], as worker and probe compute it from the golden keys or rows."""
-    signal = make_policy(name, PARAMS[name]).reads
-    if signal is None:
+    reads = make_policy(name, PARAMS[name]).reads
+    if reads is None:
         return np.empty(0, dtype=np.float32)
+    signal = replace(reads, layers=(0,))
     if signal.source == "keys":
         keys = torch.from_numpy(GOLDEN["keys"]).transpose(0, 1)[None]  # one block of n slots
-        return key_values(signal, torch.arange(NUM_TOKENS), [keys]).numpy()
-    keeper = make_keeper(signal, (0,))
+        return folded(signal, key_values(signal, torch.arange(NUM_TOKENS), [keys], 4)).numpy()
+    keeper = make_keeper(signal)
     rows = GOLDEN["attention"].mean(axis=0)
     for start, stop in ((0, 20), (20, 47), (47, 48)):  # two chunks and a decode step
         part = rows[start:stop, :stop][-signal.num_rows(stop - start) :]
@@ -72,3 +81,47 @@ def test_policies_differ_on_the_golden_cache() -> None:
     """The comparison bites: no scorer stands in for another."""
     lowest = {name: tuple(np.sort(np.argsort(GOLDEN[name])[:24])) for name in PARAMS}
     assert len(set(lowest.values())) == len(PARAMS)
+
+
+# ---------------------------------------------------------------- R-KV
+
+RKV_KEYS = torch.from_numpy(RKV["keys"]).transpose(0, 1)[None]  # one block of n slots
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_redundancy_is_the_published_one(head: int) -> None:
+    expected = RKV["redundancy"][head]
+    np.testing.assert_allclose(redundancy(RKV["keys"])[head], expected, rtol=1e-5)
+    signal = Signal("attention_window", 8, layers=(0,), heads=(head,), mix_lambda=0.1)
+    found = key_redundancy(signal, torch.arange(NUM_TOKENS), [RKV_KEYS], 2)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+@pytest.mark.parametrize("mix_lambda", [0.07, 0.1, 0.5])
+@pytest.mark.parametrize("budget", [16, 24, 36])
+def test_r_kv_keeps_what_the_published_scorer_keeps(
+    budget: int, mix_lambda: float, head: int
+) -> None:
+    """The prompt in one chunk, through probe, keeper and report."""
+    policy = make_policy("r_kv", {"mix_lambda": mix_lambda, "pool": "max"})
+    assert policy.reads is not None
+    signal = replace(policy.reads, layers=(0,), heads=(head,))
+    scores = HostScores(lambda _: RKV_KEYS, 2)
+    mirrors = Mirrors.of({"a": np.arange(NUM_TOKENS)})
+    mirrors["a"].keep((signal,), scores.make_keeper)
+    probed = ProbedRequest.of("a", 0, NUM_TOKENS, mirrors["a"])
+    query = torch.zeros(NUM_TOKENS, 2, RKV_KEYS.shape[-1])
+    query[-8:] = torch.from_numpy(RKV["queries"]).transpose(0, 1)
+    probe(probed, 0, query, RKV_KEYS, scale=query.shape[-1] ** -0.5, soft_cap=0.0)
+    plan = StepPlan(0)
+    plan.want_scores = (("a", signal),)
+    found = scores.finish(probed, plan, mirrors, Ranks())()["a", signal]
+    view = View(np.arange(NUM_TOKENS), NUM_TOKENS, NUM_TOKENS, budget, scores=found)
+    kept = set(range(NUM_TOKENS)) - set(policy.select_victims(view).tolist())
+    assert kept == set(RKV[f"kept_{budget}_{mix_lambda}"][head].tolist())
+
+
+def test_the_weight_decides_on_the_golden_cache() -> None:
+    """The comparison bites: attention and redundancy both count."""
+    assert RKV["kept_24_0.07"].tolist() != RKV["kept_24_0.5"].tolist()

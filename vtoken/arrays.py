@@ -15,6 +15,19 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
+def starts_of(counts: Ints | Sequence[int]) -> Ints:
+    """Where each of R parts of `counts` [R] numbers starts, and where the last one ends [R + 1]."""
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def spans(first: Ints, counts: Ints) -> Ragged:
+    """The numbers first[i], first[i] + 1, … of which part i has `counts` [R]."""
+    starts = starts_of(counts)
+    return Ragged(np.repeat(first - starts[:-1], counts) + np.arange(starts[-1]), starts)
+
+
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """One array for R requests: `values` [n] int64, of which `values[starts[i] : starts[i + 1]]`
@@ -33,8 +46,7 @@ class Ragged:
     def joined(cls, parts: Iterable[Sequence[int] | Ints]) -> Ragged:
         """The numbers of request i are `parts[i]`."""
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
-        starts = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=starts[1:])
+        starts = starts_of([len(array) for array in arrays])
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64), starts)
 
     def of(self, i: int) -> Ints:
@@ -43,11 +55,9 @@ class Ragged:
 
     def take(self, which: Ints) -> Ragged:
         """The numbers of the requests `which` [k], in that order."""
-        first, counts = self.starts[which], self.starts[which + 1] - self.starts[which]
-        starts = np.zeros(len(which) + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
-        places = np.repeat(first - starts[:-1], counts) + np.arange(starts[-1])
-        return Ragged(self.values[places], starts)
+        first = self.starts[which]
+        places = spans(first, self.starts[which + 1] - first)
+        return Ragged(self.values[places.values], places.starts)
 
     @property
     def counts(self) -> Ints:

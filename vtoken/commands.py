@@ -15,6 +15,8 @@ from msgspec import Meta
 from vtoken.bounds import fault
 from vtoken.errors import RefusedError
 from vtoken.wire import (
+    MAX_GUARD_CANARIES,
+    MAX_GUARD_LOGPROB,
     MAX_GUARD_P95_MS,
     MAX_GUARD_PREEMPTIONS,
     MAX_TRIAL_SECONDS,
@@ -29,6 +31,9 @@ PageLimit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 TrialSeconds = Annotated[int, Meta(ge=1, le=MAX_TRIAL_SECONDS)]
 GuardP95 = Annotated[float, Meta(ge=0.001, le=MAX_GUARD_P95_MS)]
 GuardPreemptions = Annotated[int, Meta(ge=0, le=MAX_GUARD_PREEMPTIONS)]
+GuardAgreement = Annotated[float, Meta(ge=0.0, le=1.0)]
+GuardLogprobLost = Annotated[float, Meta(ge=0.0, le=MAX_GUARD_LOGPROB)]
+GuardCanaries = Annotated[int, Meta(ge=1, le=MAX_GUARD_CANARIES)]
 
 
 class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
@@ -77,6 +82,14 @@ class Tokens(Call, tag="tokens"):
     limit: PageLimit = 256
 
 
+class Text(Call, tag="text"):
+    """A page of a request's tokens as words; its answer is not decoded."""
+
+    request_id: str
+    start: Natural = 0
+    limit: PageLimit = 256
+
+
 class Events(Call, tag="events"):
     """Events after the one with `seq` `after`, oldest first; of one kind, or of all."""
 
@@ -90,7 +103,7 @@ class Operation(Call, tag="operation"):
 
 
 class PatchConfig(Call, tag="patch_config"):
-    """Apply a JSON merge patch as a whole; the last four put it on trial."""
+    """Apply a JSON merge patch as a whole; `confirm_within_s` and a guard put it on trial."""
 
     patch: dict[str, Any]
     if_match: Natural | None = None
@@ -98,6 +111,9 @@ class PatchConfig(Call, tag="patch_config"):
     confirm_within_s: TrialSeconds | None = None
     guard_inter_token_p95_ms: GuardP95 | None = None
     guard_preemptions: GuardPreemptions | None = None
+    guard_canary_agreement: GuardAgreement | None = None
+    guard_canary_logprob_lost: GuardLogprobLost | None = None
+    guard_canary_count: GuardCanaries | None = None
     guard_for_s: TrialSeconds | None = None
 
 
@@ -128,6 +144,7 @@ AnyCall = (
     | Requests
     | Request
     | Tokens
+    | Text
     | Events
     | Operation
     | PatchConfig

@@ -7,7 +7,8 @@ VTokenError
 ├── InvariantViolation      protected KV data would have been lost or misread (I1 to I4)
 ├── MirrorMismatchError     worker and scheduler disagree about a request
 ├── SelfTestError           the data path gives wrong numbers on this machine
-└── UnsupportedError        a model, a flag or a vLLM that vToken cannot serve
+├── UnsupportedError        a model, a flag or a vLLM that vToken cannot serve
+└── ProfileError            a calibration profile that cannot be used
 """
 
 from __future__ import annotations
@@ -91,3 +92,7 @@ class SelfTestError(VTokenError):
 
 class UnsupportedError(VTokenError):
     """vToken cannot serve this model or these flags; the message lists every reason."""
+
+
+class ProfileError(VTokenError):
+    """A calibration profile that cannot be used; the message says why and what to do."""

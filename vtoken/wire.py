@@ -47,6 +47,11 @@ PatchOutcome = Literal[
     "unchanged",  # it changes nothing, or keeps what is: the revision is the same
     "dry_run",  # validate_only: nothing was changed
 ]
+CalibrationSource = Literal[
+    "configured",  # `probe.layers`
+    "profile",
+    "default depth",  # the profile knows no layer for this signal, or there is no profile
+]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
 SlotState = Literal["live", "dead", "free"]
 Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
@@ -64,6 +69,7 @@ EventKind = Literal[
     "operation",  # data: Operation, whenever its state has changed; of dry runs none is sent
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
     "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
+    "canary",  # data: {"reason": str}: a quality check gave no result
 ]
 # As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
 # these, so that they never push out what an operator looks for later.
@@ -182,6 +188,7 @@ class RoundPrices(Doc):
     hole: Price  # packing one token beside a hole, for one step of attention over all layers
     copy: Price  # moving one token
     plan: Price  # planning one request of a round
+    probe: Price | None = None  # one request's decode query; None: a server that does not tell
     saving_us: float = 0.0  # of a round now: packing until its holes would close, or more come
     cost_us: float = 0.0  # of a round now: its copies and its plan
     loose_tokens: int = 0  # that it would spare the next step from packing
@@ -221,6 +228,59 @@ class Shadow(Doc):
     error: str | None = None  # it failed, and is not asked any more
 
 
+class Calibration(Doc):
+    """Where the signal of the policy in force is taken from, and the profile of this model."""
+
+    source: CalibrationSource
+    signal: str | None = None  # its kind; None: the policy in force reads none
+    layers: list[int] = []
+    heads: list[int] = []  # query heads, of each of the layers; []: all
+    detail: str = ""  # why no profile is in force, in plain words; "" while one is
+    # Of the profile in force, empty without one.
+    file: str = ""
+    fingerprint: str = ""
+    model: str = ""  # as it was named to `vtoken calibrate`
+    created_ts: float | None = None
+
+
+class CanaryFigures(Doc):
+    """What the full cache says of generated tokens, over the newest checked requests of a group.
+
+    Means are over tokens, in nats where they are of log-probabilities. `…_se`: their standard
+    error, requests taken as independent; None for fewer than two. Without a sample a mean is None.
+    """
+
+    count: int = 0  # requests
+    tokens: int = 0
+    greedy_count: int = 0  # of `count`: sampled greedily, so that `agreement` is defined
+    agreement: float | None = None  # share of greedy tokens that the full cache ranks first
+    agreement_se: float | None = None
+    # Log-probability of a token as the request sampled it, minus that under the full cache.
+    logprob_lost: float | None = None
+    logprob_lost_se: float | None = None
+    logprob: float | None = None  # under the full cache; a run that loops comes near 0
+
+
+class CanaryGroup(CanaryFigures):
+    """Requests that evicted by one policy under one revision."""
+
+    policy: str = ""
+    revision: int = 0
+
+
+class CanaryStatus(CanaryFigures):
+    """The quality canary: requests that evicted, all policies and revisions of the window."""
+
+    window: int = 0  # most requests that the figures rest on
+    control: CanaryFigures = msgspec.field(default_factory=CanaryFigures)  # evicted nothing
+    groups: list[CanaryGroup] = []  # of `count`, newest revision first
+    # Cumulative, control group included.
+    checked: int = 0
+    dropped: int = 0  # sampled, and given up for lack of room or time
+    failed: int = 0  # a check ended without a result; an event says why
+    skipped: dict[str, int] = {}  # sampled, but cannot be checked: reason -> requests
+
+
 class Health(Doc):
     """A part of the server that must work before an incident, so that one can be looked into."""
 
@@ -245,7 +305,7 @@ class Status(Doc):
     fragmentation: Fragmentation
     reclamation: Reclamation
     policy: PolicyChoice
-    budget_tokens: int
+    budget_tokens: int  # of a request, while `budget_ratio` is 0
     interval_tokens: int
     requests: RequestCounts
     invariants: Invariants
@@ -256,7 +316,11 @@ class Status(Doc):
     scheduling: SchedulingState = "running"
     paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
     prices: RoundPrices | None = None  # None: a server that does not tell
+    calibration: Calibration | None = None  # None: a server that does not tell
     health: list[Health] = []  # of the API process that answers, which fills it in
+    budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt,
+    budget_floor_tokens: int = 0  # and at least this
+    canary: CanaryStatus | None = None  # None: off since the engine started
 
 
 class Geometry(Doc):
@@ -266,6 +330,17 @@ class Geometry(Doc):
     num_kv_heads: int
     head_size: int
     bytes_per_token: int  # K and V over all layers and ranks
+    num_heads: int | None = None  # query heads over all ranks; None: a server that does not tell
+
+
+class Recall(Doc):
+    """Share of needles planted in `samples` prompts that the `keep` share of a prompt's tokens that
+    rank best holds whole, measured on this model by `vtoken calibrate`.
+    """
+
+    keep: float
+    recall: float
+    samples: int
 
 
 class PolicyInfo(Doc):
@@ -275,6 +350,7 @@ class PolicyInfo(Doc):
     needs: list[str]  # of "attention", "keys", "token_ids"
     params_schema: dict[str, Any]  # JSON schema of `policy.params`
     error: str | None = None  # another package offers it, but it cannot be loaded
+    quality: list[Recall] = []  # with its default parameters; []: not measured
 
 
 BudgetTokens = Annotated[
@@ -284,6 +360,10 @@ IntervalTokens = Annotated[
     int,
     Meta(ge=0, le=MAX_TOKENS, description="evict when live exceeds the budget by more than this"),
 ]
+BudgetRatio = Annotated[
+    float,
+    Meta(ge=0.0, le=1.0, description="live tokens, as a share of the prompt; 0: budget_tokens"),
+]
 VerifyRatio = Annotated[
     float, Meta(ge=0.0, le=1.0, description="share of relocations verified by content hash")
 ]
@@ -291,13 +371,44 @@ P = TypeVar("P")
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """The step's queries that scores are taken from."""
+    """The step's queries that scores are taken from, and where in the model."""
 
     layers: Annotated[
         list[Annotated[int, Meta(ge=0)]],
-        Meta(description="[]: the middle one"),
+        Meta(description="[]: the profile's, else one at 0.7 of the depth (key norms: 0.6)"),
+    ] = []
+    heads: Annotated[
+        list[Annotated[int, Meta(ge=0)]],
+        Meta(description="query heads, the same in each layer; []: the profile's, else all"),
     ] = []
     every_steps: Annotated[int, Meta(ge=1, le=1024, description="probe every k-th step")] = 1
+
+
+class Protect(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a chat prompt that are never evicted, in the order in which they are protected."""
+
+    template: Annotated[
+        bool, Meta(description="the chat template's first tokens, and the answer's role header")
+    ] = True
+    system: Annotated[bool, Meta(description="the system prompt")] = True
+    last_user: Annotated[bool, Meta(description="the last user turn")] = False
+
+
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """Which finished requests are checked against the full cache."""
+
+    share: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="share of requests that evicted to check; 0: off"),
+    ] = 0.0
+    control_share: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="share of requests that evicted nothing to check, while canary.share > 0",
+        ),
+    ] = 0.05
 
 
 class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
@@ -329,10 +440,21 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     ] = "auto"
     recycle: Annotated[bool, Meta(description="write new tokens into dead slots")] = True
     budget_tokens: BudgetTokens = 2048
+    budget_ratio: BudgetRatio = 0.0
+    budget_floor_tokens: Annotated[
+        int, Meta(ge=1, le=MAX_TOKENS, description="the least that budget_ratio leaves a request")
+    ] = 256
     interval_tokens: IntervalTokens = 128
+    protect: Annotated[
+        Protect,
+        Meta(description="{template, system, last_user: true or false}: parts never evicted"),
+    ] = Protect()
     probe: Annotated[
         Probe,
-        Meta(description="{layers: [0..L-1], every_steps: 1..1024}; [] = middle layer"),
+        Meta(
+            description="{layers: [0..L-1], heads: [0..H-1], every_steps: 1..1024}; "
+            "[]: the calibration profile's, else at 0.7 of the depth (key norms: 0.6), all heads"
+        ),
     ] = Probe()
     evict_during: Annotated[
         EvictionPhase,
@@ -355,6 +477,10 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         P | None,
         Meta(description="{name, params} of a policy that is asked and not obeyed; null: none"),
     ] = None
+    canary: Annotated[
+        Canary,
+        Meta(description="{share, control_share}, 0..1: check finished requests; share 0: off"),
+    ] = Canary()
 
 
 class PoolLimits(msgspec.Struct, frozen=True):
@@ -390,13 +516,22 @@ MAX_TRIAL_SECONDS = 86_400  # for `confirm_within_s` and `guard_for_s`
 MAX_GUARD_P95_MS = 3_600_000.0
 MAX_GUARD_PREEMPTIONS = 1_000_000
 GUARD_SECONDS = 300  # how long a guard holds when neither of the two is given
+GUARD_CANARIES = 20  # checked requests that a guard on the canary rests on, unless given
+MAX_GUARD_CANARIES = 200  # fits the window of the figures
+MAX_GUARD_LOGPROB = 100.0
 
 
 class Guard(Doc):
-    """What a change must not cost, else it is reverted; None: not guarded."""
+    """What a change must not cost, else it is reverted; None: not guarded.
+
+    The last three are of requests that ran under the change and evicted, see `CanaryFigures`.
+    """
 
     inter_token_p95_ms: float | None = None
     preemptions: int | None = None  # more than so many since the change
+    canary_agreement: float | None = None  # below this
+    canary_logprob_lost: float | None = None  # above this
+    canary_count: int = GUARD_CANARIES  # neither is judged on fewer requests
 
 
 class Trial(Doc):
@@ -558,6 +693,11 @@ class RequestRow(Doc):
 class RequestDetail(RequestRow):
     block_table: list[int] = []
     block_live: list[int] = []  # live tokens of this request, a block of block_table
+    # [start, end) of token ids that are never evicted, ascending; they count against the budget.
+    protected: list[tuple[int, int]] = []
+    # Parts of the prompt ("template", "system", "last_user") that are protected in part or not at
+    # all, since the budget has no room for them.
+    protection_cut: list[str] = []
 
 
 class TokenRow(Doc):
@@ -567,6 +707,7 @@ class TokenRow(Doc):
     offset: int | None
     live: bool
     score: float | None = None  # what the policy holds of it, if it scores
+    protected: bool = False  # never evicted
 
 
 class TokenPage(Doc):
@@ -575,6 +716,45 @@ class TokenPage(Doc):
     start: int
     total: int
     rows: list[TokenRow]
+
+
+class TextToken(Doc):
+    """A token as a piece of its request's text. The pieces of all tokens, in order, are the text.
+
+    A character of several tokens is in the piece of the last of them; a piece never changes.
+    """
+
+    token_id: int  # logical id
+    position: int
+    text: str | None  # None: a place of a prompt that was given as embeddings, which has no text
+    live: bool
+    protected: bool = False  # in a protected span of its request: no policy evicts it
+    score: float | None = None  # as in TokenRow
+    shadow_live: bool | None = None  # see TextShadow; None: not compared
+
+
+class TextShadow(Doc):
+    """What the shadow policy would have done at the request's newest eviction.
+
+    Compared are the tokens that were live then. One that died before, or came later, is not:
+    the shadow is asked about the tokens that the policy in force had left, and never obeyed.
+    """
+
+    policy: PolicyChoice
+    step: int  # of the eviction
+    num_tokens: int  # tokens of the request then, dead ones included
+    evicted: int  # tokens that died in it, and that the shadow would have evicted
+    agreed: int  # of these, in both
+
+
+class TextPage(Doc):
+    request_id: str
+    step: int
+    start: int
+    total: int  # tokens with a place whose text is known; the newest may have none yet
+    rows: list[TextToken]
+    prompt_tokens: int = 0
+    shadow: TextShadow | None = None  # None: no shadow, or it was not compared at that eviction
 
 
 class Event(Doc):
@@ -636,6 +816,19 @@ class Describe(Doc):
     started_ts: float
 
 
+class TextSource(Doc):
+    """A page of a text before it is decoded."""
+
+    page: TextPage  # its texts are None
+    # Vocabulary ids of the tokens of the page, after those of at most TEXT_CONTEXT_TOKENS before
+    # it; NO_WORD for a place of a prompt that was given as embeddings.
+    words: list[int]
+
+
+TEXT_CONTEXT_TOKENS = 64  # more than any character or decoder looks back
+NO_WORD = -1
+
+
 class Reply(Doc):
     """The answer to a `vtoken.commands.Command`."""
 
@@ -691,6 +884,7 @@ class Hello(Message, tag="hello"):
     can_control: bool
     resumed: bool = False
     read_only_reason: str = ""  # why `can_control` is false
+    can_read_text: bool = False  # whether the text of requests is open to this client
 
 
 class Snapshot(Message, tag="snapshot"):
@@ -732,8 +926,11 @@ StreamMessage = Hello | Snapshot | Delta | EventMessage | Dropped | Heartbeat
 
 # ---------------------------------------------------------------- recordings
 # A recording is text, one JSON document a line, gzip-compressed where its name ends in `.gz`: a
-# `recording` line, then stream messages (format json) and `audit` lines, in the order of their ts.
-# Every `hello` + `snapshot` is a place to start reading from.
+# `recording` line, then stream messages (format json), `audit` lines and, where text was asked for,
+# `text` lines, in the order of their ts. Every `hello` + `snapshot` is a place to start reading
+# from. A reader leaves out lines of a type that it does not know.
+
+RECORDING_SCHEMA = 2  # with text; without any it is schema 1, which every reader reads
 
 
 class RecordingHeader(Doc, tag_field="type", tag="recording"):
@@ -741,13 +938,21 @@ class RecordingHeader(Doc, tag_field="type", tag="recording"):
     vtoken_version: str
     created_ts: float
     source: str  # URL of the server, or "flight recorder"
+    holds_text: bool = False  # whether `text` lines may follow
 
 
 class AuditLine(Doc, tag_field="type", tag="audit"):
     entry: AuditEntry
 
 
-RecordingLine = RecordingHeader | AuditLine | StreamMessage
+class TextLine(Doc, tag_field="type", tag="text"):
+    """The text of a request, whole, as it was known after the message before it."""
+
+    ts: float  # of that message
+    page: TextPage  # every token whose text was known: `start` is 0
+
+
+RecordingLine = RecordingHeader | AuditLine | TextLine | StreamMessage
 
 
 def pack_array(values: Any, *, packed: bool) -> PackedArray:

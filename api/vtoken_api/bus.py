@@ -1,4 +1,4 @@
-"""The bus: typed calls into the engine, the only place that touches the engine client.
+"""The bus: typed calls into the engine, the only place that calls it.
 
 Knows the wire and one attribute path of the client that vLLM hands to endpoint plugins,
 `engine_client.engine_core.call_utility_async(method, *args)`. vLLM encodes the arguments with

@@ -115,14 +115,39 @@ def _latency(status: wire.Status) -> Values:
 
 def _prices(status: wire.Status) -> Values:
     if status.prices is not None:
-        for name in ("hole", "copy", "plan"):
-            yield (name,), getattr(status.prices, name).us / 1e6
+        for name in ("hole", "copy", "plan", "probe"):
+            price: wire.Price | None = getattr(status.prices, name)
+            if price is not None:
+                yield (name,), price.us / 1e6
 
 
 def _round(status: wire.Status) -> Values:
     if status.prices is not None:
         yield ("saving",), status.prices.saving_us / 1e6
         yield ("cost",), status.prices.cost_us / 1e6
+
+
+def _canary_groups(name: str) -> Callable[[wire.Status], Values]:
+    """The field `name` of the canary's figures, by group; a group without a mean has no sample."""
+
+    def values(status: wire.Status) -> Values:
+        if status.canary is not None:
+            for group, figures in (
+                ("evicting", status.canary),
+                ("control", status.canary.control),
+            ):
+                value = getattr(figures, name)
+                if value is not None:
+                    yield (group,), value
+
+    return values
+
+
+def _canary_counts(status: wire.Status) -> Values:
+    if status.canary is not None:
+        for outcome in ("checked", "dropped", "failed"):
+            yield (outcome,), getattr(status.canary, outcome)
+        yield ("skipped",), sum(status.canary.skipped.values())
 
 
 def _trial(shown: Snapshot) -> Values:
@@ -200,6 +225,22 @@ METRICS: tuple[Metric, ...] = (
     _gauge("latency_seconds", "Of the engine's last seconds, as guards see it: ttft, inter_token",
            _latency, "kind", "quantile"),
     _gauge("step_seconds", "Mean time between two steps while busy", lambda s: s.step_ms / 1000),
+    # Quality: what the full cache says of generated tokens, by group: evicting, control
+    _gauge("canary_agreement", "Share of greedy tokens that the full cache ranks first, over the "
+           "newest checked requests, by group: evicting, control", _canary_groups("agreement"),
+           "group"),
+    _gauge("canary_agreement_stderr", "Standard error of it", _canary_groups("agreement_se"),
+           "group"),
+    _gauge("canary_logprob_lost", "Log-probability of a token as it was sampled, less that under "
+           "the full cache, in nats, by group", _canary_groups("logprob_lost"), "group"),
+    _gauge("canary_logprob_lost_stderr", "Standard error of it",
+           _canary_groups("logprob_lost_se"), "group"),
+    _gauge("canary_logprob", "Log-probability of a generated token under the full cache, by group",
+           _canary_groups("logprob"), "group"),
+    _gauge("canary_window_requests", "Checked requests that these figures rest on, by group",
+           _canary_groups("count"), "group"),
+    _counter("canary_requests", "Sampled requests by outcome: checked, dropped, failed, skipped",
+             _canary_counts, "outcome"),
     # Cost, and trust
     _counter("plan_seconds", "Time in planning", lambda s: s.reclamation.plan_us / 1e6),
     _counter("copy_seconds", "Time in copies", lambda s: s.reclamation.copy_us / 1e6),
@@ -208,7 +249,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("packed_tokens", "Tokens packed before attention reads, once a step",
              lambda s: s.reclamation.packed_tokens),
     _gauge("price_seconds", "Measured price: hole (packing one token for one step), copy (moving "
-           "one token), plan (planning one request)", _prices, "of"),
+           "one token), plan (planning one request), probe (probing one request's decode query)",
+           _prices, "of"),
     _gauge("round_seconds", "Of a round now: saving (packing that it spares), cost (copies, plan)",
            _round, "side"),
     _counter("verify_seconds", "Time in hashing contents before and after copies",

@@ -37,6 +37,7 @@ from vtoken_api.state.journal import Journal
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
 from vtoken_api.stream.endpoint import stream
+from vtoken_api.text import RequestTexts
 
 AUDIT_FILE = "audit.jsonl"
 MOUNT_PATH = "/vtoken/v1"
@@ -71,12 +72,13 @@ class VTokenEndpointPlugin:
         service = Service(
             bus=bus,
             hub=hub,
-            auth=AccessControl(access),
+            auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
             process=_process(engine_client),
             audit=audit,
             flight=FlightRecorder(hub, state_dir, audit=audit.recent),
+            texts=RequestTexts(lambda: engine_client.get_tokenizer()),
         )
         service.start()
         self.app.state.service = state.vtoken = service

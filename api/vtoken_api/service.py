@@ -17,6 +17,7 @@ from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.audit_sync import Upkeep
 from vtoken_api.state.flight_recorder import FlightRecorder
 from vtoken_api.state.statedir import StateDir
+from vtoken_api.text import RequestTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Service:
     auth: AccessControl
     state: StateDir
     flight: FlightRecorder
+    texts: RequestTexts
     model_name: str = ""  # as vLLM's metrics name it
     process: str = ""  # which of several API processes of one server; empty: the only one
     audit: AuditLog = field(default_factory=AuditLog)

@@ -12,11 +12,12 @@ import msgspec
 
 
 class ApiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Empty strings: not set."""
+    """Empty strings: not set. `show_text`: whether the text of requests may be read."""
 
     read_token_file: str = ""
     control_token_file: str = ""
     state_dir: str = ""  # empty: `statedir.default_path`
+    show_text: bool = False
 
 
 def api_settings(args: Namespace) -> ApiSettings:

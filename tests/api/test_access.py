@@ -82,6 +82,7 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
             engine.handle,
             host="127.0.0.1" if where == "local" else "0.0.0.0",
             api_key=[API_KEY] if has_key else None,
+            show_text=True,
             **token_files(tmp_path, read=has_read, control=has_control),
         ) as served,
         httpx.AsyncClient(base_url=served.url + ROOT) as http,
@@ -100,6 +101,11 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
                     assert changing.json()["title"] != "Read-only"
                 else:
                     assert changing.status_code == (401 if may == "-" else 403), token
+            text = await http.get("/requests/a/text", headers=headers)
+            if may == "c":  # as above
+                assert text.json()["status"] in (404, 422), token
+            else:
+                assert text.status_code == (401 if may == "-" else 403), token
             if may == "-":
                 assert await stream_status(served.stream_url, headers) == 401
                 continue
@@ -108,6 +114,7 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
                 hello = await hello_of(served, token, first_message=first_message)
                 assert hello["can_control"] is (may == "c")
                 assert bool(hello["read_only_reason"]) is (may != "c")
+                assert hello["can_read_text"] is (may == "c")
         if any(held):
             unknown = await http.get("/events", headers=bearer("unknown-token-0123"))
             assert unknown.status_code == 401

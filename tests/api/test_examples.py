@@ -81,6 +81,7 @@ ANSWERS: dict[str, Any] = {
     "vtoken_requests": list[wire.RequestRow],
     "vtoken_request": wire.RequestDetail,
     "vtoken_tokens": wire.TokenPage,
+    "vtoken_text": wire.TextPage,
     "vtoken_events": wire.EventPage,
     "vtoken_audit": wire.AuditPage,
 }

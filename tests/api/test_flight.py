@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -138,6 +139,31 @@ async def test_segments_follow_one_another_without_losing_an_event(
     assert sum(isinstance(line, wire.RecordingHeader) for line in lines) >= 4
     seqs = [line.event.seq for line in lines if isinstance(line, wire.EventMessage)]
     assert seqs == list(range(seqs[0], seqs[-1] + 1))
+
+
+async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
+    core: LiveEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path) as (served, _):
+        flight = served.service.flight
+        await until(lambda: flight.recording, "not recording")
+        put, ending, may_end = flight._put, threading.Event(), threading.Event()
+
+        def slow_put(lines: list[bytes]) -> None:
+            put(lines)
+            if not flight.recording:  # the last lines of the segment
+                ending.set()
+                may_end.wait(10)
+
+        flight._put = slow_put  # type: ignore[method-assign]
+        flight._ends_at = 0.0
+        await until(ending.is_set, "the segment does not end")
+        closing = asyncio.create_task(served.service.close())
+        await asyncio.sleep(0)
+        may_end.set()
+        await closing
+        assert flight._writer is None
+        assert [segment.open for segment in flight.segments.listed()] == [False]
 
 
 async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publisher(

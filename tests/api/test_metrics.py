@@ -87,6 +87,27 @@ async def test_prices_are_scraped_in_seconds(engine: ScriptedEngine) -> None:
     assert 'vllm:vtoken_pack_seconds_total{engine="0",model_name="m"} 3.0' in text
 
 
+def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> None:
+    status = engine.status()
+    status.canary = wire.CanaryStatus(
+        count=20,
+        agreement=0.9,
+        control=wire.CanaryFigures(count=3, agreement=1.0),
+        checked=23,
+        skipped={"LoRA": 1, "session": 3},
+    )
+    text = exposition(Snapshot(status, None), "m").decode()
+    for name, labels, value in (
+        ("agreement", 'group="evicting",model_name="m"', 0.9),
+        ("agreement", 'group="control",model_name="m"', 1.0),
+        ("window_requests", 'group="control",model_name="m"', 3.0),
+        ("requests_total", 'model_name="m",outcome="checked"', 23.0),
+        ("requests_total", 'model_name="m",outcome="skipped"', 4.0),
+    ):
+        assert f'vllm:vtoken_canary_{name}{{engine="0",{labels}}} {value}' in text
+    assert "vllm:vtoken_canary_logprob_lost{" not in text  # nothing measured
+
+
 async def test_one_of_several_processes_counts_for_itself_under_its_number(
     engine: ScriptedEngine,
 ) -> None:

@@ -77,6 +77,7 @@ OPERATIONS = [
     "vtoken_requests",
     "vtoken_request",
     "vtoken_tokens",
+    "vtoken_text",
     "vtoken_events",
     "vtoken_audit",
     "vtoken_asyncapi",

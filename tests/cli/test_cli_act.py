@@ -119,7 +119,8 @@ async def test_switch_says_what_becomes_of_the_scores(served: Served, core: Live
     url = ("--url", served.url)
     for arguments in (("tova", "--dry-run"), ("tova",)):
         ran = await run("policy", "use", *arguments, *url)
-        assert "scores start anew: tova reads attention_last, until now it was no scores" in ran.out
+        assert "scores start anew: tova reads attention_last (" in ran.out
+        assert ", until now it was no scores" in ran.out
     assert core.runtime.config.policy.name == "tova"
 
 
@@ -197,6 +198,22 @@ async def test_guard_of_latency_reaches_the_engine_in_milliseconds(served: Serve
     trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
     assert trial is not None
     assert trial.guard == wire.Guard(inter_token_p95_ms=40)
+
+
+async def test_guard_on_the_canary_reaches_the_engine(served: Served) -> None:
+    url = ("--url", served.url)
+    flags = ("--guard-agreement", "0.9", "--guard-logprob-lost", "0.5", "--guard-canaries", "30")
+    off = await run("config", "set", "theta_f=0.5", *flags, *url)
+    assert (off.code, "canary, which is off" in off.err) == (1, True)
+    ran = await run("config", "set", "canary.share=0.1", *flags, *url)
+    assert ran.code == 0
+    assert "if the canary's agreement is below 0.9" in ran.out
+    trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
+    assert trial is not None
+    expected = wire.Guard(canary_agreement=0.9, canary_logprob_lost=0.5, canary_count=30)
+    assert trial.guard == expected
+    wrong = await run("config", "set", "theta_f=0.5", "--guard-agreement", "nan", *url)
+    assert (wrong.code, "is not a number" in wrong.err) == (2, True)
 
 
 async def test_every_change_can_be_on_trial(served: Served) -> None:

@@ -12,6 +12,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
+from vtoken.policies import policy_names
 
 
 async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
@@ -47,6 +48,22 @@ async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets
         f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
     ]
     assert found["verdict"] == "ok"
+
+
+async def test_doctor_notes_a_signal_from_layers_that_nobody_measured(
+    served: Served, core: LiveEngine
+) -> None:
+    async def finding() -> dict[str, str]:
+        ran = await run("doctor", "--json", "--url", served.url)
+        found = [msgspec.json.decode(line) for line in ran.out.splitlines()]
+        (calibration,) = [f for f in found if f["check"] == "calibration"]
+        return dict(calibration)
+
+    assert (await finding())["verdict"] == "ok"  # the policy in force reads none
+    core.configure(policy={"name": "h2o", "params": {}})
+    assert (await finding())["verdict"] == "note"
+    core.configure(probe={"layers": [1]})
+    assert (await finding())["verdict"] == "ok"
 
 
 async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
@@ -91,4 +108,4 @@ async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
     ran = await run("doctor", "--url", served.url)
     assert ran.code == 0
     assert "lazy (some-package): ImportError: no lazy" in ran.out
-    assert "11 on offer" in ran.out
+    assert f"{len(policy_names())} on offer" in ran.out

@@ -34,7 +34,7 @@ WORKS = {
     "undo": "",
     "record": "{}/run.jsonl --duration 1",
 }
-ELSEWHERE = {"serve", "demo", "bench"}  # with parsers of their own
+ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
 LOCAL = {"console", "completion"}  # no document comes back
 
 

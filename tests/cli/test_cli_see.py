@@ -7,8 +7,10 @@ import pytest
 
 from tests.support.cli_harness import run, spawn
 from tests.support.core.live import LiveEngine
+from tests.support.profiles import made_up
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken.runtime.canary import Check
 
 
 async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
@@ -41,12 +43,54 @@ async def test_status_says_what_holes_and_copies_cost(served: Served, core: Live
     assert f"a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs" in text
 
 
+async def test_policies_are_listed_with_what_calibration_measured(
+    served: Served, core: LiveEngine
+) -> None:
+    assert "needles" not in (await run("policy", "list", "--url", served.url)).out
+    core.runtime.state.calibration = made_up()
+    lines = (await run("policy", "list", "--url", served.url)).out.splitlines()
+    (place,) = (i for i, line in enumerate(lines) if line.startswith("h2o "))
+    assert "measured" in lines[place + 1]
+    assert "needles left whole: 100% at 50%, 75% at 25% of the prompt" in lines[place + 1]
+
+
+async def test_status_says_where_the_policys_signal_comes_from(
+    served: Served, core: LiveEngine
+) -> None:
+    def line(text: str) -> str:
+        (found,) = [line for line in text.splitlines() if line.startswith("calibration")]
+        return found
+
+    core.facts.calibration_detail = "none of this model"
+    shown = line((await run("status", VTOKEN_URL=served.url)).out)
+    assert "the policy reads no signal; no profile: none of this model" in shown
+    core.configure(policy={"name": "h2o", "params": {}})
+    core.runtime.state.calibration = made_up()
+    core.facts.calibration_file = "/cache/p.json"
+    for command in ("status", "doctor"):
+        text = (await run(command, VTOKEN_URL=served.url)).out
+        assert "attention_sum from layer 3, heads 1, 2 (profile); profile 0123456789ab, of " in text
+        assert "(/cache/p.json)" in text
+
+
+async def test_status_says_what_the_canary_found(served: Served, core: LiveEngine) -> None:
+    assert "canary" not in (await run("status", VTOKEN_URL=served.url)).out
+    core.configure(canary={"share": 0.5})
+    core.runtime.canary.add(Check("random", 1, 100, 90, 12.5, -80.0), evicted=True)
+    core.runtime.canary.add(Check("random", 1, 100, 80, 17.5, -80.0), evicted=True)
+    core.runtime.canary.skip("LoRA")
+    text = (await run("status", VTOKEN_URL=served.url)).out
+    assert "agreement 85 % ± 5 %, log-probability lost 0.15 ± 0.03 (2 checked)" in text
+    assert "control none checked; 1 skipped" in text
+
+
 async def test_config_get_answers_one_value_as_config_set_takes_it(served: Served) -> None:
     url = ("--url", served.url)
     assert (await run("config", "get", "budget_tokens", *url)).out == "64\n"
     assert (await run("config", "get", "policy.name", *url)).out == "random\n"
     assert (await run("config", "get", "probe", "--json", *url)).json(dict) == {
         "layers": [],
+        "heads": [],
         "every_steps": 1,
     }
     unknown = await run("config", "get", "policy.nam", *url)

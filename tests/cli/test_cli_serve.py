@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.profiles import made_up
+from vtoken.calibration import store
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.startup import serve, startup_error
 from vtoken.vllm.startup.model_argument import Values
@@ -32,6 +34,21 @@ def test_only_the_names_of_token_files_are_on_the_command_line(
     }
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--chat-template", "chat.jinja"],
+        ["--chat-template=chat.jinja"],
+        ["--chat_template=chat.jinja"],
+    ],
+)
+def test_the_engine_learns_the_chat_template_that_the_server_was_given(flags: list[str]) -> None:
+    command = server_command(["m", *flags])
+    assert set(flags) <= set(command)
+    config = json.loads(command[command.index("--additional-config") + 1])
+    assert config["vtoken"]["chat_template"] == "chat.jinja"
+
+
 @pytest.mark.parametrize("content", [None, "", "short", "no spaces in it, please!"])
 def test_bad_token_file_ends_with_2_and_names_the_file(
     tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
@@ -45,6 +62,29 @@ def test_bad_token_file_ends_with_2_and_names_the_file(
     said = capsys.readouterr().err
     assert str(path) in said
     assert not content or content not in said
+
+
+def test_a_named_calibration_profile_is_read_before_the_model_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.write(made_up(), Path("profile.json"))
+
+    def passed_on(*flags: str) -> str | None:
+        command = server_command(["m", *flags])
+        config = json.loads(command[command.index("--additional-config") + 1])
+        setting: str | None = config["vtoken"].get("calibration")
+        return setting
+
+    assert passed_on("--vtoken-calibration", "profile.json") == str(tmp_path / "profile.json")
+    assert passed_on("--vtoken-calibration", "off") == "off"
+    assert passed_on() is None
+    (tmp_path / "profile.json").write_text("{}")
+    for name in ("profile.json", "missing.json"):
+        with pytest.raises(SystemExit) as ended:
+            server_command(["m", "--vtoken-calibration", name])
+        assert ended.value.code == 2
+        assert name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vtoken.cli import main
 from vtoken.cli.pages import EPILOG
 from vtoken.cli.parser import make_parser
 from vtoken.client.server import DEFAULT_URL
+from vtoken.wire import GUARD_CANARIES
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,11 @@ async def test_help_and_version_import_nothing_heavy() -> None:
         sys.executable, "-c", code, stdout=asyncio.subprocess.DEVNULL
     )
     assert await process.wait() == 0
+
+
+def test_help_names_the_default_of_a_guard_on_the_canary() -> None:
+    text = make_parser().parse_args(["config", "set", "theta_f=0"]).parser.format_help()
+    assert f"these two rest on at least (default: {GUARD_CANARIES})" in " ".join(text.split())
 
 
 def test_help_names_the_default_server() -> None:

@@ -22,6 +22,7 @@ import pytest
 from tests.support.cli_harness import run
 from tests.support.serving import Served
 from vtoken.bench import BENCHES
+from vtoken.calibration.command import build_parser as build_calibrate_parser
 from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
 from vtoken.config.request_rules import request_rules
@@ -67,7 +68,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 def check(words: list[str]) -> None:
     """Raises, or exits as argparse does, unless the program would take these words."""
     program, *rest = words
-    if program == "vtoken" and rest in (["serve"], ["--help"]):
+    if program == "vtoken" and rest in (["serve"], ["serve", "--help"], ["--help"]):
         return
     if program == "vtoken" and rest[0] == "serve":
         arguments, others = build_parser().parse_known_args(rest[1:])
@@ -77,6 +78,8 @@ def check(words: list[str]) -> None:
             initial_patch(arguments)
     elif program == "vtoken" and rest[0] == "demo":
         parse_demo(rest[1:])
+    elif program == "vtoken" and rest[0] == "calibrate":
+        build_calibrate_parser().parse_args(rest[1:])
     elif program == "vtoken" and rest[0] == "bench":
         assert rest[1] in {*BENCHES, "results"}
     elif program == "vtoken":
@@ -165,5 +168,5 @@ def test_every_metric_of_an_alert_is_in_the_table() -> None:
     page = ROOT / "docs" / "metrics.md"
     (alerts,) = blocks(page, "promql")
     names = re.findall(r"vllm:vtoken_\w+", alerts)
-    assert len(names) == 5
+    assert len(names) == 7
     assert not [name for name in names if f"| `{name}` |" not in page.read_text()]

@@ -19,11 +19,13 @@ from vtoken.client import (
     NotVToken,
     ProblemError,
     RefusedError,
+    RequestText,
     Server,
     Unauthorized,
     Unreachable,
     VTokenError,
     calls,
+    request_text,
     sequences,
 )
 
@@ -36,6 +38,7 @@ def test_the_public_names() -> None:
         "NotVToken",
         "ProblemError",
         "RefusedError",
+        "RequestText",
         "Server",
         "Stream",
         "StreamClosed",
@@ -49,11 +52,11 @@ def test_the_public_names() -> None:
 def test_both_clients_have_every_call_with_its_parameters() -> None:
     makers = {
         name: make
-        for module in (calls, sequences)
+        for module in (calls, sequences, request_text)
         for name, make in inspect.getmembers(module, inspect.isfunction)
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
-    assert len(makers) == 20
+    assert len(makers) == 22
     for name, make in makers.items():
         for client in (Client, AsyncClient):
             method = getattr(client, name)
@@ -125,6 +128,28 @@ async def test_newest_events_come_over_all_pages(
     assert [event.summary for event in newest] == [
         f"number {number}" for number in range(2000 - num_events, 2000)
     ]
+
+
+async def test_a_text_is_read_anew_only_when_tokens_died(kind: Any, core: LiveEngine) -> None:
+    text = RequestText("b")
+    async with serve(core.handle, show_text=True) as served, Either(kind, Server(served.url)) as it:
+
+        async def refresh(num_dead: int) -> list[int]:
+            before = len(served.asked("text"))
+            await it.ask("refresh_text", text, num_dead, 1)
+            whole = core.reporter.tokens("b", 0, 4096).rows
+            assert [row.token_id for row in text.tokens] == [row.token_id for row in whole]
+            assert text.page().total == len(whole)
+            return [call.start for call in served.asked("text")[before:]]
+
+        num_tokens, num_dead = (
+            core.runtime.tables["b"].num_tokens,
+            core.runtime.tables["b"].num_dead,
+        )
+        assert await refresh(num_dead) == [0]
+        core.steps()
+        assert await refresh(num_dead) == [num_tokens]
+        assert await refresh(num_dead + 1) == [0]
 
 
 # ---------------------------------------------------------------- refusals

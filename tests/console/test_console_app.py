@@ -23,6 +23,7 @@ from tests.support.scripted import ScriptedEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import commands
+from vtoken.config.request_rules import request_rules
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
 from vtoken_console.look.appearance import choose
@@ -211,6 +212,20 @@ async def test_request_page_shows_the_token_table_with_one_cursor(
         await until(lambda: app.screen.query_one("#rows").cursor == last, "rows did not follow")
         assert app.screen.query_one("#table").block == rows[last].block
         assert app.screen.query_one("#strip").cursor == last
+
+
+async def test_request_page_marks_protected_tokens(core: LiveEngine, served: Served) -> None:
+    core.configure(policy={"name": "sliding_window"}, budget_tokens=64)
+    core.runtime.announce("kept", request_rules({"vtoken_protect": [3, 6]}))
+    core.admit("kept", 40)
+    core.steps()
+    core.publish()
+    async with running(served.url) as (app, _):
+        await app.pages.open_request("kept")
+        await until(lambda: "P protected" in screen_text(app), "no legend")
+        assert app.screen.query_one("#strip").table.protected.nonzero()[0].tolist() == [3, 4, 5]
+        first = next(line for line in screen_text(app).splitlines() if "P  P  P" in line)
+        assert first.count("P") == 3
 
 
 async def test_finished_request_is_said_and_its_picture_kept(

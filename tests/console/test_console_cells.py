@@ -78,6 +78,32 @@ def test_every_drawn_cell_is_found_under_its_own_place(
     assert grid.cell_at(grid.columns * grid.cell_width, 0) is None
 
 
+@pytest.mark.parametrize(("width", "height"), [(78, 9), (66, 18), (134, 27), (198, 50)])
+@pytest.mark.parametrize("num_blocks", [1, 10, 100, 300])
+def test_small_pool_fills_a_large_widget(num_blocks: int, width: int, height: int) -> None:
+    grid = grid_of.fit(grid_of.Zoom.POOL, num_blocks, width, height, SIZE)
+    assert grid.per_cell == 1
+    assert grid.cell_height <= grid.cell_width <= grid_of.MAX_ASPECT * grid.cell_height
+    assert grid.lines <= height
+    assert grid.columns * grid.cell_width <= width
+    enough = num_blocks * grid_of.text_width(SIZE) <= width * height * 0.8
+    assert grid.cell_width >= grid_of.text_width(SIZE) or not enough
+    if height > 10:
+        assert num_blocks * grid.cell_area >= 0.65 * width * height
+
+
+def test_large_cell_shows_its_blocks_id_above_its_live_count() -> None:
+    look = choose(depth="truecolor", environ={})
+    looks = Looks(look.theme, look.ramp, Mode.UTILISATION, 8, 3, True, True, True, look.ascii_only)
+    codes = cell_codes.pack(2, mean=[4, cells.FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
+    rows = ["".join(text for text, _ in looks.row(codes, y, 41)) for y in range(3)]
+    assert rows == ["41    t 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
+    plain = choose(ascii_only=True, environ={})
+    looks = Looks(plain.theme, plain.ramp, Mode.UTILISATION, 8, 3, True, True, True, True)
+    rows = ["".join(text for text, _ in looks.row(codes[:1], y, 41)) for y in range(3)]
+    assert rows == ["41    t ", "---13-- ", "------- "]
+
+
 @given(st.floats(0, 1))
 def test_array_levels_agree_with_the_scalar_ones(share: float) -> None:
     share = float(np.float32(share))
@@ -165,6 +191,7 @@ def test_painted_rows_are_as_wide_as_their_cells(
             grid.cell_width,
             grid.cell_height,
             roomy,
+            grid_of.has_ids(grid, block_size),
             True,
             look.ascii_only,
         )

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.console_harness import applied, running, screen_text, until
 from tests.support.core.live import LiveEngine
+from tests.support.profiles import made_up
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
@@ -65,6 +66,18 @@ async def test_settings_say_what_a_round_now_saves_and_costs(
         text = app.screen._outcome.text
         assert "A hole costs 500.00 µs a token (measured) and step" in text
         assert f"saves {prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs." in text
+
+
+async def test_settings_say_where_the_policys_signal_comes_from(
+    core: LiveEngine, served: Served
+) -> None:
+    core.configure(policy={"name": "h2o", "params": {}})
+    core.runtime.state.calibration = made_up()
+    core.steps(1)
+    async with running(served.url) as (app, pilot):
+        await pilot.press("t")
+        said = "from layer 3, heads 1, 2: by the calibration profile 0123456789ab."
+        await until(lambda: said in app.screen._outcome.text, "no calibration")
 
 
 async def test_questions_never_queue_and_the_newest_draft_is_answered(served: Served) -> None:
@@ -307,7 +320,18 @@ def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
     terms = read_terms("2.5", "", " 3 ")
     assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
     assert terms.guard_preemptions == 3
-    for bad in (("-1", "", ""), ("", "0", ""), ("", "", "1.5"), ("", "", "-1")):
+    guarded = read_terms("", "", "", "0.9", "0.5")
+    assert guarded.params()["guard_canary_agreement"] == 0.9
+    assert guarded.params()["guard_canary_logprob_lost"] == 0.5
+    for bad in (
+        ("-1", "", ""),
+        ("", "0", ""),
+        ("", "", "1.5"),
+        ("", "", "-1"),
+        ("", "", "", "90"),
+        ("", "", "", "", "-1"),
+        ("", "", "", "", "nan"),
+    ):
         with pytest.raises(ValueError, match="is not"):
             read_terms(*bad)
 

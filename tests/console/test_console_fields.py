@@ -48,7 +48,7 @@ def test_every_bound_and_every_parameter_has_a_row(
     tops = {f.path[0] for f in fields}
     assert tops == set(document.bounds)
     params = {f.path[2] for f in fields if f.path[:2] == ("policy", "params")}
-    assert params == {"recent_ratio", "sinks", "normalize"}
+    assert params == {"recent_ratio", "sinks", "normalize", "pool", "pool_radius"}
 
 
 def test_parameters_of_another_policy_start_from_its_defaults(
@@ -64,6 +64,14 @@ def test_probed_layers_are_shown_as_they_are_typed(document: wire.ConfigDocument
     layers = named(fields, "layers")
     assert (show_value(layers.desired), show_value(layers.effective)) == ("3,21", "")
     assert make_patch(fields, {layers.path: parse_value(layers, "3,21")}) == {}
+
+
+def test_the_canarys_rows_are_those_of_its_struct(fields: list[Field]) -> None:
+    rows = {field.path[1]: field for field in fields if field.path[0] == "canary"}
+    assert list(rows) == list(wire.Canary.__struct_fields__)
+    assert rows["share"].bound_text == "0..1"
+    draft = {rows["share"].path: parse_value(rows["share"], "0.1")}
+    assert make_patch(fields, draft) == {"canary": {"share": 0.1}}
 
 
 def test_patch_holds_only_what_differs(fields: list[Field]) -> None:

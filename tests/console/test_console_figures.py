@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+import pytest
 
 from tests.support.console_harness import make_busy, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken.runtime.canary import Check
 from vtoken_console.feed.samples import marker_of
 from vtoken_console.look import units
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.sections import (
+    canary_section,
     gates_section,
     latency_section,
     payback_section,
@@ -119,6 +124,50 @@ def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:
         assert part in text
 
 
+def checked(core: LiveEngine) -> None:
+    """The canary is on: evicting requests lose something, the control group nothing."""
+    for agreed in (90, 95):
+        core.runtime.canary.add(Check("random", 1, 100, agreed, 12.5, -80.0), evicted=True)
+    core.runtime.canary.add(Check("random", 1, 50, 50, 0.0, -60.0), evicted=False)
+    core.configure(canary={"share": 0.5})
+
+
+async def test_quality_stands_beside_latency_once_the_canary_is_on(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(200, 50)) as (app, pilot):
+        await pilot.pause(0.3)
+        assert "agree" not in screen_text(app).splitlines()[2]
+        checked(core)
+        await until(
+            lambda: "agree  92.5% lost  0.125" in screen_text(app).splitlines()[2], "no figures"
+        )
+
+
+async def test_quality_section_has_the_control_group_beside(core: LiveEngine) -> None:
+    assert canary_section(core.reporter.status()) == []
+    checked(core)
+    core.runtime.canary.drop(7)
+    lines = text_of(canary_section(core.reporter.status())).splitlines()
+    found = {line[:15].strip(): line[15:].split() for line in lines}
+    assert found["agreement"] == ["92.5%", "100.0%"]
+    assert found["log-prob. lost"] == ["0.125", "0.000"]
+    assert found["log-probability"] == ["-0.800", "-1.200"]
+    assert found["checked"] == ["2", "1"]
+    assert found["dropped"] == ["7"]
+
+
+async def test_trial_bar_shows_what_the_guard_on_the_canary_stands_at(
+    core: LiveEngine, served: Served
+) -> None:
+    core.call("patch_config", patch={"canary": {"share": 1.0}}, guard_canary_agreement=0.5)
+    core.runtime.canary.add(Check("random", 2, 100, 60, 12.5, -80.0), evicted=True)
+    core.steps(1)
+    async with running(served.url, size=(200, 50)) as (app, _):
+        shown = "agreement ≥ 50.0% (now 60.0%), 1 of 20 canaries"
+        await until(lambda: shown in screen_text(app), "no guard")
+
+
 async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(
     core: LiveEngine, served: Served
 ) -> None:
@@ -143,6 +192,21 @@ async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(
 def charts_text(app: object) -> str:
     charts = app.dashboard.query_one(Charts)  # type: ignore[attr-defined]
     return "\n".join(charts.render_line(y).text for y in range(charts.content_size.height))
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.usefixtures("stepping")
+async def test_charts_are_curves_up_to_now_and_bars_in_ascii(
+    served: Served, ascii_only: bool
+) -> None:
+    async with running(served.url, size=(120, 36), ascii_only=ascii_only) as (app, _):
+        charts = app.dashboard.query_one(Charts)
+        dots = "[\u2801-\u28ff]"
+        drawn = "#" if ascii_only else dots
+        await until(lambda: re.search(drawn, charts_text(app)), "nothing drawn")
+        assert ("now" in charts_text(app)) is not ascii_only
+        assert bool(re.search(dots, charts_text(app))) is not ascii_only
+        assert charts.content_size.height == len(charts_text(app).splitlines())
 
 
 def test_end_of_a_trial_has_a_mark_of_its_own() -> None:

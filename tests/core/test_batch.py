@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,26 +37,42 @@ def tables(draw: Any) -> TokenTables:
     return made
 
 
-def views(made: TokenTables, budgets: list[int]) -> list[View]:
+def draw_spans(made: TokenTables, data: Any) -> list[set[int]]:
+    """Of each request the tokens that are protected, some of them dead or yet to come."""
     return [
-        View(table.live_ids(), table.num_tokens, table.num_tokens, budget)
-        for table, budget in zip(made, budgets, strict=True)
+        data.draw(st.sets(st.integers(0, table.num_tokens + 2), max_size=table.num_tokens // 2))
+        for table in made
     ]
+
+
+def batch_of(
+    made: TokenTables, data: Any, scores: Sequence[Any] = ()
+) -> tuple[TableBatch, list[View]]:
+    """Budgets and spans for all requests, and the view that each one's policy would have."""
+    spans, kept, views = draw_spans(made, data), [], []
+    for table, covered in zip(made, spans, strict=True):
+        ids = table.live_ids()
+        seen = ids[~np.isin(ids, list(covered))]
+        num_protected = len(ids) - len(seen)
+        kept.append(data.draw(st.integers(min(num_protected + 1, len(ids)), len(ids))))
+        views.append(View(seen, table.num_tokens, table.num_tokens, kept[-1] - num_protected))
+    pairs = Ragged.joined([[end for t in sorted(one) for end in (t, t + 1)] for one in spans])
+    return TableBatch(made, made.all_rows, np.array(kept), scores, pairs), views
 
 
 @given(tables(), st.data())
 def test_the_oldest_of_a_batch_are_those_of_each_view(made: TokenTables, data: Any) -> None:
-    budgets = [data.draw(st.integers(1, table.num_live)) for table in made]
     sinks = data.draw(st.integers(0, 6))
-    found = TableBatch(made, made.all_rows, np.array(budgets)).oldest(sinks)
-    for i, view in enumerate(views(made, budgets)):
+    batch, views = batch_of(made, data)
+    assert batch.budget.tolist() == [view.budget_tokens for view in views]
+    found = batch.oldest(sinks)
+    for i, view in enumerate(views):
         assert found.of(i).tolist() == oldest(view, sinks).tolist()
 
 
 @given(tables(), st.data())
 def test_the_lowest_of_a_batch_are_those_of_each_view(made: TokenTables, data: Any) -> None:
     """Ties, zeros of both signs, infinities, NaN, and tokens newer than the scores."""
-    budgets = [data.draw(st.integers(1, table.num_live)) for table in made]
     sinks = data.draw(st.integers(0, 6))
     recent = [data.draw(st.integers(0, 9)) for _ in made]
     scores = [
@@ -64,9 +81,9 @@ def test_the_lowest_of_a_batch_are_those_of_each_view(made: TokenTables, data: A
         )
         for n in [data.draw(st.integers(table.num_tokens - 2, table.num_tokens)) for table in made]
     ]
-    batch = TableBatch(made, made.all_rows, np.array(budgets), scores)
+    batch, views = batch_of(made, data, scores)
     found = batch.lowest(sinks, np.array(recent))
-    for i, view in enumerate(views(made, budgets)):
+    for i, view in enumerate(views):
         known = np.full(view.num_tokens, np.inf, dtype=np.float32)
         known[: len(scores[i])] = scores[i]
         expected = lowest(view, known[view.token_ids], sinks, recent[i])
@@ -88,7 +105,7 @@ def test_the_lowest_of_many_random_scores(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "together"),
-    [("streaming_llm", True), ("tova", True), ("h2o", True), ("random", False), ("snapkv", False)],
+    [("streaming_llm", True), ("tova", True), ("h2o", True), ("random", False), ("snapkv", True)],
 )
 def test_which_policies_choose_together(name: str, together: bool) -> None:
     assert chooses_together(type(make_policy(name, {}))) == together

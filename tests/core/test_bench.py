@@ -14,7 +14,7 @@ from vtoken.bench.capacity import best_under
 from vtoken.bench.counters import Instructions
 from vtoken.bench.engines import Cache
 from vtoken.bench.growth import MEASURED
-from vtoken.bench.output import RESULTS, SECTION, Result, Table, as_text, fill_in
+from vtoken.bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
 from vtoken.bench.overhead import GROUPS, Run, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import summary
@@ -32,8 +32,8 @@ def saved(folder: Path, rows: list[list[str | int | float | None]]) -> Path:
 
 
 def test_a_result_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
-    text, missing = fill_in(PAGE, saved(tmp_path, [["x", 1234.5], ["y", None]]))
-    assert missing == []
+    text, filled, missing = fill_in(PAGE, saved(tmp_path, [["x", 1234.5], ["y", None]]))
+    assert (filled, missing) == (["planner"], [])
     assert text.startswith("# Results\n\nprose\n\n<!-- bench:planner -->\n")
     assert text.endswith("<!-- /bench -->\n\nmore prose\n")
     assert "| x | 1,234 |" in text
@@ -42,12 +42,27 @@ def test_a_result_replaces_what_stands_between_its_markers_and_nothing_else(tmp_
 
 
 def test_a_section_without_a_run_is_left_and_named(tmp_path: Path) -> None:
-    assert fill_in(PAGE, tmp_path) == (PAGE, ["planner"])
+    assert fill_in(PAGE, tmp_path) == (PAGE, [], ["planner"])
 
 
-def test_the_results_file_has_a_section_for_every_benchmark() -> None:
-    text = (Path(__file__).parents[2] / RESULTS).read_text()
-    assert {match[2] for match in SECTION.finditer(text)} == set(BENCHES)
+def test_every_benchmark_has_its_sections_once() -> None:
+    text = "".join((Path(__file__).parents[2] / page).read_text() for page in PAGES)
+    sections = [match[2] for match in SECTION.finditer(text)]
+    assert len(set(sections)) == len(sections)
+    assert {section.partition("-")[0] for section in sections} == set(BENCHES)
+
+
+def test_a_plot_is_copied_beside_the_page_that_shows_its_tables(tmp_path: Path) -> None:
+    folder, page = tmp_path / "bench", tmp_path / "docs" / "page.md"
+    for path in (folder, page.parent):
+        path.mkdir()
+    saved(folder, [["x", 1]])
+    for name in ("planner", "memory"):
+        (folder / f"{name}.svg").write_text(f"<svg>{name}</svg>")
+    page.write_text(PAGE)
+    assert main(["results", "--folder", str(folder), "--file", str(page)]) == 0
+    assert [path.name for path in page.parent.iterdir() if path.suffix == ".svg"] == ["planner.svg"]
+    assert "| x | 1 |" in page.read_text()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from vtoken.config.values import VTokenConfig, bounds, default_config, diff, mer
 from vtoken.errors import RefusedError
 from vtoken.wire import PatchResult, Reply
 
-N, L = 64, 4
+N, L, H = 64, 4, 8
 BASE = merge_patch(
     default_config(N),
     {"policy": {"name": "h2o", "params": {"sinks": 2}}, "budget_tokens": 64},
@@ -29,7 +29,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def merged(patch: Any, config: VTokenConfig = BASE) -> VTokenConfig:
-    return merge_patch(config, patch, num_blocks=N, num_layers=L)
+    return merge_patch(config, patch, num_blocks=N, num_layers=L, num_heads=H)
 
 
 # ---------------------------------------------------------------- merge_patch
@@ -46,15 +46,23 @@ GOOD: dict[str, list[Any]] = {
     "recycle": [True, False],
     "prefix_sharing": ["skip", "index", "copy"],
     "budget_tokens": [3, 1 << 24],
+    "budget_ratio": [0.0, 0, 0.25, 1.0],
+    "budget_floor_tokens": [1, 1 << 24],
     "interval_tokens": [0, 1 << 24],
+    "protect": [{"template": False}, {"system": False, "last_user": True}, {}],
     "evict_during": ["decode", "prefill", "both"],
     "admission": ["compressed", "stock"],
     "verify_ratio": [0, 0.01, 1.0],
     "shadow": [None, {"name": "none"}, {"name": "tova"}, {"name": "h2o", "params": {"sinks": 3}}],
-    "probe": [{"layers": [3, 0]}, {"every_steps": 1024}, {"layers": [], "every_steps": 1}, {}],
+    "probe": [
+        *({"layers": [3, 0]}, {"heads": [7, 0]}, {"every_steps": 1024}, {}),
+        {"layers": [], "heads": [], "every_steps": 1},
+    ],
+    "canary": [{"share": 1}, {"share": 0.1, "control_share": 0}, {"control_share": 1.0}, {}],
 }
 _SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
 _LAYERS: list[Any] = [[L], [-1], [True], [0.0], None, 0]
+_HEADS: list[Any] = [[H], [0, -1], [False], ["0"], None, 0]
 JUNK: list[Any] = [None, "x", [], [1], {"a": {"b": None}}, NAN, INF, -INF, -1, 1e300, "1", b"1"]
 BAD: dict[str, list[Any]] = {
     "policy": ["h2o", ["h2o"], {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": None}]
@@ -70,20 +78,29 @@ BAD: dict[str, list[Any]] = {
     "recycle": [0, 1, "true"],
     "prefix_sharing": ["cow", "Index", "", 0, True],
     "budget_tokens": [0, 2, (1 << 24) + 1, 64.0, True],
+    "budget_ratio": [-0.01, 1.01, True],
+    "budget_floor_tokens": [0, (1 << 24) + 1, 64.0, True],
     "interval_tokens": [(1 << 24) + 1, 1.0, True],
+    "protect": [{"template": value} for value in (1, None, "true")] + [{"user": True}, True],
     "evict_during": ["Decode", "never", 0],
     "admission": ["vllm", "", True],
     "verify_ratio": [-0.01, 1.01, True],
     "shadow": ["h2o", {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": {"sinks": 2}}]
     + [{"name": "h2o", "params": {"sinks": value}} for value in _SINKS],
     "probe": [{"layers": value} for value in _LAYERS]
+    + [{"heads": value} for value in _HEADS]
     + [{"every_steps": value} for value in (0, 1025, True, None)]
     + [{"steps": 1}],
+    "canary": [
+        {name: v} for name in ("share", "control_share") for v in (-0.1, 1.1, NAN, True, None)
+    ]
+    + [{"rate": 0.1}],
 }
 BAD_CASES = [
     (name, value)
     for name, values in BAD.items()
-    for value in values + [j for j in JUNK if (name, j) not in (("probe", {}), ("shadow", None))]
+    for value in values
+    + [j for j in JUNK if (name, j) not in (("probe", {}), ("shadow", None), ("canary", {}))]
 ]
 
 

@@ -98,14 +98,15 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "request": lambda p: setattr(p.requests, "names", ["a", "c"]),
     "order of requests": lambda p: setattr(p.requests, "names", ["b", "a"]),
     "wanted scores": lambda p: setattr(p, "want_scores", (("b", HITS),)),
-    "probed layers": lambda p: setattr(p, "probe_layers", (1,)),
     "probing": lambda p: setattr(p, "probing", True),
     "kept signal": lambda p: setattr(p, "signals", {"a": (LAST,)}),
     "second signal": lambda p: setattr(p, "signals", {"a": (HITS, LAST)}),
     "wanted signal": lambda p: setattr(p, "want_scores", (("a", LAST),)),
     "window": lambda p: setattr(p, "signals", {"a": (Signal("attention_hits", 8),)}),
     "probed request": lambda p: setattr(p, "probed", frozenset({"a"})),
-    "layers of signals": lambda p: setattr(p, "signal_layers", (2,)),
+    "layers of a signal": lambda p: setattr(
+        p, "signals", {"a": (Signal("attention_hits", 9, layers=(2,)),)}
+    ),
     "retained id": lambda p: p.requests.retained["a"].ids.__setitem__(0, 6),
     "retained slot": lambda p: p.requests.retained["a"].slots.__setitem__(0, 45),
     "nothing retained": lambda p: p.requests.retained.clear(),
@@ -129,7 +130,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A field that is added must be covered by the digest, and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("probing", "probe_layers", "want_scores", "signals", "probed", "signal_layers"),
+        *("probing", "want_scores", "signals", "probed"),
     }
     assert set(RequestSteps.__slots__) == {
         *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),

@@ -14,7 +14,7 @@ from tests.support.observe import watch_victims
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
 
-SUM = Signal("attention_sum")
+SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
 
 
 def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:

@@ -15,6 +15,7 @@ from vtoken import policies
 from vtoken.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names
 from vtoken.policies.base import lowest
+from vtoken.policies.signals import Signal
 
 EVICTING = [name for name in policy_names() if name != "none"]
 
@@ -95,19 +96,54 @@ def test_tova_evicts_what_the_last_query_looks_at_least() -> None:
     assert victims("tova", view([*range(6)], 4, scores[::-1], num_tokens=6), recent=3) == [0, 2]
 
 
+def test_peak_attention_evicts_what_is_far_from_every_peak() -> None:
+    scores = [0.0, 0.2, 0.4, 0.1, 0.3, 0.0, 0.0]
+    seen = view([*range(7)], 5, scores)
+    assert victims("peak_attention", seen, sinks=1, recent=2) == [1, 3]
+    reads = Signal("attention_max", 8, pool="mean", pool_radius=3)
+    assert make_policy("peak_attention", {}).reads == reads
+
+
 def test_scissorhands_evicts_the_least_persistent_and_spares_the_recent() -> None:
     hits = [7.0, 2.0, 9.0, 2.0, 5.0, 0.0, 0.0]
     assert victims("scissorhands", view([*range(7)], 5, hits), recent=2) == [1, 3]
     assert victims("scissorhands", view([*range(7)], 5, hits), recent=1) == [1, 5]
 
 
-def test_snapkv_pools_over_live_neighbours_and_keeps_the_window() -> None:
-    """A peak at rank 2 lifts ranks 1 and 3; what the window got lifts nobody."""
-    scores = [0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 50.0, 60.0]
+def test_snapkv_evicts_the_lowest_and_keeps_sinks_and_window() -> None:
+    scores = [0.0, 3.0, 9.0, 3.0, 0.0, 0.0, 0.0, 0.0]
     seen = view([0, 1, 2, 3, 7, 8, 20, 21], 5, scores)
-    assert victims("snapkv", seen, window=2, pool_radius=1) == [0, 7, 8]
-    assert victims("snapkv", seen, window=2, pool_radius=0) == [0, 1, 3]
-    assert victims("snapkv", seen, window=2, pool_radius=1, sinks=1) == [1, 7, 8]
+    assert victims("snapkv", seen, window=2) == [0, 7, 8]
+    assert victims("snapkv", seen, window=2, sinks=1) == [1, 7, 8]
+
+
+@pytest.mark.parametrize("name", ["tova", "knorm", "keydiff", "snapkv"])
+def test_parameters_choose_how_a_signal_is_put_together(name: str) -> None:
+    """A name is the same in every policy; the papers' forms are the defaults."""
+    asked = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
+    found = make_policy(name, asked).reads
+    assert found is not None
+    assert (found.over_heads, found.over_layers) == ("max", "max")
+    assert (found.pool, found.pool_radius) == ("max", 3)
+    paper = make_policy(name, {}).reads
+    assert paper is not None
+    assert {paper.over_heads, paper.over_layers, paper.pool} == {"mean"}
+
+
+def test_snapkv_reads_the_maximum_over_its_window_when_told_to() -> None:
+    assert make_policy("snapkv", {"window": 8, "queries": "max"}).reads == Signal(
+        "attention_max", 8, pool_radius=2
+    )
+
+
+def test_r_kv_evicts_the_lowest_and_keeps_its_window() -> None:
+    scores = [-0.1, -0.3, 0.2, -0.2, -0.4, -0.5, -0.5]
+    seen = view([0, 1, 2, 3, 7, 8, 9], 5, scores)
+    assert victims("r_kv", seen, window=2) == [1, 7]
+    assert victims("r_kv", seen, window=2, sinks=2) == [3, 7]
+    assert make_policy("r_kv", {}).reads == Signal(
+        "attention_window", 8, pool_radius=3, mix_lambda=0.1
+    )
 
 
 def test_key_policies_evict_the_lowest_signal() -> None:
@@ -175,9 +211,11 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "tova": st.fixed_dictionaries(SPARED),
     "knorm": st.fixed_dictionaries(SPARED),
     "keydiff": st.fixed_dictionaries(SPARED),
+    "peak_attention": st.fixed_dictionaries(SPARED),
     "snapkv": st.fixed_dictionaries(
         {"sinks": st.integers(0, 8), "window": st.integers(1, 8), "pool_radius": st.integers(0, 6)}
     ),
+    "r_kv": st.fixed_dictionaries({"sinks": st.integers(0, 8), "window": st.integers(1, 8)}),
     "fastgen": st.fixed_dictionaries(
         {name: st.floats(0, 1) for name in ("recovery", "heavy", "window")}
     ),
@@ -215,7 +253,8 @@ def test_victims_are_live_distinct_and_never_protected(name: str, data: st.DataO
     assert set(dead.tolist()) <= set(ids)
     assert ids[-1] not in dead
     assert all(victim >= params.get("sinks", 0) for victim in dead.tolist())
-    recent = params.get("window", 1) if name == "snapkv" else params.get("recent", 1)
+    own_window = name in ("snapkv", "r_kv")
+    recent = params.get("window", 1) if own_window else params.get("recent", 1)
     assert not set(ids[-recent:]) & set(dead.tolist())
 
 
@@ -275,6 +314,8 @@ def test_nan_scores_count_as_heavy_and_minus_infinity_as_lightest() -> None:
         ("scissorhands", {"history_queries": 4097}, "policy.params.history_queries"),
         ("snapkv", {"window": 513}, "policy.params.window"),
         ("snapkv", {"pool_radius": 33}, "policy.params.pool_radius"),
+        ("tova", {"heads": "median"}, "policy.params.heads"),
+        ("h2o", {"layers": "max"}, "policy.params.layers"),
         ("tova", {"recent": 0}, "policy.params.recent"),
         ("fastgen", {"recovery": 1.1}, "policy.params.recovery"),
         ("fastgen", {"queries": 0}, "policy.params.queries"),
@@ -303,7 +344,8 @@ def test_every_policy_describes_itself() -> None:
         for schema in info.params_schema["properties"].values():
             assert schema["description"]
             assert "default" in schema
-            bounded = {"minimum", "maximum"} <= set(schema) or schema["type"] == "boolean"
+            bounded = {"minimum", "maximum"} <= set(schema) or "enum" in schema
+            bounded |= schema.get("type") == "boolean"
             assert bounded, f"{name}: {schema}"
         assert info.error is None
 

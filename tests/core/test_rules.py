@@ -17,7 +17,7 @@ from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
 
-SUM = Signal("attention_sum")
+SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
 EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}
 
 

@@ -17,6 +17,8 @@ from hypothesis.stateful import (
 )
 
 from tests.support.core.harness import CoreEngine
+from vtoken.config.prompt_parts import PromptParts
+from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import merge_patch
 from vtoken.protocol.step import NO_IDS
 
@@ -44,7 +46,10 @@ PATCHES = st.fixed_dictionaries(
         "recycle": st.booleans(),
         "prefix_sharing": st.sampled_from(["skip", "index", "copy", "copy"]),
         "budget_tokens": st.integers(2, 10),
+        "budget_ratio": st.sampled_from([0.0, 0.0, 0.4, 1.0]),
+        "budget_floor_tokens": st.integers(2, 6),
         "interval_tokens": st.integers(0, 3),
+        "protect": st.fixed_dictionaries({"template": st.booleans(), "last_user": st.booleans()}),
         "probe": st.fixed_dictionaries({"every_steps": st.integers(1, 3)}),
     },
 )
@@ -92,6 +97,10 @@ class Engine(RuleBasedStateMachine):
         for _ in range(1 + pair):
             prompt = data.draw(st.integers(min(5, most), min(12, most)))
             prefix_tokens = data.draw(st.integers(prompt // 2, prompt))
+            head = data.draw(st.integers(0, prompt // 2))
+            tail = data.draw(st.integers(head, prompt))
+            parts = PromptParts(((0, head),) if head else (), (), ((tail, prompt),))
+            named = data.draw(st.sampled_from([(), (), ((1, 2),), ((0, 1), (3, 5))]))
             self.engine.add(
                 f"r{self.count}",
                 prompt,
@@ -99,6 +108,8 @@ class Engine(RuleBasedStateMachine):
                 prefix=prefix,
                 prefix_tokens=prefix_tokens,
                 seed=self.count,
+                rules=RequestRules(protect=named if named and named[-1][1] <= prompt else ()),
+                prompt=Prompt(prompt, lambda parts=parts: parts),
             )
             self.count += 1
 
@@ -130,6 +141,16 @@ class Engine(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         requests = [*self.engine.running, *self.engine.waiting]
         self.engine.remove(data.draw(st.sampled_from([r.id for r in requests])))
+
+    @invariant()
+    def what_a_client_names_stays(self) -> None:
+        """Whatever the policy, the budget and the placement."""
+        if not hasattr(self, "engine"):
+            return
+        runtime = self.engine.runtime
+        for table in runtime.tables:
+            for start, end in runtime.state.request_rules[table.request_id].protect:
+                assert all(table.is_live(t) for t in range(start, min(end, table.num_tokens)))
 
     @invariant()
     def counters_add_up(self) -> None:

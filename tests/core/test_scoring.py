@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine, SimulatedWorker
+from vtoken.config.calibration import FORMAT, CalibrationProfile, SignalProfile
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
+from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import StepPlan
 from vtoken.wire import PatchResult
 
-SUM, LAST = Signal("attention_sum"), Signal("attention_last")
+SUM, LAST = (
+    Signal("attention_sum", layers=(2,)),
+    Signal("attention_last", pool_radius=3, layers=(2,)),
+)
 
 
 def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) -> CoreEngine:
@@ -48,7 +53,7 @@ def test_a_policy_without_signal_asks_the_worker_nothing(policy: str) -> None:
     for _ in range(6):
         plan = engine.step()
         idle = StepPlan(plan.step)
-        for name in ("probing", "probe_layers", "want_scores", "signals", "probed"):
+        for name in ("probing", "want_scores", "signals", "probed"):
             assert getattr(plan, name) == getattr(idle, name)
 
 
@@ -61,8 +66,6 @@ def test_prompt_queries_are_probed_in_every_step_and_decode_queries_in_every_kth
         plan.step <= 4 or plan.step % 4 == 0 for plan in plans
     ]
     assert all(plan.signals == {"a": (SUM,)} for plan in plans)
-    assert {plan.probe_layers for plan in plans if plan.probed} == {(2,)}
-    assert {plan.probe_layers for plan in plans if not plan.probed} == {None}
 
 
 def test_keys_are_looked_at_only_when_scores_are_wanted() -> None:
@@ -83,6 +86,82 @@ def test_each_request_keeps_the_signal_of_its_own_policy() -> None:
     for name in ("h", "t", "s"):
         engine.add(name, 12)
     assert engine.step().signals == {"h": (SUM,), "t": (LAST,)}
+
+
+# ---------------------------------------------------------------- layers and heads
+
+
+def profile(**signals: SignalProfile) -> CalibrationProfile:
+    return CalibrationProfile(FORMAT, "m", "f", 4, 4, "0", 0.0, signals)
+
+
+def asked_of(engine: CoreEngine) -> tuple[Signal, ...]:
+    """What the worker keeps for one request."""
+    engine.add("a", 12)
+    return engine.step().signals["a"]
+
+
+@pytest.mark.parametrize(("num_layers", "layer"), [(1, 0), (2, 1), (4, 2), (10, 7), (30, 21)])
+def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_depth(
+    num_layers: int, layer: int
+) -> None:
+    engine = CoreEngine(config={"policy": {"name": "tova"}}, num_layers=num_layers)
+    assert asked_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
+
+
+def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
+    measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
+    config = {"policy": {"name": "tova"}, "shadow": {"name": "h2o"}}
+    engine = CoreEngine(config=config, calibration=measured)
+    here = Signal("attention_last", pool_radius=3, layers=(1, 3), heads=(0, 2))
+    assert asked_of(engine) == (here, SUM)  # of another kind, which was not measured
+
+
+@pytest.mark.parametrize(
+    ("probe", "layers", "heads"),
+    [
+        ({"layers": [0]}, (0,), ()),  # the profile's heads are those of its own layers
+        ({"heads": [1]}, (1, 3), (1,)),
+        ({"layers": [2, 0], "heads": [3]}, (0, 2), (3,)),
+        ({}, (1, 3), (0, 2)),
+    ],
+)
+def test_settings_come_before_the_profile(
+    probe: dict[str, Any], layers: tuple[int, ...], heads: tuple[int, ...]
+) -> None:
+    measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
+    config = {"policy": {"name": "tova"}, "probe": probe}
+    engine = CoreEngine(config=config, calibration=measured)
+    assert asked_of(engine) == (
+        Signal("attention_last", pool_radius=3, layers=layers, heads=heads),
+    )
+
+
+def test_other_heads_make_scores_start_anew() -> None:
+    engine = engine_with("tova")
+    engine.add("a", 20)
+    engine.step()
+    notes = patch(engine, probe={"heads": [1, 3]}).notes
+    pooled = "mean over 3 neighbours a side"
+    now = f"tova reads attention_last (layer 2; heads 1, 3; {pooled})"
+    was = f"attention_last (layer 2; {pooled})"
+    assert f"scores start anew: {now}, until now it was {was}" in notes[0]
+    state = engine.runtime.state.requests["a"]
+    held = state.scores_of(LAST)
+    assert held is not None
+    engine.step()
+    assert state.scores_of(LAST) is None
+
+
+def test_a_policy_may_not_name_layers_or_heads() -> None:
+    class Here(Policy):
+        name, summary = "here", "s"
+
+        def signal(self) -> Signal:
+            return Signal("key_norm", layers=(1,))
+
+    with pytest.raises(ValueError, match="here names layers or heads"):
+        check_declared(Here())
 
 
 # ---------------------------------------------------------------- answers
@@ -163,7 +242,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     state = engine.runtime.state.requests["a"]
     held = state.scores_of(SUM)
     result = patch(engine, policy={"name": "h2o", "params": {"normalize": True}})
-    assert result.notes == ["scores carry over: h2o and h2o read attention_sum"]
+    assert result.notes == ["scores carry over: h2o and h2o read attention_sum (layer 2)"]
     engine.step()
     assert held is not None
     assert engine.runtime.counters.evicted_tokens == 12  # at once
@@ -175,7 +254,8 @@ def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_
     engine.step()
     notes = patch(engine, policy={"name": "scissorhands", "params": {"recent": 2}}).notes
     assert len(notes) == 1
-    assert "scissorhands reads attention_hits(400), until now it was attention_sum" in notes[0]
+    reads = "scissorhands reads attention_hits(400) (layer 2)"
+    assert f"{reads}, until now it was attention_sum (layer 2)" in notes[0]
     assert "32 probed queries" in notes[0]
     event = engine.runtime.events.page(0, 100).events[-1]
     assert event.kind == "config"
@@ -189,8 +269,10 @@ def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_
     [
         ({"policy": {"name": "streaming_llm"}}, False),
         ({"theta_f": 0.5}, False),
-        ({"probe": {"layers": [2]}}, False),  # the middle layer, which it was
+        ({"probe": {"layers": [2]}}, False),  # the layer at 0.7 of the depth, which it was
         ({"probe": {"layers": [1, 2]}}, True),
+        ({"probe": {"heads": [0, 1, 2]}}, True),
+        ({"policy": {"name": "h2o", "params": {"pool_radius": 2}}}, True),
         ({"policy": {"name": "keydiff"}}, True),
     ],
 )

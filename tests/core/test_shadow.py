@@ -17,7 +17,10 @@ from vtoken.policies import Policy, View
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult, Shadow
 
-SUM, LAST = Signal("attention_sum"), Signal("attention_last")
+SUM, LAST = (
+    Signal("attention_sum", layers=(2,)),
+    Signal("attention_last", pool_radius=3, layers=(2,)),
+)
 
 
 def crowd(policy: str, shadow: str | None = None, *, lag: int = 0, **config: Any) -> CoreEngine:
@@ -246,7 +249,7 @@ def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:
     engine = crowd("streaming_llm", "h2o", interval_tokens=0)
     history(engine, 25)
     result = patch(engine, policy={"name": "h2o"}, shadow={"name": "streaming_llm"})
-    assert result.notes == ["scores carry over: shadow h2o and h2o read attention_sum"]
+    assert result.notes == ["scores carry over: shadow h2o and h2o read attention_sum (layer 2)"]
     before = engine.runtime.counters.evicted_tokens
     history(engine, 1)
     assert engine.runtime.counters.evicted_tokens > before

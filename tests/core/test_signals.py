@@ -5,18 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtoken.policies.signals import WARM_QUERIES, Keeper, Signal, make_keeper
+from vtoken.policies.signals import (
+    WARM_QUERIES,
+    Keeper,
+    Signal,
+    by_id,
+    make_keeper,
+    pooled,
+    redundancy,
+)
 
-LAYERS = (0, 3)
 SIGNALS = [
     Signal("attention_sum"),
+    Signal("attention_sum", pool="max", pool_radius=2),
     Signal("attention_last"),
+    Signal("attention_last", pool_radius=1),
     Signal("attention_window", 1),
     Signal("attention_window", 5),
+    Signal("attention_window", 5, pool_radius=3),
+    Signal("attention_max", 1),
+    Signal("attention_max", 7),
+    Signal("attention_max", 7, pool="max", pool_radius=3),
     Signal("attention_hits", 3),
     Signal("attention_hits", 11),
     Signal("attention_hits", 64),
@@ -31,6 +45,17 @@ class Shadow:
         self.rows: list[dict[int, float]] = []
 
     def value(self, token: int) -> float:
+        """Of a token that was live at the newest query."""
+        radius, live = self.signal.pool_radius, sorted(self.rows[-1])
+        own = max(self.signal.window_queries, 1)  # newest tokens, which share nothing
+        before = live[: max(0, len(live) - own)]
+        if not radius or token not in before:
+            return self.alone(token)
+        place = before.index(token)
+        around = [self.alone(t) for t in before[max(0, place - radius) : place + radius + 1]]
+        return max(around) if self.signal.pool == "max" else sum(around) / (2 * radius + 1)
+
+    def alone(self, token: int) -> float:
         kind, window = self.signal.kind, self.signal.window_queries
         got = [row.get(token, 0.0) for row in self.rows]
         if kind == "attention_sum":
@@ -39,7 +64,9 @@ class Shadow:
             return got[-1]
         if kind == "attention_window":
             return sum(got[-window:]) / len(got[-window:])
-        return sum(row.get(token, 0.0) / len(LAYERS) >= 1 / len(row) for row in self.rows[-window:])
+        if kind == "attention_max":
+            return max(got[-window:])
+        return sum(row.get(token, 0.0) >= 1 / len(row) for row in self.rows[-window:])
 
 
 class Request:
@@ -56,7 +83,7 @@ class Request:
         for _ in range(count):
             self.live.append(self.num_tokens)
             self.num_tokens += 1
-            rows.append({t: int(self.rng.integers(0, 9)) / 32 for t in self.live})
+            rows.append({t: int(self.rng.integers(0, 9)) / 64 for t in self.live})
         return rows
 
     def feed(self, keeper: Keeper, shadow: Shadow, rows: list[dict[int, float]]) -> None:
@@ -80,7 +107,7 @@ class Request:
 def test_keeper_equals_the_definition(
     signal: Signal, seed: int, events: list[tuple[str, int]]
 ) -> None:
-    request, keeper, shadow = Request(seed), make_keeper(signal, LAYERS), Shadow(signal)
+    request, keeper, shadow = Request(seed), make_keeper(signal), Shadow(signal)
     request.feed(keeper, shadow, request.append(40))
     for what, size in events:
         if what == "evict":
@@ -91,10 +118,10 @@ def test_keeper_equals_the_definition(
             rows = request.append(size if size > 16 else 1)
             if what == "probed":
                 request.feed(keeper, shadow, rows)
-    scores = keeper.scores()
-    assert scores is not None
-    assert scores.dtype == np.float32
-    assert len(scores) == keeper.num_tokens
+    found = keeper.scores()
+    assert found is not None
+    assert found.dtype == np.float32
+    scores = by_id(keeper.ids, found, keeper.num_tokens)
     known = [t for t in request.live if t < len(scores)]
     expected = [shadow.value(t) for t in known]
     np.testing.assert_allclose(scores[known], expected, rtol=1e-5, atol=1e-6)
@@ -106,7 +133,7 @@ def test_a_late_start_is_told_once_it_rests_on_enough_queries(signal: Signal) ->
     needed = 1 if signal.kind == "attention_last" else WARM_QUERIES
     if signal.window_queries:
         needed = min(needed, signal.window_queries)
-    request, keeper, shadow = Request(0), make_keeper(signal, LAYERS), Shadow(signal)
+    request, keeper, shadow = Request(0), make_keeper(signal), Shadow(signal)
     request.append(50)
     assert keeper.scores() is None
     for query in range(1, needed + 1):
@@ -116,7 +143,7 @@ def test_a_late_start_is_told_once_it_rests_on_enough_queries(signal: Signal) ->
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_a_short_prompt_that_was_seen_whole_is_told_at_once(signal: Signal) -> None:
-    request, keeper, shadow = Request(0), make_keeper(signal, LAYERS), Shadow(signal)
+    request, keeper, shadow = Request(0), make_keeper(signal), Shadow(signal)
     request.feed(keeper, shadow, request.append(2))
     request.feed(keeper, shadow, request.append(1))
     assert keeper.scores() is not None
@@ -124,7 +151,7 @@ def test_a_short_prompt_that_was_seen_whole_is_told_at_once(signal: Signal) -> N
 
 def test_one_query_missed_in_a_short_history_makes_it_wait() -> None:
     request = Request(0)
-    keeper, shadow = make_keeper(Signal("attention_sum"), LAYERS), Shadow(Signal("attention_sum"))
+    keeper, shadow = make_keeper(Signal("attention_sum")), Shadow(Signal("attention_sum"))
     request.feed(keeper, shadow, request.append(3))
     request.append(1)
     request.feed(keeper, shadow, request.append(1))
@@ -137,12 +164,71 @@ def test_one_query_missed_in_a_short_history_makes_it_wait() -> None:
     ids=str,
 )
 def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_token: int) -> None:
-    keeper: Any = make_keeper(signal, LAYERS)
+    keeper: Any = make_keeper(signal)
     ids = np.arange(8000)
     keeper.add(ids, np.zeros((1, 8000), np.float32), 1)
     assert keeper._data.nbytes <= 1.3 * 8000 * bytes_a_token
     keeper.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
     assert keeper._data.nbytes <= 2 * 500 * bytes_a_token
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [("mean", [2.0, 3.0, 3.0, 1.0, 50.0, 60.0]), ("max", [6.0, 6.0, 6.0, 3.0, 50.0, 60.0])],
+)
+def test_neighbours_are_pooled_and_the_window_shares_nothing(
+    pool: Any, expected: list[float]
+) -> None:
+    """In a mean, what is not there counts 0; in a maximum it does not count."""
+    signal = Signal("attention_window", 2, pool=pool, pool_radius=1)
+    values = np.array([0.0, 6.0, 3.0, 0.0, 50.0, 60.0], dtype=np.float32)
+    assert pooled(signal, values).tolist() == expected
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+@pytest.mark.parametrize("num_live", [1, 2, 3, 4])
+def test_pooling_takes_fewer_tokens_than_neighbours(pool: Any, num_live: int) -> None:
+    values = np.full(num_live, -2.0, dtype=np.float32)
+    found = pooled(Signal("key_norm", pool=pool, pool_radius=32), values)
+    assert len(found) == num_live
+    assert found[-1] == -2.0
+    if pool == "max":
+        assert found.tolist() == values.tolist()
+
+
+# ---------------------------------------------------------------- redundancy
+
+
+def keys_with_copies(places: list[int]) -> npt.NDArray[np.float32]:
+    """Ten keys [10, 16] that have little in common, but those at `places`, which nearly agree."""
+    keys = np.eye(10, 16, dtype=np.float32)
+    keys[places] = keys[places[0]]
+    keys[places, 12 + np.arange(len(places))] = 0.05  # what each has of its own
+    return keys
+
+
+def test_of_three_keys_alike_the_oldest_is_the_most_redundant() -> None:
+    found = redundancy(keys_with_copies([2, 5, 7]))
+    assert np.argsort(-found)[:2].tolist() == [2, 5]
+    assert found[2] > found[5] > found[7] == found[0]
+    assert found.sum() == pytest.approx(1)
+
+
+def test_of_two_keys_alike_each_spares_the_other() -> None:
+    """As in the published code: the newest that is similar to the newer one is the older one."""
+    assert np.ptp(redundancy(keys_with_copies([2, 7]))) == 0
+
+
+def test_redundancy_lowers_a_signal_by_its_share() -> None:
+    signal = Signal("attention_window", 8, mix_lambda=0.25)
+    attention, repeated = np.array([0.8, 0.2]), np.array([0.4, 0.6])
+    np.testing.assert_allclose(signal.mixed(attention, repeated), [-0.1, -0.4])
+
+
+# ---------------------------------------------------------------- what fits together
 
 
 @pytest.mark.parametrize(
@@ -151,3 +237,45 @@ def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_t
 def test_a_window_belongs_to_the_kinds_that_have_one(kind: Any, window: int) -> None:
     with pytest.raises(ValueError, match=kind):
         Signal(kind, window)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"over_heads": "median"}, "over_heads = 'median' is neither mean nor max"),
+        ({"over_layers": "sum"}, "over_layers = 'sum'"),
+        ({"pool": ""}, "pool = ''"),
+        ({"pool_radius": -1}, "pool_radius = -1"),
+        ({"kind": "attention"}, "kind 'attention' is none of attention_sum"),
+        ({"kind": "attention_sum", "over_heads": "max"}, "the mean over heads and layers"),
+        ({"kind": "attention_sum", "over_layers": "max"}, "the mean over heads and layers"),
+        ({"mix_lambda": 1.5}, r"mix_lambda = 1.5 is not in 0 .. 1"),
+        ({"kind": "key_norm", "mix_lambda": 0.5}, "key_norm is a signal of keys"),
+    ],
+)
+def test_an_aggregate_that_does_not_exist_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Signal(**{"kind": "attention_last", **wrong})
+
+
+def test_a_signal_says_what_it_is() -> None:
+    assert str(Signal("attention_last")) == "attention_last"
+    one = Signal("attention_max", 8, "max", "mean", "max", 3, (21,), (0, 4))
+    said = "layer 21; heads 0, 4; max over heads; max over 3 neighbours a side"
+    assert str(one) == f"attention_max(8) ({said})"
+    mixed = Signal("attention_window", 8, layers=(21,), mix_lambda=0.1)
+    assert str(mixed) == "attention_window(8) (layer 21; less redundancy, lambda 0.1)"
+
+
+@pytest.mark.parametrize(
+    ("signal", "parts"),
+    [
+        (Signal("attention_last", layers=(1, 2)), 1),
+        (Signal("attention_last", over_heads="max", over_layers="max", layers=(1, 2)), 1),
+        (Signal("attention_last", over_heads="max", layers=(1, 2)), 2),
+        (Signal("key_norm", over_layers="max", layers=(1, 2, 5)), 3),
+        (Signal("key_norm", over_layers="max", layers=(5,)), 1),
+    ],
+)
+def test_layers_are_kept_apart_where_their_order_matters(signal: Signal, parts: int) -> None:
+    assert signal.parts == parts

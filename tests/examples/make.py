@@ -36,6 +36,7 @@ def make_engine() -> LiveEngine:
         interval_tokens=16,
         recycle=False,
         reclamation="paused",
+        shadow={"name": "streaming_llm"},
     )
     core.admit("cmpl-1", 100)
     core.admit("cmpl-2", 80)
@@ -68,6 +69,7 @@ async def answers(http: httpx.AsyncClient) -> dict[str, Any]:
         "vtoken_requests": "/requests",
         "vtoken_request": "/requests/cmpl-1",
         "vtoken_tokens": "/requests/cmpl-1/tokens?start=96&limit=4",
+        "vtoken_text": "/requests/cmpl-1/text?start=39&limit=5",
         "vtoken_events": "/events?limit=4",
         "vtoken_audit": "/audit",
     }.items():
@@ -129,7 +131,7 @@ async def messages(served: Served, http: httpx.AsyncClient, core: LiveEngine) ->
 async def main() -> None:
     core = make_engine()
     async with (
-        serve(core.handle) as served,
+        serve(core.handle, show_text=True) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
         found = {

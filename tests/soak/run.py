@@ -111,8 +111,9 @@ def run_phase(phase: Phase) -> Tally:
         )
     os.close(write)
     assert child.stdin is not None
-    child.stdin.write(msgspec.json.encode(phase).decode() + "\n")
-    child.stdin.close()
+    # A child that has died already breaks the pipe; its log says why.
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(msgspec.json.encode(phase).decode() + "\n")
     tally, ended = Tally(), False
     with os.fdopen(read, "rb", buffering=0) as answers:
         buffer = b""

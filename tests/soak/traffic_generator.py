@@ -16,7 +16,8 @@ from vtoken.wire import Bound, ConfigDocument, PolicyInfo
 BOS = 256
 PRINTABLE = range(0x20, 0x7F)
 FIXED = {"verify_ratio"}  # every relocation is checked throughout
-NEEDS_BUDGET = {"policy", "shadow", "budget_tokens"}  # may be refused for not fitting each other
+# May be refused for not fitting each other.
+NEEDS_BUDGET = {"policy", "shadow", "budget_tokens", "budget_ratio", "budget_floor_tokens"}
 NUM_PREFIXES = 3
 ALTERS = {"stop", "repetition_penalty", "structured_outputs"}  # tokens are not the likeliest ones
 STOPS = {"stop", "stop_token_ids", "structured_outputs"}
@@ -78,7 +79,7 @@ class Chance:
         elif rng.random() < 0.05:
             sampling["logprobs"] = 2
         if rng.random() < 0.2:
-            sampling["extra_args"] = self._own_rules(policies)
+            sampling["extra_args"] = self._own_rules(policies, num_prompt)
         return RequestDraw(prompt, sampling)
 
     def unusual(self, draw: RequestDraw) -> RequestDraw:
@@ -101,8 +102,8 @@ class Chance:
             sampling["n"] = rng.choice((2, 3))
         return RequestDraw(draw.prompt, sampling)
 
-    def _own_rules(self, policies: list[PolicyInfo]) -> dict[str, Any]:
-        """What a client sends as `vllm_xargs`: a policy and a budget of the request's own."""
+    def _own_rules(self, policies: list[PolicyInfo], num_prompt: int) -> dict[str, Any]:
+        """What a client sends as `vllm_xargs`: its own policy, budget, interval and span."""
         rng = self.rng
         out: dict[str, Any] = {"vtoken_budget_tokens": rng.choice((40, 64, 96))}
         if rng.random() < 0.7:
@@ -111,6 +112,11 @@ class Chance:
             out["vtoken_budget_tokens"] = max(out["vtoken_budget_tokens"], least)
         if rng.random() < 0.3:
             out["vtoken_interval_tokens"] = rng.choice((0, 8))
+        if rng.random() < 0.3:
+            start = rng.randrange(num_prompt)
+            end = min(num_prompt, start + rng.randint(1, 8))
+            out["vtoken_protect"] = [start, end]
+            out["vtoken_budget_tokens"] += end - start  # the policy keeps what it needs beside them
         return out
 
     def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
@@ -144,7 +150,16 @@ class Chance:
             return rng.choice((None, {"name": policy.name, "params": self._params(policy)}))
         if name == "probe":
             layers = rng.choice(([], [0], [0, 1]))
-            return {"layers": layers, "every_steps": rng.choice((1, 1, 2, 5))}
+            heads = rng.choice(([], [], [0]))
+            return {"layers": layers, "heads": heads, "every_steps": rng.choice((1, 1, 2, 5))}
+        if name == "protect":
+            return {part: rng.random() < 0.5 for part in ("template", "system", "last_user")}
+        if name == "canary":
+            return {"share": rng.choice((0.0, 0.0, 0.5)), "control_share": rng.random()}
+        if name == "budget_ratio":
+            return rng.choice((0.0, 0.0, 0.3, 0.6))
+        if name == "budget_floor_tokens":
+            return rng.choice((24, 40, 64))
         if name == "budget_tokens":
             return rng.choice((16, 24, 32, 48, 64, rng.randint(16, 128)))
         if name == "interval_tokens":

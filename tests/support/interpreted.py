@@ -154,7 +154,8 @@ def attention() -> dict[str, Any]:
 
 def probe() -> dict[str, Any]:
     """vToken's score kernel against the probe in plain torch: lengths that end within a tile, two
-    layers, two signals of one request, a head size that is no power of two, a capped softmax.
+    layers, five signals of one request, maxima, some heads, a head size that is no power of two, a
+    capped softmax.
     """
     import numpy as np
 
@@ -168,7 +169,14 @@ def probe() -> dict[str, Any]:
 
     torch.manual_seed(1)
     blocks, size, heads, dim, query_heads = 24, 16, 2, 24, 6
-    signals = (Signal("attention_sum"), Signal("attention_window", 8))
+    both = (0, 1)
+    signals = (
+        Signal("attention_sum", layers=both),
+        Signal("attention_window", 8, layers=both),
+        Signal("attention_max", 8, "max", "max", layers=both, heads=(5, 1)),
+        Signal("attention_last", 0, "max", layers=both, heads=(2,)),
+        Signal("attention_hits", 8, "mean", "max", layers=both, heads=(0, 3, 4)),
+    )
     layers = [torch.randn(blocks, size, heads, 2 * dim).permute(0, 2, 1, 3) for _ in range(2)]
     order = torch.randperm(blocks * size).numpy().astype(np.int64)
     parts = {"long": order[:130], "new": order[130:131], "chunk": order[131:200]}
@@ -179,19 +187,19 @@ def probe() -> dict[str, Any]:
         pages, probed, first = PageTables(size, torch.device("cpu")), [], 0
         mirrors = Mirrors.of(parts)
         for name, mirror in mirrors.items():
-            mirror.keep(signals, (0, 1))
+            mirror.keep(signals)
             probed += ProbedRequest.of(name, first, new[name], mirror)
             first += new[name]
         known = pages.update(mirrors, mirrors.rows_of([*parts])).tolist()
         resident = dict(zip(parts, known, strict=True))
         probe = DeviceProbe(probed, pages, resident, use_triton=use_triton)
-        for query, cache in zip(queries, layers, strict=True):
-            probe.add_layer(query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap)
+        for layer, (query, cache) in enumerate(zip(queries, layers, strict=True)):
+            probe.add_layer(layer, query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap)
         return [p.rows for p in probed if p.rows is not None]
 
     def error(**changed: Any) -> float:
         plain, kernel = rows(use_triton=False, **changed), rows(use_triton=True, **changed)
-        assert len(plain) == len(kernel) == 6
+        assert len(plain) == len(kernel) == 15
         return max(float((a - b).abs().max()) for a, b in zip(plain, kernel, strict=True))
 
     errors = {"max_error": error(soft_cap=0.0), "max_error_capped": error(soft_cap=2.0)}

@@ -16,7 +16,7 @@ prompt, `step` being the tokens computed so far less the whole prompt, a negativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,15 @@ def streaming_llm(sinks: int, budget: int, interval: int) -> Evict:
 def sliding_window(budget: int, interval: int) -> Evict:
     """Keep the most recent `budget` positions."""
     return streaming_llm(0, budget, interval)
+
+
+def protecting(tokens: Set[int], evict: Evict) -> Evict:
+    """`evict` of what is left without the positions `tokens`; its budget is what is left too."""
+
+    def evict_others(num_tokens: int, live: list[int], step: int) -> set[int]:
+        return evict(num_tokens, [position for position in live if position not in tokens], step)
+
+    return evict_others
 
 
 def replay(log: Mapping[int, set[int]]) -> Evict:

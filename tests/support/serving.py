@@ -12,7 +12,7 @@ import queue
 import tempfile
 import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,24 @@ from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
 
 
+class SpelledWords:
+    """A tokenizer for the vocabulary ids of `tests.support.core.live.Words`: a special word, words
+    of letters, full stops, and a character of three tokens.
+    """
+
+    BYTES = {n: f" w{n}".encode() for n in range(97)} | {
+        0: b"<s>",
+        9: b".\n",
+        41: b" \xe6",
+        42: b"\x97",
+        43: b"\xa5",
+    }
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        assert not skip_special_tokens
+        return b"".join(self.BYTES[n] for n in ids).decode(errors="replace")
+
+
 class EngineClient:
     """As much of vLLM's engine client as the plugin may touch."""
 
@@ -36,6 +54,9 @@ class EngineClient:
         self.hangs = False
         self.calls: list[commands.Command] = []
         self._handle = handle
+
+    def get_tokenizer(self) -> SpelledWords:
+        return SpelledWords()
 
     async def call_utility_async(self, method: str, *args: object) -> bytes:
         assert method == "vtoken_command"
@@ -81,7 +102,7 @@ async def serve(
     host: str | None = "127.0.0.1",
     port: int = 0,
     api_key: list[str] | None = None,
-    **settings: str,
+    **settings: str | bool,
 ) -> AsyncIterator[Served]:
     """Serve `handle`; `host` is what the plugin is told, the socket is always on loopback.
 
@@ -99,7 +120,7 @@ async def _serve(
     host: str | None,
     port: int,
     api_key: list[str] | None,
-    settings: dict[str, str],
+    settings: dict[str, str | bool],
 ) -> AsyncIterator[Served]:
     app = FastAPI()
 

@@ -21,12 +21,25 @@ from vtoken.vllm.worker.probe import probe
 from vtoken.vllm.worker.scores import HostScores, Told
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
-PROBED_LAYERS = (0, 2)
+ONE, TWO = (1,), (0, 2)
 SIGNALS = {
-    "a": (Signal("attention_sum"),),
-    "b": (Signal("attention_window", 6), Signal("attention_last")),
-    "c": (Signal("attention_hits", 10), Signal("key_norm")),
-    "d": (Signal("key_difference"), Signal("attention_sum")),
+    "a": (
+        Signal("attention_sum", layers=TWO),
+        Signal("attention_sum", pool="max", pool_radius=2, layers=ONE, heads=(0, 3)),
+    ),
+    "b": (Signal("attention_window", 6, layers=TWO), Signal("attention_last", layers=TWO)),
+    "c": (
+        Signal("attention_hits", 10, "max", layers=TWO),
+        Signal("key_norm", 0, "max", "mean", "max", 1, TWO),
+        Signal("attention_max", 6, "mean", "max", "mean", 2, TWO, (1, 2)),
+    ),
+    "d": (
+        Signal("key_difference", layers=TWO),
+        Signal("attention_last", 0, "max", "max", "max", 3, TWO),
+        Signal("key_norm", layers=ONE, heads=(3,)),
+        Signal("attention_window", 6, pool="max", pool_radius=1, layers=TWO, mix_lambda=0.1),
+        Signal("attention_last", 0, layers=ONE, heads=(0, 1), mix_lambda=0.5),
+    ),
 }
 
 
@@ -65,8 +78,7 @@ class Life:
         plan.requests = RequestSteps.of_parts(parts)
         plan.signals = {name: SIGNALS[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
-        plan.probe_layers = PROBED_LAYERS if plan.probed else None
-        plan.signal_layers, plan.probing = PROBED_LAYERS, True
+        plan.probing = True
         plan.want_scores = tuple(
             (name, signal)
             for name, kept in plan.signals.items()
@@ -116,7 +128,7 @@ class Worker:
 
     def __init__(self, life: Life, scores: Any = None) -> None:
         self.life = life
-        scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]))
+        scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]), HEADS)
         self.executor = StepExecutor(S, lambda _: iter(()), scores)
 
     def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> Told:
@@ -133,9 +145,8 @@ class Worker:
         return executor._told
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
-        for layer in sorted(step.probe_layers):
-            key = keys_of(self.life.caches[layer])
-            probe(step.probed, query, key, scale=0.3, soft_cap=5.0)
+        for layer, cache in enumerate(self.life.caches):
+            probe(step.probed, layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
 
 
 class DeviceWorker(Worker):
@@ -147,7 +158,7 @@ class DeviceWorker(Worker):
         if device != "cpu":
             self.caches = [torch.empty_like(cache, device=device) for cache in life.caches]
         keys = [keys_of(cache) for cache in self.caches]
-        super().__init__(life, DeviceScores(keys.__getitem__, self.device, streams))
+        super().__init__(life, DeviceScores(keys.__getitem__, HEADS, self.device, streams))
         self.pages = PageTables(S, self.device)
         self.use_triton = self.device.type == "cuda"
 
@@ -161,6 +172,6 @@ class DeviceWorker(Worker):
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
         told = make_step(step, self.pages, use_triton=self.use_triton)
-        for layer in sorted(step.probe_layers):
-            assert told.probe is not None
-            told.probe.add_layer(query, keys_of(self.caches[layer]), scale=0.3, soft_cap=5.0)
+        for layer, cache in enumerate(self.caches):
+            if told.probe is not None:
+                told.probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)

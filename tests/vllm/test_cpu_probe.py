@@ -24,14 +24,12 @@ def a_layout(block_size: int, dim: int, transposed: bool) -> Any:
     return KVLayout(Placement(0, 1, block_size) if transposed else Placement(0, dim, 1), rows)
 
 
-def requests(rng: Any, block_size: int, sizes: list[tuple[int, int]], kinds: list[str]) -> Any:
+def requests(rng: Any, block_size: int, sizes: list[tuple[int, int]], signals: list[Any]) -> Any:
     """A request for each (live tokens, new ones), each with all signals; its slots are random."""
     import torch
 
-    from vtoken.policies.signals import Signal
     from vtoken.vllm.worker.probe import ProbedRequest
 
-    signals = [Signal("attention_window", 3) if k == "window" else Signal(k) for k in kinds]
     found, first = [], 0
     for number, (live, new) in enumerate(sizes):
         slots = torch.from_numpy(rng.choice(N * block_size, size=live, replace=False))
@@ -42,6 +40,19 @@ def requests(rng: Any, block_size: int, sizes: list[tuple[int, int]], kinds: lis
         ]
         first += new
     return found
+
+
+@st.composite
+def aggregates(draw: st.DrawFn, num_heads: int) -> Any:
+    """A signal of one or two of three layers, and of some heads or all."""
+    from vtoken.policies.signals import Signal
+
+    layers = draw(st.sampled_from([(0,), (2,), (0, 1), (1, 2)]))
+    heads = tuple(sorted(draw(st.sets(st.integers(0, num_heads - 1), max_size=3))))
+    if draw(st.booleans()):
+        return Signal("attention_sum", layers=layers, heads=heads)
+    over = (draw(st.sampled_from(["mean", "max"])) for _ in range(2))
+    return Signal("attention_window", 3, *over, layers=layers, heads=heads)
 
 
 @given(data=st.data())
@@ -64,18 +75,18 @@ def test_rows_equal_those_of_the_torch_probe(data: st.DataObject) -> None:
     soft_cap = data.draw(st.sampled_from([0.0, 0.5, 30.0]))
     dtype = getattr(torch, data.draw(st.sampled_from(DTYPES)))
     layout = a_layout(block_size, dim, data.draw(st.booleans()))
-    kinds = data.draw(st.sampled_from([["attention_last"], ["attention_sum", "window"]]))
+    signals = data.draw(st.lists(aggregates(kv_heads * group), min_size=1, max_size=3))
     torch.manual_seed(int(rng.integers(1000)))
     tokens = sum(new for _, new in sizes)
     query = torch.randn(tokens, kv_heads * group, dim).to(dtype)
-    found = requests(rng, block_size, sizes, kinds)
+    found = requests(rng, block_size, sizes, signals)
     expected = [replace(request) for request in found]
     step = StepProbe(found, N, block_size)
-    for _ in range(2):  # layers
+    for layer in range(3):
         cache = (3 * torch.randn(N, kv_heads, block_size, 2 * dim)).to(dtype)
         cache[:, :, 0, 0] = 3e-6  # subnormal in float16
-        step.add(query, cache, layout, scale=0.3, soft_cap=soft_cap)
-        probe(expected, query, layout.views(cache)[0], scale=0.3, soft_cap=soft_cap)
+        step.add(layer, query, cache, layout, scale=0.3, soft_cap=soft_cap)
+        probe(expected, layer, query, layout.views(cache)[0], scale=0.3, soft_cap=soft_cap)
     for request, other in zip(found, expected, strict=True):
         assert request.rows is not None
         assert other.rows is not None
@@ -103,9 +114,15 @@ def test_a_row_does_not_depend_on_where_tokens_are(block_size: int, dtype: str) 
         layout.views(cache)[0][slots // block_size, slots % block_size] = key.to(cache.dtype)
         mirror: Any = None
         request = ProbedRequest(
-            "a", 0, 1, mirror, Signal("attention_last"), np.arange(100), torch.from_numpy(slots)
+            "a",
+            0,
+            1,
+            mirror,
+            Signal("attention_last", layers=(0,)),
+            np.arange(100),
+            torch.from_numpy(slots),
         )
-        StepProbe([request], N, block_size).add(query, cache, layout, scale=0.125, soft_cap=0.0)
+        StepProbe([request], N, block_size).add(0, query, cache, layout, scale=0.125, soft_cap=0.0)
         rows.append(request.rows)
     for row in rows:
         assert row is not None
@@ -122,7 +139,9 @@ def test_a_slot_that_the_cache_does_not_have_is_an_error() -> None:
     mirror: Any = None
     for slot in (-1, N * 16):
         slots = torch.tensor([3, slot])
-        asked = ProbedRequest("a", 0, 1, mirror, Signal("attention_last"), np.arange(2), slots)
+        asked = ProbedRequest(
+            "a", 0, 1, mirror, Signal("attention_last", layers=(0,)), np.arange(2), slots
+        )
         with pytest.raises(IndexError, match=f"slot {slot} is not in a cache"):
             StepProbe([asked], N, 16)
 

@@ -27,7 +27,8 @@ LOGITS |= {"seq_lens": INTS, "logits": FLOATS, "tile_max": FLOATS, "tile_sum": F
 LOGITS |= {"scale": "fp32", "soft_cap": "fp32", "query_row": INT, "key_slot": INT}
 LOGITS |= {"key_head": INT, "table_row": INT, "width": INT, "tiles": INT}
 SUM = {"logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS, "seq_lens": INTS}
-SUM |= {"scores": FLOATS, "score_row": INT, "width": INT, "tiles": INT}
+SUM |= {"scores": FLOATS, "chosen": INTS, "num_chosen": INT, "share": "fp32"}
+SUM |= {"score_row": INT, "width": INT, "tiles": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
 HEADS = {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64}
@@ -57,7 +58,12 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> b
         (
             kernels._probe_sum_kernel,
             SUM,
-            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64},
+            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "GREATEST": False},
+        ),
+        (
+            kernels._probe_sum_kernel,
+            SUM,
+            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "GREATEST": True},
         ),
         (
             kernels._copy_slots_kernel,
@@ -65,7 +71,7 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> b
             {"WORDS": 1024, "TOKENS": kernels.TOKENS_PER_PROGRAM},
         ),
     ],
-    ids=["probe logits", "probe sum", "copy slots"],
+    ids=["probe logits", "probe sum", "probe maximum", "copy slots"],
 )
 def test_a_kernel_compiles_for_a_gpu_that_is_not_here(
     kernel: Any,

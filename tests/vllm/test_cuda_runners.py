@@ -95,7 +95,7 @@ class Runner(VTokenV2Mixin, StandIn):  # type: ignore[misc]
         torch.manual_seed(0)
         memory = torch.randn(2, BLOCKS, S, 2, 8)
         self.memory = memory
-        half = DeviceHalf([m.permute(0, 2, 1, 3) for m in memory], torch.device("cpu"))
+        half = DeviceHalf([m.permute(0, 2, 1, 3) for m in memory], 2, torch.device("cpu"))
         self.vtoken_half, self.vtoken_blocks = half, {}
         stages = half.copies.stages
         for name in ("begin", "guard", "forward_ended"):
@@ -225,8 +225,8 @@ def test_v2_tells_signals_of_the_step_launched_before_sampling() -> None:
     next step's copies wait for the end of the reading: they may write where a victim of it lies.
     """
     runner = admitted()
-    plan, signal = evicting(dense=True), Signal("key_norm")
-    plan.want_scores, plan.signals, plan.signal_layers = (("a", signal),), {"a": (signal,)}, (1,)
+    plan, signal = evicting(dense=True), Signal("key_norm", layers=(1,))
+    plan.want_scores, plan.signals = (("a", signal),), {"a": (signal,)}
     assert runner.vtoken_half is not None
     runner._note(runner.vtoken_half.executor._scores, "finish")
     decode(runner, plan)
@@ -242,16 +242,16 @@ def test_v2_tells_signals_of_the_step_launched_before_sampling() -> None:
     np.testing.assert_allclose(report.scores["a", signal], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layers", [None, (0,)], ids=["no probe", "a probe"])
-def test_v2_leaves_full_graphs_in_a_dense_step_that_probes(layers: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize("probes", [False, True], ids=["no probe", "a probe"])
+def test_v2_leaves_full_graphs_in_a_dense_step_that_probes(probes: bool) -> None:
     runner = admitted()
-    plan, signal = evicting(dense=True), Signal("attention_sum")
-    plan.signals, plan.signal_layers, plan.probe_layers = {"a": (signal,)}, (0,), layers
-    plan.probed, plan.probing = frozenset("a" if layers else ()), True
+    plan, signal = evicting(dense=True), Signal("attention_sum", layers=(0,))
+    plan.signals = {"a": (signal,)}
+    plan.probed, plan.probing = frozenset("a" if probes else ()), True
     decode(runner, plan)
     assert runner.step is not None
-    assert (runner.step.probe is None) == (layers is None)
-    assert (runner.uniform is None) == (layers is not None)
+    assert (runner.step.probe is not None) == probes
+    assert (runner.uniform is None) == probes
 
 
 def test_v2_forgets_what_is_finished_and_what_was_preempted() -> None:

@@ -6,6 +6,7 @@ All policies run side by side in one batch, each request under its own.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,10 @@ Run = tuple[list[list[int]], list[dict[int, set[int]]]]  # tokens and victims, a
 
 
 def generate_under(
-    llm: Any, policies: dict[str, dict[str, Any]], prompts: list[list[int]], num_new: int
+    llm: Any,
+    policies: Sequence[tuple[str, dict[str, Any]]],
+    prompts: list[list[int]],
+    num_new: int,
 ) -> list[list[int]]:
     """Greedy tokens of every prompt under every policy, policy by policy, in one batch."""
     from vllm import SamplingParams
@@ -51,7 +55,7 @@ def generate_under(
             ignore_eos=True,
             extra_args={"vtoken_policy": name, "vtoken_policy_params": json.dumps(params)},
         )
-        for name, params in policies.items()
+        for name, params in policies
         for _ in prompts
     ]
     inputs = [{"prompt_token_ids": prompt} for _ in policies for prompt in prompts]
@@ -63,7 +67,7 @@ def generate_under(
 def runs(engine: Any) -> dict[str, dict[str, Run]]:
     """Variant -> policy -> run; one engine a variant."""
     found: dict[str, dict[str, Run]] = {}
-    policies = {name: PARAMS.get(name, {}) for name in EVICTING}
+    policies = [(name, PARAMS.get(name, {})) for name in EVICTING]
     for variant, config in VARIANTS.items():
         settings = {"budget_tokens": 64, "interval_tokens": 16, **config}
         args = engine_args(settings, verify_ratio=1.0, check_every_step=True)

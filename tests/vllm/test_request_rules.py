@@ -40,7 +40,7 @@ def test_each_request_is_answered_under_its_own_rules(engine: Any, hf_model: Any
             ],
             use_tqdm=False,
         )
-        assert runtime_of(llm).state.own_rules == {}  # forgotten with their requests
+        assert runtime_of(llm).state.request_rules == {}  # forgotten with their requests
         with pytest.raises(VLLMValidationError, match="vtoken_budget_tokens"):
             llm.generate(
                 [{"prompt_token_ids": PROMPTS[0]}],

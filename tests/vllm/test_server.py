@@ -278,6 +278,8 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
         {"vtoken_policy": "random", "vtoken_policy_params": '{"recent": 0}'},
         "vtoken_policy_params.recent",
     ),
+    ({"vtoken_protect": "[[0, 9], [190, 201]]"}, "leaves the prompt of 200 tokens"),
+    ({"vtoken_protect": [0, 9, 5, 12]}, "vtoken_protect"),
 ]
 
 

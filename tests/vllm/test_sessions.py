@@ -89,7 +89,7 @@ def test_a_session_evicts_nothing_beside_requests_that_do(
         add(llm, "session", [0], resumable=False)  # its input has ended
         step(llm, tokens)
         assert len(runtime.tables) == 0
-        assert runtime.state.own_rules == {}
+        assert runtime.state.request_rules == {}
         assert runtime.counters.evicted_tokens > 0
         assert runtime.counters.violations == 0
         runtime.check()

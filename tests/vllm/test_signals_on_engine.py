@@ -7,6 +7,7 @@ The reference replays the logged victims and computes every signal again from th
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from tests.support import reference
 from tests.support.observe import Observer
 from tests.vllm.test_policies_exact import generate_under
+from vtoken.policies import make_policy
+from vtoken.policies.signals import Signal
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
@@ -24,15 +27,32 @@ pytestmark = pytest.mark.vllm
 NUM_NEW = 40
 LAYERS = [1, 2]
 PROMPTS = [reference.random_prompt(150, 3), reference.random_prompt(70, 4)]
-POLICIES: dict[str, dict[str, Any]] = {
-    "h2o": {},
-    "tova": {},
-    "snapkv": {"window": 24},
-    "scissorhands": {"history_queries": 40},
-    "knorm": {},
-    "keydiff": {},
+MAXIMA = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "h2o": ("h2o", {}),
+    "h2o, pooled": ("h2o", {"pool": "max", "pool_radius": 2}),
+    "tova": ("tova", {}),
+    "tova, maxima": ("tova", MAXIMA),
+    "tova, maximum over layers": ("tova", {"layers": "max", "pool_radius": 1}),
+    "snapkv": ("snapkv", {"window": 24}),
+    "snapkv, maxima": ("snapkv", {"window": 8, "queries": "max", **MAXIMA}),
+    "scissorhands": ("scissorhands", {"history_queries": 40}),
+    "scissorhands, maximum over heads": (
+        "scissorhands",
+        {"history_queries": 40, "heads": "max"},
+    ),
+    "r_kv": ("r_kv", {}),
+    "r_kv, maximum over neighbours": ("r_kv", {"mix_lambda": 0.4, "pool": "max"}),
+    "knorm": ("knorm", {}),
+    "knorm, maxima": ("knorm", MAXIMA),
+    "keydiff": ("keydiff", {}),
+    "keydiff, maximum over heads": ("keydiff", {"heads": "max", "pool_radius": 1}),
 }
-EVERY_STEPS = {"every step": 1, "every third step": 3}
+PROBES: dict[str, dict[str, Any]] = {
+    "every step": {"every_steps": 1},
+    "every third step": {"every_steps": 3},
+    "some heads": {"heads": [0, 3]},
+}
 
 Reports = dict[str, dict[int, npt.NDArray[np.float32]]]  # request -> tokens computed -> numbers
 
@@ -62,104 +82,175 @@ class Recorder(Observer):
         self._finish(report, step)
 
 
-@pytest.fixture(scope="module", params=EVERY_STEPS)
-def recorder(request: Any, engine: Any) -> Recorder:
-    """Every policy and prompt in one batch; prompts are computed in chunks of 200 tokens a step."""
-    config = {
-        "budget_tokens": 48,
-        "interval_tokens": 4,
-        "probe": {"layers": LAYERS, "every_steps": EVERY_STEPS[request.param]},
-    }
+@pytest.fixture(scope="module", params=PROBES)
+def probe(request: Any) -> dict[str, Any]:
+    return {"layers": LAYERS, **PROBES[request.param]}
+
+
+@pytest.fixture(scope="module")
+def recorder(probe: dict[str, Any], engine: Any) -> Recorder:
+    """Every case and prompt in one batch; prompts are computed in chunks of 200 tokens a step."""
+    config = {"budget_tokens": 48, "interval_tokens": 4, "probe": probe}
     chunks = {"max_num_batched_tokens": 200, "enable_chunked_prefill": True}
     with engine(enable_prefix_caching=False, **chunks, **engine_args(config)) as llm:
         recorder = Recorder(llm)
-        generate_under(llm, POLICIES, PROMPTS, NUM_NEW)
+        generate_under(llm, [*CASES.values()], PROMPTS, NUM_NEW)
     return recorder
 
 
+def over(values: list[torch.Tensor], how: str) -> torch.Tensor:
+    stacked = torch.stack(values)
+    return stacked.max(dim=0).values if how == "max" else stacked.mean(dim=0)
+
+
+def redundancy(key: torch.Tensor) -> torch.Tensor:
+    """[n] of the keys [n, D] of one head."""
+    cosine = torch.nn.functional.cosine_similarity(key[:, None], key[None], dim=-1)
+    for i, row in enumerate(cosine):
+        row[i] = 0
+        similar = (row > 0.5).nonzero()
+        row[int(similar[-1]) if len(similar) else 0] = 0
+    return torch.softmax(cosine.mean(dim=0), dim=0)
+
+
 class Plain:
-    """Rows as dictionaries, and key signals after every forward."""
+    """The signal by its definition: rows as dictionaries, and key signals after every forward."""
 
-    layers = LAYERS
-
-    def __init__(self) -> None:
+    def __init__(self, signal: Signal) -> None:
+        self.signal = signal
         self.rows: dict[int, dict[int, float]] = {}  # query position -> token -> r[q, t]
-        self.keys: dict[str, dict[int, dict[int, float]]] = {"knorm": {}, "keydiff": {}}
+        self.keys: dict[int, dict[int, float]] = {}  # length -> token -> number
         self.live: dict[int, list[int]] = {}
+        self.redundancy: dict[int, dict[int, float]] = {}  # length -> token -> redundancy
 
     def watch(self, live: list[int], appended: int, output: Any) -> None:
-        total = sum(output.attentions[layer][0].double().mean(dim=0) for layer in self.layers)
-        for row, query in zip(total.tolist(), live[-appended:], strict=True):
+        signal, cached = self.signal, output.past_key_values.layers
+        num_heads = output.attentions[0].shape[1]
+        heads = signal.heads or range(num_heads)
+        self.live[live[-1] + 1] = list(live)
+        of_layers = []
+        for layer in signal.layers:
+            if signal.of_keys:
+                keys = cached[layer].keys[0].double()
+                own = [keys[head * len(keys) // num_heads] for head in heads]
+                values = [self._of_key(key) for key in own]
+            else:
+                values = [output.attentions[layer][0, head].double() for head in heads]
+            of_layers.append(over(values, signal.over_heads))
+        if signal.is_mixed:
+            keys_read = [
+                cached[layer].keys[0].double()[head * cached[layer].keys.shape[1] // num_heads]
+                for layer in signal.layers
+                for head in heads
+            ]
+            repeated = over([redundancy(key) for key in keys_read], "mean").tolist()
+            self.redundancy[live[-1] + 1] = dict(zip(live, repeated, strict=True))
+        found = over(of_layers, signal.over_layers).tolist()
+        if signal.of_keys:
+            self.keys[live[-1] + 1] = dict(zip(live, found, strict=True))
+            return
+        for row, query in zip(found, live[-appended:], strict=True):
             seen = [token for token in live if token <= query]
             self.rows[query] = dict(zip(seen, row, strict=False))
-        length = live[-1] + 1
-        self.live[length] = list(live)
-        keys = [output.past_key_values.layers[layer].keys[0].double() for layer in self.layers]
-        norm = -sum(k.norm(dim=-1).mean(dim=0) for k in keys)
-        cosine = 0
-        for k in keys:
-            mean = torch.stack([head / head.norm(dim=-1)[:, None] for head in k]).mean(dim=1)
-            for head, direction in zip(k, mean, strict=True):
-                dots = head @ direction / (head.norm(dim=-1) * direction.norm())
-                cosine = cosine - dots / len(k)
-        self.keys["knorm"][length] = dict(zip(live, norm.tolist(), strict=True))
-        self.keys["keydiff"][length] = dict(zip(live, cosine.tolist(), strict=True))
 
-    def attention(self, policy: str, probed: list[int], token: int) -> tuple[float, float]:
-        """The signal's least and greatest value that rounding allows."""
-        if policy == "h2o":
-            value = sum(self.rows[q].get(token, 0.0) for q in probed)
-        elif policy == "tova":
-            value = self.rows[probed[-1]].get(token, 0.0)
-        elif policy == "snapkv":
-            window = probed[-24:]
-            value = sum(self.rows[q].get(token, 0.0) for q in window) / len(window)
+    def _of_key(self, key: torch.Tensor) -> torch.Tensor:
+        """The numbers [n] of the keys [n, D] of one head."""
+        norm = key.norm(dim=-1)
+        if self.signal.kind == "key_norm":
+            return -norm
+        mean = (key / norm[:, None]).mean(dim=0)
+        return -(key @ mean) / (norm * mean.norm())
+
+    def bounds(self, probed: list[int], length: int) -> dict[int, tuple[float, float]]:
+        """Of every token the least and the greatest value that rounding allows."""
+        if self.signal.of_keys:
+            alone = {token: (value, value) for token, value in self.keys[length].items()}
         else:
-            shares = [
-                self.rows[q].get(token, 0.0) / len(LAYERS) * len(self.rows[q]) for q in probed[-40:]
-            ]
+            alone = {token: self._alone(probed, token) for token in self.live[probed[-1] + 1]}
+        tokens, radius = sorted(alone), self.signal.pool_radius
+        pooled = len(tokens) - max(self.signal.window_queries, 1) if radius else 0
+        found = dict(alone)
+        for place in range(pooled):
+            around = tokens[max(0, place - radius) : min(pooled, place + radius + 1)]
+            low, high = (
+                max(side) if self.signal.pool == "max" else sum(side) / (2 * radius + 1)
+                for side in zip(*(alone[t] for t in around), strict=True)
+            )
+            found[tokens[place]] = low, high
+        if self.signal.is_mixed:
+            share, repeated = self.signal.mix_lambda, self.redundancy[length]
+            for token in repeated.keys() & found.keys():
+                low, high = (share * side - (1 - share) * repeated[token] for side in found[token])
+                found[token] = low, high
+        return found
+
+    def _alone(self, probed: list[int], token: int) -> tuple[float, float]:
+        kind, window = self.signal.kind, self.signal.window_queries
+        asked = probed[-window:] if window else probed
+        got = [self.rows[q].get(token, 0.0) for q in asked]
+        if kind == "attention_hits":
+            shares = [row * len(self.rows[q]) for row, q in zip(got, asked, strict=True)]
             return sum(s >= 1.0001 for s in shares), sum(s >= 0.9999 for s in shares)
+        value = {
+            "attention_sum": sum(got),
+            "attention_last": got[-1],
+            "attention_window": sum(got) / len(got),
+            "attention_max": max(got),
+        }[kind]
         return value, value
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CASES)
 def test_reported_signal_equals_its_definition(
-    policy: str, recorder: Recorder, hf_model: Any
+    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
 ) -> None:
     requests = sorted(recorder.prompt_tokens, key=lambda name: int(name.split("-")[0]))
-    first = list(POLICIES).index(policy) * len(PROMPTS)
+    first = list(CASES).index(case) * len(PROMPTS)
+    reads = make_policy(*CASES[case]).reads
+    assert reads is not None
+    signal = replace(reads, layers=tuple(probe["layers"]), heads=tuple(probe.get("heads", ())))
     num_checked = 0
     for request, prompt in zip(requests[first:], PROMPTS, strict=False):
         log = recorder.log_of(request)
         assert len(log) > 3
-        plain = Plain()
+        plain = Plain(signal)
         trace = reference.replay(log)
         reference.trace(hf_model, prompt, NUM_NEW, trace, watch=plain.watch)
         for length, scores in recorder.reports[request].items():
             if length < len(prompt):
                 continue  # the reference computes the prompt at once
-            live = plain.live[length]
-            if policy in plain.keys:
-                expected = [plain.keys[policy][length][t] for t in live]
-                np.testing.assert_allclose(scores[live], expected, rtol=0, atol=2e-5)
-            else:
-                decode = [t - 1 for t in recorder.probed[request] if len(prompt) < t <= length]
-                probed = [*range(len(prompt)), *decode]
-                assert len(scores) == probed[-1] + 1
-                known = [t for t in live if t < len(scores)]
-                bounds = [plain.attention(policy, probed, t) for t in known]
-                low, high = np.array(bounds).T
-                assert (scores[known] >= low - 2e-5 * np.maximum(1, abs(low))).all()
-                assert (scores[known] <= high + 2e-5 * np.maximum(1, abs(high))).all()
-                assert scores[known].max() > 0
-            num_checked += len(live)
+            decode = [t - 1 for t in recorder.probed[request] if len(prompt) < t <= length]
+            probed = [*range(len(prompt)), *decode]
+            bounds = plain.bounds(probed, length)
+            assert len(scores) == max(bounds) + 1
+            known = [token for token in plain.live[length] if token in bounds]
+            low, high = np.array([bounds[token] for token in known]).T
+            assert (scores[known] >= low - 2e-5 * np.maximum(1, abs(low))).all()
+            assert (scores[known] <= high + 2e-5 * np.maximum(1, abs(high))).all()
+            assert abs(scores[known]).max() > 0
+            num_checked += len(known)
     assert num_checked > 500
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_what_a_probe_costs_is_measured(recorder: Recorder) -> None:
+    price = recorder.runtime.prices.document()["probe"]
+    assert (price.per, price.source) == ("request", "measured")
+    assert price.us > 0
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_control_the_signal_of_another_layer_is_told_apart(
-    policy: str, recorder: Recorder, hf_model: Any, monkeypatch: pytest.MonkeyPatch
+    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
 ) -> None:
-    monkeypatch.setattr(Plain, "layers", [LAYERS[0], LAYERS[1] + 1])
+    other = {**probe, "layers": [LAYERS[0], LAYERS[1] + 1]}
     with pytest.raises(AssertionError):
-        test_reported_signal_equals_its_definition(policy, recorder, hf_model)
+        test_reported_signal_equals_its_definition(case, recorder, other, hf_model)
+
+
+@pytest.mark.parametrize("case", ["tova, maxima", "knorm", "r_kv"])
+def test_control_the_signal_of_other_heads_is_told_apart(
+    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
+) -> None:
+    other = {**probe, "heads": [0, 1]}
+    with pytest.raises(AssertionError):
+        test_reported_signal_equals_its_definition(case, recorder, other, hf_model)

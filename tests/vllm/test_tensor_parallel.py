@@ -146,12 +146,43 @@ def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.nd
     return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
 
 
-@pytest.mark.parametrize("policy", ["scissorhands", "h2o"])
+MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "params", "probe"),
+    [
+        ("scissorhands", {}, {}),
+        ("h2o", {}, {}),
+        ("tova", MAXIMA, {"layers": [1, 3]}),
+        ("snapkv", {"window": 8, "queries": "max", "layers": "max"}, {"heads": [2, 3]}),
+        ("h2o", {}, {"heads": [0]}),
+        ("knorm", MAXIMA, {"layers": [0, 2], "heads": [1]}),
+        ("r_kv", {}, {"layers": [0, 2]}),
+        ("r_kv", {"pool": "max"}, {"heads": [1]}),
+    ],
+    ids=[
+        "hits",
+        "sums",
+        "maxima",
+        "heads of one rank",
+        "a head",
+        "a head's keys",
+        "redundancy",
+        "a head's",
+    ],
+)
 def test_scores_of_two_ranks_are_those_of_one(
-    policy: str, two_ranks: Any, engine: Any, greedy: Any
+    policy: str,
+    params: dict[str, Any],
+    probe: dict[str, Any],
+    two_ranks: Any,
+    engine: Any,
+    greedy: Any,
 ) -> None:
-    """Scissorhands counts hits, which the mean over the ranks' own hits would not be."""
-    change = {"policy": {"name": policy, "params": {}}}
+    """Hits and maxima of a rank's own heads would not give those of all; a rank may have none."""
+    probe = {"layers": [2], "heads": [], **probe}
+    change = {"policy": {"name": policy, "params": params}, "probe": probe}
     patch(two_ranks, **change)
     tokens, logs, scores = scored_run(two_ranks, greedy)
     with engine(**args(**change)) as one:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,3 +41,29 @@ def test_special_tokens_may_stand_beyond_every_size(monkeypatch: pytest.MonkeyPa
     ids = np.arange(10)
     assert ids[words.special(ids)].tolist() == [1, 6, 9]
     assert ids[words.punctuation(ids)].tolist() == [2]
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parts_are_found_by_the_template_that_the_server_was_given(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(demo_model)
+    monkeypatch.setattr(tokenizer, "cached_tokenizer_from_config", lambda _: own)
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    text = "[system]Be brief.[end][user]Is it so?[end][assistant]"
+    prompt = own.encode(text, add_special_tokens=False)
+    assert not any(tokenizer.VLLMChats(None).parts(prompt))
+    chats = tokenizer.VLLMChats(None, str(file) if named else TEMPLATE)
+    parts = chats.parts(prompt)
+    assert own.decode(prompt[slice(*parts.template[0])]) == "[system]"
+    assert own.decode(prompt[slice(*parts.template[1])]) == "[assistant]"
+    assert own.decode(prompt[slice(*parts.last_user[0])]) == "[user]Is it so?[end]"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from vtoken.bench.output import FOLDER, RESULTS, fill_in
+from vtoken.bench.output import FOLDER, PAGES, fill_in
 
 BENCHES = {
     "planner": "µs a step of the core alone: nothing due, steady state, full plans",
@@ -18,6 +19,7 @@ BENCHES = {
     "memory": "blocks held by native, naive-evict and vToken; shared prefixes",
     "console": "first paint, key to reaction, memory, bytes and CPU of the console",
     "overhead": "plugin against stock vLLM, paired",
+    "quality": "answers of evicted caches against the full cache: RULER's tasks, continuations",
 }
 
 
@@ -30,9 +32,10 @@ def main(argv: list[str]) -> int:
         bench.add_argument("--json", type=Path, help=f"the file (default {FOLDER}/{name}.json)")
         bench.add_argument("--markdown", action="store_true", help="print Markdown tables")
         import_module(f"vtoken.bench.{name}").add_arguments(bench)
-    results = sub.add_parser("results", help=f"the last runs, as {RESULTS} shows them")
-    results.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files lie")
-    results.add_argument("--file", type=Path, default=RESULTS)
+    pages = " and ".join(map(str, PAGES))
+    results = sub.add_parser("results", help=f"write the tables of the last runs into {pages}")
+    results.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files are")
+    results.add_argument("--file", type=Path, nargs="+", default=PAGES, help="the pages")
     args = parser.parse_args(argv)
     if args.name == "results":
         return _results(args)
@@ -41,9 +44,13 @@ def main(argv: list[str]) -> int:
 
 
 def _results(args: argparse.Namespace) -> int:
-    """Write the tables of the last runs between the markers of the results file."""
-    text, missing = fill_in(args.file.read_text(), args.folder)
-    args.file.write_text(text)
-    for name in missing:
-        print(f"{name}: no {args.folder}/{name}.json, section left as it was", file=sys.stderr)
+    """Write the tables of the last runs between the markers of the pages; plots beside them."""
+    for page in args.file:
+        text, filled, missing = fill_in(page.read_text(), args.folder)
+        page.write_text(text)
+        for name in filled:
+            if (plot := args.folder / f"{name}.svg").exists():
+                shutil.copyfile(plot, page.parent / plot.name)
+        for name in missing:
+            print(f"{name}: no {args.folder}/{name}.json, section left as it was", file=sys.stderr)
     return 0

@@ -6,9 +6,6 @@ Allocation is the engine's and is not timed.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from vtoken.arrays import Floats
@@ -16,49 +13,11 @@ from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.mirror import BlockTables, Mirrors
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
-from vtoken.tables.token_table import TokenTable
+from vtoken.runtime.selftest import Pool
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16
 SLACK_TOKENS = 256  # that the pool can take beyond the prompts, a request
-
-
-class Store:
-    """`BlockStore` over lists, without prefix cache: every held block is private and writable."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.free = deque(range(1, num_blocks))
-        self.tables: dict[str, list[int]] = {}
-
-    def num_free_blocks(self) -> int:
-        return len(self.free)
-
-    def is_writable(self, block: int) -> bool:
-        return block != 0
-
-    def first_not_writable(self, blocks: Sequence[int]) -> int | None:
-        return 0 if 0 in blocks else None
-
-    def is_shared(self, block: int) -> bool:  # noqa: ARG002
-        return False
-
-    def take(self, num_blocks: int) -> list[int]:
-        return [self.free.popleft() for _ in range(num_blocks)]
-
-    def lend(self, num_blocks: int) -> list[int]:
-        return list(islice(self.free, num_blocks))
-
-    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
-        self.tables[request_id] = list(blocks)
-
-    def differences(self, tables: Iterable[TokenTable]) -> list[str]:  # noqa: ARG002
-        return []  # nothing is checked while it is timed
-
-    def give_back(self, blocks: Sequence[int]) -> None:
-        self.free.extendleft(blocks)
-
-    def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
-        return self.tables[request_id][first:]
 
 
 class Calls:
@@ -67,7 +26,7 @@ class Calls:
     The only place of the benchmarks that knows their form.
     """
 
-    def __init__(self, runtime: Runtime, store: Store, ids: list[str]) -> None:
+    def __init__(self, runtime: Runtime, store: Pool, ids: list[str]) -> None:
         self.runtime, self.store, self.ids = runtime, store, ids
         self.mirrors: Mirrors | None = None  # where mirrors are kept too
         self._unmirrored: dict[str, list[int]] = {}
@@ -75,8 +34,8 @@ class Calls:
     def begin(self, ready: list[str]) -> None:
         self.runtime.begin_step(ready)
 
-    def extents(self, counts: dict[str, int], num_new: int) -> list[int | None]:
-        """Places that each request needs; None before its first tokens."""
+    def extents(self, counts: dict[str, int], num_new: int) -> list[int]:
+        """Places that each request needs."""
         required_extent = self.runtime.required_extent
         return [required_extent(name, counts[name] + num_new) for name in self.ids]
 
@@ -146,7 +105,7 @@ class Decoding:
     ) -> None:
         blocks_each = -(-(num_tokens + SLACK_TOKENS) // BLOCK_SIZE)
         num_blocks = 1 + num_requests * blocks_each
-        self.store = Store(num_blocks)
+        self.store = Pool(num_blocks)
         self.num_blocks = num_blocks
         self.scores = scores
         config = self.merged(default_config(num_blocks), patch)

@@ -1,8 +1,10 @@
-"""What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/results.md.
+"""What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/.
 
-Knows no benchmark. A result is one JSON file `.bench/NAME.json`; docs/results.md holds, between
+Knows no benchmark. A result is one JSON file `.bench/NAME.json`; a page of docs/ holds, between
 `<!-- bench:NAME -->` and `<!-- /bench -->`, the tables of the run that the file describes. The
-prose around the markers is written by hand and never touched.
+prose around the markers is written by hand and never touched. A plot `.bench/NAME.svg` is copied
+beside the page that shows the tables. A benchmark with several sections calls its files
+`BENCH-PART.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 
 FOLDER = Path(".bench")
-RESULTS = Path("docs/results.md")
+PAGES = (Path("docs/results.md"), Path("docs/quality.md"))
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -124,8 +126,9 @@ def as_markdown(result: Result) -> str:
     return "\n".join(lines)
 
 
-def fill_in(text: str, folder: Path) -> tuple[str, list[str]]:
-    """`text` with every marked section whose result lies in `folder` replaced; what was not."""
+def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
+    """`text` with the sections replaced whose results are in `folder`; their names; the others."""
+    filled: list[str] = []
     missing: list[str] = []
 
     def section(match: re.Match[str]) -> str:
@@ -133,7 +136,8 @@ def fill_in(text: str, folder: Path) -> tuple[str, list[str]]:
         if not path.exists():
             missing.append(match[2])
             return match[0]
+        filled.append(match[2])
         result = msgspec.json.decode(path.read_bytes(), type=Result)
         return f"{match[1]}{as_markdown(result)}\n{match[3]}"
 
-    return SECTION.sub(section, text), missing
+    return SECTION.sub(section, text), filled, missing

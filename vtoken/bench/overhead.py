@@ -1,7 +1,8 @@
 """What vToken costs an engine: variants side by side in short slices of decode steps.
 
-Two groups, each with its own engines: what the indirection costs against stock vLLM, and what
-eviction, probe and holes cost against a dense cache of equally many live tokens. Figures are wall
+Three groups, each with its own engines: what the indirection costs against stock vLLM; what
+eviction, probe and holes cost against a dense cache of equally many live tokens; and what the
+quality canary costs requests that decode. Figures are wall
 time, CPU time and, where the machine counts them, instructions a step. How slices are compared:
 `vtoken.bench.slices`.
 """
@@ -28,6 +29,7 @@ from vtoken.bench.slices import (
     alternate,
     as_raw,
     compare,
+    longest_check_tokens,
     longest_tokens,
     medians,
 )
@@ -37,6 +39,8 @@ from vtoken.demo.trained_model import TrainedModelError, fetch
 BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
 SIDES = ("scheduler", "worker")
 STREAMING = {"policy": {"name": "streaming_llm"}, "budget_tokens": LIVE_TOKENS}
+RECYCLING = STREAMING | {"interval_tokens": 0}
+SAMPLED = RECYCLING | {"canary": {"share": 1.0}}
 H2O = {"policy": {"name": "h2o"}, "budget_tokens": LIVE_TOKENS}
 DENSE = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
 # Only the end of the prompt evicts: one token, whose slot the next token recycles. From then on
@@ -53,7 +57,7 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
         Variant("plugin idle", {}),
         Variant("plugin idle, console connected", {}, console=True),
         Variant("indirection, nothing evicted", FORCED, forced=True),
-        Variant("recycling", STREAMING | {"interval_tokens": 0}, "evicting"),
+        Variant("recycling", RECYCLING, "evicting"),
     ),
     "eviction": (
         Variant(NONE_PROBED, STREAMING | DENSE, "evicting"),
@@ -62,6 +66,12 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
         Variant("h2o, dense, all layers probed", H2O | DENSE | {"probe": "all"}, "evicting"),
         Variant("h2o, default gates", H2O, "evicting"),
         Variant("h2o, naive-evict (holes)", H2O | {"reclamation": "off"}, "evicting"),
+    ),
+    "canary": (
+        Variant("recycling", RECYCLING, "evicting"),
+        Variant("recycling, again", RECYCLING, "evicting"),
+        Variant("every request sampled", SAMPLED, "evicting"),
+        Variant("every request sampled, a check runs", SAMPLED, "evicting", checked=True),
     ),
 }
 AGAINST = {
@@ -139,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: both)")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
     parser.add_argument(
         "--threads",
         type=int,
@@ -184,7 +194,8 @@ def run(args: argparse.Namespace) -> int:
         "instructions": "; ".join(sorted(missing)) or "counted",
     }
     result = new_result("overhead", "make bench-overhead", setup)
-    result.tables = [goals_table(runs), *[ratios_table(r) for r in runs]]
+    goals = goals_table(runs)
+    result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
     result.raw = {
         "runs": [asdict(r) for r in runs],
         "rows": [row for r in runs for row in r.rows()],
@@ -205,14 +216,17 @@ def _measure(
     """The engines of one group, started once, at every number of requests."""
     folder = model_folder(model)
     longest = longest_tokens(args.steps)
-    cache = Cache.fitting(folder, max(counts) * longest, block_size=BLOCK_SIZE)
+    checked = any(variant.checked for variant in GROUPS[group])
+    check = longest_check_tokens(args.steps) if checked else 0
+    num_tokens = max(counts) * longest + 2 * check  # the request that ends, and its check
+    cache = Cache.fitting(folder, num_tokens, block_size=BLOCK_SIZE)
     common = engine_args(
         str(folder),
         block_size=BLOCK_SIZE,
-        max_model_len=2048,
+        max_model_len=max(2048, check + 1),
         kv_cache_memory_bytes=cache.num_bytes,
     )
-    prompts = texts(None if model is None else folder, max(counts), longest)
+    prompts = texts(None if model is None else folder, max(counts), max(longest, check))
     engines: dict[str, Engine] = {}
 
     def start(variant: Variant) -> tuple[str, Engine]:
@@ -303,7 +317,7 @@ def goals_table(runs: list[Run]) -> Table:
         for run in runs:
             demo = run.model == "demo"
             held = goal.model == "any" or (goal.model == "demo") == demo
-            if not held or goal.variant not in run.rounds[0]:
+            if not held or not {goal.variant, goal.against} <= set(run.rounds[0]):
                 continue
             names = f"{goal.variant} / {goal.against}, {FIGURE_NAMES[goal.figure]}"
             cells: list[str | float | None] = [names, f"{run.model}, {run.requests}"]

@@ -26,6 +26,7 @@ LIVE_TOKENS = 384  # that a request reads on average; the budget of those that e
 EVICTED_TOKENS = 256  # that are gone after an evicting request's prompt
 LIFE_STEPS = 320
 SPARE_STEPS = 8  # a slice at most that are not measured
+CHECKED_TOKENS = 64  # of a check, that a step computes
 Figure = Literal["step_ms", "p50_ms", "cpu_ms", "instructions"]
 FIGURES: tuple[Figure, ...] = ("step_ms", "p50_ms", "cpu_ms", "instructions")
 Rounds = list[dict[str, dict[str, Any]]]
@@ -37,6 +38,7 @@ class Variant:
 
     `lengths`: whether requests grow, or are cut down to the budget. `forced`: each request evicts
     the oldest token that its policy may name, at the end of its prompt, and none afterwards.
+    `checked`: in every measured step the canary computes a part of a check.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Variant:
     lengths: Literal["growing", "evicting"] = "growing"
     forced: bool = False
     console: bool = False
+    checked: bool = False
 
     def held(self, texts: Sequence[Sequence[int]], slice_steps: int) -> dict[str, Any]:
         """What a worker holds: one request a text, spread over the phases of a life."""
@@ -57,11 +60,17 @@ class Variant:
             first = self._request(text[: length + phase * slice_steps], num_new)
             again = self._request(text[:length], num_new)
             requests.append({"first": first, "again": again, "phase": phase})
-        return {"hold": {"requests": requests, "lives_slices": lives}}
+        ends = self._request(max(texts, key=len)[:-4], 4) if self.checked else None
+        return {"hold": {"requests": requests, "lives_slices": lives, "ends": ends}}
 
     def _request(self, ids: Sequence[int], num_new: int) -> dict[str, Any]:
         arguments = {"vtoken_budget_tokens": len(ids) - 1} if self.forced else None
         return {"prompt": list(ids), "num_new": num_new, "arguments": arguments}
+
+
+def longest_check_tokens(slice_steps: int) -> int:
+    """Of a request whose check goes on for a whole slice."""
+    return CHECKED_TOKENS * (slice_steps + SPARE_STEPS)
 
 
 def longest_tokens(slice_steps: int) -> int:

@@ -24,11 +24,16 @@ def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
     return [ids[i * stride : i * stride + num_tokens] for i in range(count)]
 
 
-def _english(model: Path) -> list[int]:
+def english() -> str:
+    """Python's own reference, topic after topic."""
     from pydoc_data.topics import topics
 
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _english(model: Path) -> list[int]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics))).ids
+    ids: list[int] = tokenizer.encode(english()).ids
     return ids

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 # Commands with a parser of their own: everything behind the name is theirs.
 PASSED_THROUGH = {
     "serve": "vtoken.vllm.startup.serve",
+    "calibrate": "vtoken.calibration.command",
     "demo": "vtoken.demo.run",
     "bench": "vtoken.bench",
 }

@@ -76,6 +76,9 @@ def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
         confirm_within_s=arguments.confirm_within,
         guard_inter_token_p95_ms=arguments.guard_p95,
         guard_preemptions=arguments.guard_preemptions,
+        guard_canary_agreement=arguments.guard_agreement,
+        guard_canary_logprob_lost=arguments.guard_logprob_lost,
+        guard_canary_count=arguments.guard_canaries,
         guard_for_s=arguments.guard_for,
     )
     say_document(arguments, result, patch_lines)

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
-from vtoken.cli.show import part_found, prices_line
+from vtoken.cli.show import budget_words, calibration_line, part_found, prices_line
 from vtoken.cli.text import say, say_json, tinted
 from vtoken.client import Client, ProblemError
 
@@ -65,6 +65,7 @@ def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
     yield _eviction(status)
     yield _reclamation(status)
     yield from _prices(status)
+    yield from _calibration(status)
 
 
 def _engine_package(thorough: bool) -> Iterator[Finding]:
@@ -174,12 +175,13 @@ def _eviction(status: wire.Status) -> Finding:
     if status.policy.name == "none":
         todo = "choose one: vtoken policy list, vtoken policy use NAME"
         return Finding("eviction", "note", "policy none evicts nothing", todo)
-    due = status.budget_tokens + status.interval_tokens
+    name = "budget_ratio=X" if status.budget_ratio else "budget_tokens=N"
     return Finding(
         "eviction",
         "note",
-        f"{status.policy.name} has evicted nothing: no request exceeds {due:,} live tokens yet",
-        "lower the budget: vtoken config set budget_tokens=N --dry-run",
+        f"{status.policy.name} has evicted nothing: no request exceeds "
+        f"{budget_words(status)} + {status.interval_tokens:,} live tokens yet",
+        f"lower the budget: vtoken config set {name} --dry-run",
     )
 
 
@@ -213,3 +215,13 @@ def _prices(status: wire.Status) -> Iterator[Finding]:
         yield Finding("prices", "note", prices_line(prices), todo)
         return
     yield Finding("prices", "ok", prices_line(prices))
+
+
+def _calibration(status: wire.Status) -> Iterator[Finding]:
+    """A note while a policy reads a signal at a depth that nobody measured."""
+    found = status.calibration
+    if found is None:
+        return
+    guessed = found.signal is not None and found.source == "default depth"
+    verdict = "note" if guessed and not found.fingerprint else "ok"
+    yield Finding("calibration", verdict, calibration_line(found))

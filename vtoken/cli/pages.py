@@ -28,6 +28,7 @@ GROUPS = {
     },
     "Run": {
         "serve": "vLLM's server with vToken: every vLLM flag, and --vtoken-…",
+        "calibrate": "find the layers of a model that rank tokens best, for `serve`",
         "demo": "a server, traffic and the console, ready to look at",
         "bench": "measure: baselines, variants, micro-benchmarks",
         "completion": "completion of commands for your shell",
@@ -62,6 +63,7 @@ EXAMPLES = {
     "record": [
         "vtoken record incident.jsonl.gz --last 10m",
         "vtoken record incident.jsonl.gz --duration 5m",
+        "vtoken record incident.jsonl.gz --duration 5m --with-text",
     ],
     "console": [
         "vtoken console",

@@ -14,6 +14,7 @@ from vtoken.cli.values import (
     fps,
     interval_s,
     latency_ms,
+    number,
     port,
     positive,
     size,
@@ -31,6 +32,7 @@ KINDS = (
     "operation",
     "violation",
     "server",
+    "canary",
 )
 
 
@@ -84,7 +86,7 @@ def make_parser() -> Parser:
         add(name, dry)
     _add_console(_add(commands, "console", server))
     _add_record(add("record"))
-    for name in ("serve", "demo", "bench"):  # with parsers of their own
+    for name in ("serve", "calibrate", "demo", "bench"):  # with parsers of their own
         commands.add_parser(name, help=GROUPS["Run"][name], add_help=False)
     shell = _add(commands, "completion")
     shell.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
@@ -156,6 +158,24 @@ def _trial_flags() -> argparse.ArgumentParser:
     )
     trial.add_argument(
         "--guard-preemptions", type=count, metavar="N", help="when more than N are preempted"
+    )
+    trial.add_argument(
+        "--guard-agreement",
+        type=number,
+        metavar="R",
+        help="when the canary's agreement is below R: 0.9",
+    )
+    trial.add_argument(
+        "--guard-logprob-lost",
+        type=number,
+        metavar="X",
+        help="when the canary's log-probability lost, in nats a token, is above X",
+    )
+    trial.add_argument(
+        "--guard-canaries",
+        type=positive,
+        metavar="N",
+        help="checked requests that these two rest on at least (default: 20)",
     )
     trial.add_argument(
         "--guard-for", type=whole_seconds, metavar="T", help="how long the guard holds"
@@ -255,4 +275,9 @@ def _add_record(record: argparse.ArgumentParser) -> None:
     span.add_argument("--duration", type=duration_s, metavar="T", help="stop after T: 90s, 5m")
     span.add_argument(
         "--last", type=duration_s, metavar="T", help="what the flight recorder has of the last T"
+    )
+    record.add_argument(
+        "--with-text",
+        action="store_true",
+        help="the text of the requests too; the server must show it, and the file is mode 0600",
     )

@@ -1,19 +1,24 @@
 """`vtoken record`: the stream into a file, for `vtoken console --replay` and for scripts.
 
 Knows the client and the recorder. Ends with the stream (1), or when interrupted or over (0).
+Text of requests is in the file only with `--with-text`.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
+from vtoken import wire
 from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.record_text import TextReader
 from vtoken.cli.text import say, say_json
-from vtoken.client import Client, ProblemError
+from vtoken.client import Client
 from vtoken.recording import Recorder, RecordingError, RecordingExistsError, RecordingWriter
 from vtoken.recording.recorder import is_audited
 
@@ -24,20 +29,41 @@ NOT_MESSAGES = (b'{"type":"recording"', b'{"type":"audit"')
 def record(arguments: Namespace, client: Client) -> int:
     """Everything the stream says from now on, or what happened just now, and who changed what."""
     path = Path(arguments.file)
+    texts: TextReader | None = None
+    if arguments.last is not None and arguments.with_text:
+        raise UsageError(
+            "--with-text and --last exclude each other: the flight recorder never holds text",
+            "record from now on: vtoken record FILE --with-text --duration 5m",
+        )
     try:
         if arguments.last is not None:
             num_messages = _download(client, path, math.ceil(arguments.last))
         else:
-            num_messages = _record_stream(arguments, client, path)
+            num_messages, texts = _record_stream(arguments, client, path)
     except RecordingExistsError as error:
         raise UsageError(str(error)) from error
     except RecordingError as error:
         raise CommandError(str(error)) from error
     if arguments.json:
-        say_json({"file": str(path), "messages": num_messages})
-    else:
-        say(f"{num_messages:,} messages in {path}; look at them: vtoken console --replay {path}")
+        text = {} if texts is None else {"text": _summary(texts)}
+        say_json({"file": str(path), "messages": num_messages, **text})
+        return 0
+    say(f"{num_messages:,} messages in {path}; look at them: vtoken console --replay {path}")
+    if texts is not None:
+        say(f"text: {texts.num_requests:,} requests, {texts.num_texts:,} lines; mode 0600")
+        for line in texts.skipped():
+            say(line)
     return 0
+
+
+def _summary(texts: TextReader) -> dict[str, Any]:
+    return {
+        "requests": texts.num_requests,
+        "lines": texts.num_texts,
+        "unread_requests": texts.num_unread,
+        "failed_calls": texts.num_refused,
+        "skipped": texts.skipped(),
+    }
 
 
 def _download(client: Client, path: Path, seconds: int) -> int:
@@ -56,26 +82,44 @@ def _download(client: Client, path: Path, seconds: int) -> int:
     return sum(not line.startswith(NOT_MESSAGES) for line in lines.splitlines())
 
 
-def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:
+def _record_stream(
+    arguments: Namespace, client: Client, path: Path
+) -> tuple[int, TextReader | None]:
+    """How many messages were written, and what came of the text where it was asked for."""
     deadline = None if arguments.duration is None else time.monotonic() + arguments.duration
     before = client.audit(AUDIT_LIMIT).entries  # an unreachable server leaves no file
-    with (
-        client.stream(fps=arguments.fps, format="json") as stream,
-        RecordingWriter(path, source=client.server.url) as writer,
-    ):
-        recorder = Recorder(writer)
-        recorder.audit(before)
-        try:
-            for message in stream:
-                recorder.take(str(stream.raw).encode(), message)
-                if is_audited(message):
-                    recorder.audit(client.audit(AUDIT_LIMIT).entries)
-                if deadline is not None and time.monotonic() >= deadline:
-                    break
-        except KeyboardInterrupt:
-            pass
-        except ProblemError:
-            if not recorder.num_messages:
-                path.unlink(missing_ok=True)
-            raise
-        return recorder.num_messages
+    with client.stream(fps=arguments.fps, format="json") as stream:
+        first = next(stream)
+        if arguments.with_text:
+            _check_text(first)
+        with RecordingWriter(
+            path, source=client.server.url, holds_text=arguments.with_text
+        ) as writer:
+            recorder = Recorder(writer)
+            recorder.audit(before)
+            texts = TextReader(client, recorder.text) if arguments.with_text else None
+            try:
+                for message in itertools.chain([first], stream):
+                    recorder.take(str(stream.raw).encode(), message)
+                    if is_audited(message):
+                        recorder.audit(client.audit(AUDIT_LIMIT).entries)
+                    if texts is not None:
+                        texts.turn(recorder.state)
+                    if deadline is not None and time.monotonic() >= deadline:
+                        break
+            except KeyboardInterrupt:
+                pass
+            finally:
+                if texts is not None:
+                    texts.close()
+            return recorder.num_messages, texts
+
+
+def _check_text(first: wire.StreamMessage) -> None:
+    """Raises CommandError where the server shows no text to this client."""
+    if not isinstance(first, wire.Hello) or not first.can_read_text:
+        raise CommandError(
+            "the server shows no text to this client; nothing was recorded",
+            "it takes a server that was started with --vtoken-show-text\n"
+            "and, where there are tokens, the control token",
+        )

@@ -13,6 +13,13 @@ from vtoken.cli.text import clock, plain, size, table, tinted, when
 WIDE_VALUE = 24  # columns of a value that stands in a line of its own
 
 
+def budget_words(status: wire.Status) -> str:
+    """`2,048`, or `0.25 of the prompt (at least 256)`."""
+    if not status.budget_ratio:
+        return f"{status.budget_tokens:,}"
+    return f"{status.budget_ratio:g} of the prompt (at least {status.budget_floor_tokens:,})"
+
+
 def status_lines(status: wire.Status) -> list[str]:
     """The whole status."""
     blocks, tokens, reclaim = status.blocks, status.tokens, status.reclamation
@@ -23,7 +30,7 @@ def status_lines(status: wire.Status) -> list[str]:
         ("step", f"{status.step:,} ({status.step_ms:.1f} ms)"),
         (
             "policy",
-            f"{status.policy.name}, budget {status.budget_tokens:,} "
+            f"{status.policy.name}, budget {budget_words(status)} "
             f"+ {status.interval_tokens:,} tokens, revision {status.config_revision}",
         ),
         ("F", f"{fragmentation.f:.3f}, theta_F {fragmentation.theta_f:.3f}"),
@@ -57,8 +64,12 @@ def status_lines(status: wire.Status) -> list[str]:
         rows.insert(2, ("latency", _latency(status.latency)))
     if status.prices is not None:
         rows.append(("prices", prices_line(status.prices)))
+    if status.calibration is not None:
+        rows.append(("calibration", calibration_line(status.calibration)))
     if status.shadow is not None:
         rows.append(("shadow", _shadow(status.shadow)))
+    if status.canary is not None:
+        rows.append(("canary", canary_line(status.canary)))
     if status.health and not any(not part.ok for part in status.health):
         found = "; ".join(f"{part.name} {part.detail}" for part in status.health)
         rows.append(("health", f"ok: {found}"))
@@ -101,6 +112,22 @@ def prices_line(prices: wire.RoundPrices) -> str:
     return f"{found}; a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs"
 
 
+def calibration_line(found: wire.Calibration) -> str:
+    """Where the policy in force takes its signal from, and the profile or why there is none."""
+    if found.fingerprint:
+        made = "" if found.created_ts is None else f", of {when(found.created_ts)}"
+        profile = f"profile {found.fingerprint[:12]}{made} ({found.file})"
+    else:
+        profile = f"no profile: {found.detail}"
+    if found.signal is None:
+        return f"the policy reads no signal; {profile}"
+    layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
+    where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
+    if heads:
+        where += f", head{'s' * (len(found.heads) > 1)} {heads}"
+    return f"{found.signal} from {where} ({found.source}); {profile}"
+
+
 def _source(price: wire.Price) -> str:
     return f"{price.samples:,} samples" if price.source == "measured" else "prior"
 
@@ -113,6 +140,35 @@ def _shadow(shadow: wire.Shadow) -> str:
         f"{shadow.policy.name} would have evicted {share} of the same tokens "
         f"({shadow.compared:,} evictions compared, {shadow.waiting:,} without scores)"
     )
+
+
+def canary_line(canary: wire.CanaryStatus) -> str:
+    """What the full cache says of what was generated with eviction, and of the control group."""
+    given_up = [
+        f"{number:,} {what}"
+        for number, what in (
+            (canary.dropped, "dropped"),
+            (canary.failed, "failed"),
+            (sum(canary.skipped.values()), "skipped"),
+        )
+        if number
+    ]
+    parts = [_canary_figures(canary), f"control {_canary_figures(canary.control)}"]
+    return "; ".join([*parts, ", ".join(given_up)] if given_up else parts)
+
+
+def _canary_figures(figures: wire.CanaryFigures) -> str:
+    if not figures.count:
+        return "none checked"
+    agreement = _mean(figures.agreement, figures.agreement_se, 100, " %")
+    lost = _mean(figures.logprob_lost, figures.logprob_lost_se)
+    return f"agreement {agreement}, log-probability lost {lost} ({figures.count:,} checked)"
+
+
+def _mean(mean: float | None, error: float | None, scale: float = 1, unit: str = "") -> str:
+    if mean is None:
+        return "-"
+    return f"{mean * scale:.3g}{unit}" + ("" if error is None else f" ± {error * scale:.1g}{unit}")
 
 
 def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
@@ -178,6 +234,10 @@ def trial_line(trial: wire.Trial) -> str:
         ends.append(f"if p95 between tokens passes {trial.guard.inter_token_p95_ms:g} ms")
     if trial.guard is not None and trial.guard.preemptions is not None:
         ends.append(f"if more than {trial.guard.preemptions:,} requests are preempted")
+    if trial.guard is not None and trial.guard.canary_agreement is not None:
+        ends.append(f"if the canary's agreement is below {trial.guard.canary_agreement:g}")
+    if trial.guard is not None and trial.guard.canary_logprob_lost is not None:
+        ends.append(f"if it loses more than {trial.guard.canary_logprob_lost:g} nats a token")
     return f"revision {trial.revision} is on trial: taken back {', or '.join(ends)}"
 
 
@@ -235,6 +295,7 @@ def confirm_lines(result: wire.PatchResult) -> list[str]:
 
 
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
+    """Every policy and its parameters; what was measured of it where anything was."""
     rows = [("NAME", "NEEDS", "SOURCE", "SUMMARY")]
     for policy in policies:
         if policy.error is not None:
@@ -243,6 +304,10 @@ def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
             )
             continue
         rows.append((policy.name, ",".join(policy.needs) or "-", policy.source, policy.summary))
+        if policy.quality:
+            points = sorted(policy.quality, key=lambda point: -point.keep)
+            found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
+            rows.append(("", "", "measured", f"needles left whole: {found} of the prompt"))
         for name, schema in policy.params_schema.get("properties", {}).items():
             limits = {k: schema[k] for k in ("minimum", "maximum", "enum") if k in schema}
             default = f"default {plain(schema['default'])}" if "default" in schema else ""

@@ -52,6 +52,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
             f"{detail.blocks:,} held, {detail.bound_blocks:,} at least, "
             f"{detail.naive_blocks:,} under naive eviction",
         ),
+        *_protection(detail),
         ("layout", "dense: the stock attention path" if detail.dense else "has holes"),
         (
             "so far",
@@ -70,11 +71,21 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
     return [*table(rows), "block table, as block:live", *(f"  {line}" for line in lines)]
 
 
+def _protection(detail: wire.RequestDetail) -> list[tuple[str, str]]:
+    spans = ", ".join(f"{start:,}-{end - 1:,}" for start, end in detail.protected)
+    said = [("protected", f"tokens {spans}")] if spans else []
+    if detail.protection_cut:
+        said.append(("no room", f"to protect all of: {', '.join(detail.protection_cut)}"))
+    return said
+
+
 def token_line(row: wire.TokenRow) -> str:
     """One token; columns never change their width."""
     where = "-" if row.block is None else f"{row.block}:{row.offset}"
     score = "" if row.score is None else f"  {row.score:.6g}"
-    return f"{row.token_id:>8}  {'live' if row.live else 'dead'}  {where:<12}{score}".rstrip()
+    spared = "  protected" if row.protected else ""
+    life = "live" if row.live else "dead"
+    return f"{row.token_id:>8}  {life}  {where:<12}{score}{spared}".rstrip()
 
 
 def block_lines(block: wire.BlockDetail) -> list[str]:

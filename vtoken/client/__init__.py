@@ -20,6 +20,7 @@ from vtoken.client.errors import (
     Unreachable,
     VTokenError,
 )
+from vtoken.client.request_text import RequestText
 from vtoken.client.server import Server
 from vtoken.client.sync import Client, Stream
 
@@ -30,6 +31,7 @@ __all__ = [
     "NotVToken",
     "ProblemError",
     "RefusedError",
+    "RequestText",
     "Server",
     "Stream",
     "StreamClosed",

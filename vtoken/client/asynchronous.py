@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
-from vtoken.client import calls, sequences
+from vtoken.client import calls, request_text, sequences
 from vtoken.client.answers import answer, unreachable
 from vtoken.client.calls import Call
 from vtoken.client.errors import ProblemError, Unreachable
@@ -98,6 +98,8 @@ class AsyncClient:
     request = _sent(calls.request)
     tokens = _sent(calls.tokens)
     token_pages = _paged(sequences.token_pages)
+    text = _sent(calls.text)
+    refresh_text = _run(request_text.refresh_text)
     events = _sent(calls.events)
     newest_events = _run(sequences.newest_events)
     audit = _sent(calls.audit)

@@ -55,6 +55,9 @@ def patch_config(
     confirm_within_s: int | None = None,
     guard_inter_token_p95_ms: float | None = None,
     guard_preemptions: int | None = None,
+    guard_canary_agreement: float | None = None,
+    guard_canary_logprob_lost: float | None = None,
+    guard_canary_count: int | None = None,
     guard_for_s: int | None = None,
 ) -> Call[wire.PatchResult]:
     """Merge-patch the configuration, all or nothing, between two engine steps.
@@ -62,14 +65,17 @@ def patch_config(
     `revision`: refuse (412) unless it is still the newest. `validate_only`: say what would happen,
     change nothing; a token that may only read is enough. `confirm_within_s` puts the change on
     trial: the engine takes it back unless `confirm` comes in time; `guard_…`: or as soon as p95
-    inter-token latency or the preemptions since the change pass the guard, watched for
-    `guard_for_s` seconds.
+    inter-token latency, the preemptions or the quality canary's means since the change pass the
+    guard, watched for `guard_for_s` seconds. Means rest on `guard_canary_count` requests at least.
     """
     params = _params(
         validate_only="true" if validate_only else None,
         confirm_within_s=confirm_within_s,
         guard_inter_token_p95_ms=guard_inter_token_p95_ms,
         guard_preemptions=guard_preemptions,
+        guard_canary_agreement=guard_canary_agreement,
+        guard_canary_logprob_lost=guard_canary_logprob_lost,
+        guard_canary_count=guard_canary_count,
         guard_for_s=guard_for_s,
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
@@ -143,6 +149,14 @@ def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.Token
     """One page of a request's token table, at most 4096 rows; `token_pages` goes through all."""
     path = f"/requests/{quote(request_id, safe='')}/tokens"
     return _get(wire.TokenPage, path, start=start, limit=limit)
+
+
+def text(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TextPage]:
+    """One page of a request's text, at most 4096 tokens. Refused (403) unless the server shows
+    texts, and to those who may only read.
+    """
+    path = f"/requests/{quote(request_id, safe='')}/text"
+    return _get(wire.TextPage, path, start=start, limit=limit)
 
 
 def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:

@@ -25,7 +25,11 @@ def waiting_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
     if gates and new.reclamation != "auto":
         told = " and ".join(gates)
         notes.append(f"{told}: without effect while reclamation is {new.reclamation}")
-    limits = [n for n in ("budget_tokens", "interval_tokens", "evict_during") if n in changed]
+    unused = "budget_tokens" if new.budget_ratio > 0 else "budget_floor_tokens"
+    if unused in changed:
+        notes.append(f"{unused}: without effect while budget_ratio is {new.budget_ratio:g}")
+    rules = ("budget_tokens", "budget_ratio", "interval_tokens", "evict_during", "protect")
+    limits = [n for n in rules if n in changed and n != unused]
     if limits and not new.evicts:
         told = " and ".join(limits)
         notes.append(f"{told}: only for requests with a policy of their own, while policy is none")

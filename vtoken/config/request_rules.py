@@ -1,13 +1,14 @@
-"""One request's own policy, budget and interval, from the arguments that came with it.
+"""The rules of one request: its own policy, budget, interval and spans, over the configuration.
 
 Knows the configuration, not where the arguments travelled (the OpenAI API's `vllm_xargs`). What a
 request does not set follows the live configuration. A budget that is smaller than what the policy
-in force needs counts as that least budget, so that a live switch never strands a request.
+in force needs beside the protected tokens counts as that least budget, so that a live switch never
+strands a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,22 @@ import msgspec
 from msgspec import structs
 
 from vtoken.bounds import fault, read_json
+from vtoken.config.prompt_parts import NO_PARTS, PromptParts, Spans
+from vtoken.config.protection import (
+    NOTHING,
+    Protection,
+    check_inside,
+    num_tokens,
+    protection,
+    read_spans,
+)
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, make_policy
-from vtoken.wire import BudgetTokens, IntervalTokens
+from vtoken.wire import BudgetRatio, BudgetTokens, IntervalTokens
 
 PREFIX = "vtoken_"
+NO_POLICY = make_policy("none", {})
 
 
 class Arguments(
@@ -35,7 +46,22 @@ class Arguments(
     policy: str | None = None
     policy_params: Any = None  # a JSON object, as text or as it is
     budget_tokens: BudgetTokens | None = None
+    budget_ratio: BudgetRatio | None = None
     interval_tokens: IntervalTokens | None = None
+    protect: list[Any] | str | None = None  # spans of prompt tokens, see `read_spans`
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the rules need to know of a request's prompt.
+
+    `find_parts` is called when a part may be protected. `is_embedded`: it came as embeddings, so
+    that nothing says which words its tokens are.
+    """
+
+    num_tokens: int = 0
+    find_parts: Callable[[], PromptParts] = lambda: NO_PARTS
+    is_embedded: bool = False
 
 
 @dataclass(slots=True)
@@ -45,30 +71,88 @@ class RequestRules:
     policy: Policy | None = None
     budget_tokens: int | None = None
     interval_tokens: int | None = None
-    _merged: tuple[VTokenConfig, VTokenConfig] | None = field(default=None, repr=False)
+    budget_ratio: float | None = None
+    protect: Spans = ()
+    prompt: Prompt = Prompt()
+    _merged: tuple[VTokenConfig, VTokenConfig, Protection] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def under(self, config: VTokenConfig) -> VTokenConfig:
-        """`config` with this request's own choices in it."""
-        if self._merged is None or self._merged[0] is not config:
-            policy = config.policy if self.policy is None else self.policy
-            budget = config.budget_tokens if self.budget_tokens is None else self.budget_tokens
-            interval = self.interval_tokens
-            merged = structs.replace(
-                config,
-                policy=policy,
-                budget_tokens=max(budget, policy.min_budget_tokens()),
-                interval_tokens=config.interval_tokens if interval is None else interval,
+        """`config` as it holds for this request; `config` itself where nothing differs."""
+        return self._under(config)[1]
+
+    def protection(self, config: VTokenConfig) -> Protection:
+        """Which of its tokens are never evicted under `config`."""
+        return self._under(config)[2]
+
+    def lacks_words(self, config: VTokenConfig) -> Policy | None:
+        """The policy that would rule this request and cannot: it looks at words."""
+        policy = config.policy if self.policy is None else self.policy
+        return policy if self.prompt.is_embedded and "token_ids" in policy.needs else None
+
+    def check_prompt(self) -> None:
+        """Raises RefusedError where what the request asked for does not fit its prompt."""
+        check_inside(self.protect, self.prompt.num_tokens)
+        policy = self.policy
+        if policy is not None and self.lacks_words(VTokenConfig(policy=policy)):
+            raise RefusedError(
+                f"vtoken_policy = {policy.name!r} looks at words, which a prompt that is given as "
+                "embeddings does not have",
+                field="vtoken_policy",
+                value=policy.name,
+                bound="a policy that does not need token_ids",
             )
-            self._merged = config, merged
-        return self._merged[1]
+
+    def _under(self, config: VTokenConfig) -> tuple[VTokenConfig, VTokenConfig, Protection]:
+        if self._merged is None or self._merged[0] is not config:
+            self._merged = config, *self._merge(config)
+        return self._merged
+
+    def _merge(self, config: VTokenConfig) -> tuple[VTokenConfig, Protection]:
+        policy = config.policy if self.policy is None else self.policy
+        if self.lacks_words(config):
+            policy = NO_POLICY
+        interval = config.interval_tokens if self.interval_tokens is None else self.interval_tokens
+        least, named = policy.min_budget_tokens(), num_tokens(self.protect)
+        budget = max(self._budget(config), named + least)
+        protected = NOTHING
+        if policy.name != "none":
+            parts = self.prompt.find_parts() if any(_flags(config)) else NO_PARTS
+            protected = protection(self.protect, parts, config.protect, budget, least)
+        if (policy, budget, interval) == (
+            config.policy,
+            config.budget_tokens,
+            config.interval_tokens,
+        ):
+            return config, protected
+        merged = structs.replace(
+            config, policy=policy, budget_tokens=budget, interval_tokens=interval
+        )
+        return merged, protected
+
+    def _budget(self, config: VTokenConfig) -> int:
+        """Its own in tokens, its own as a share, or the configuration's, in this order."""
+        ratio = config.budget_ratio if self.budget_ratio is None else self.budget_ratio
+        if self.budget_tokens is not None:
+            return self.budget_tokens
+        if ratio > 0:
+            return max(config.budget_floor_tokens, int(ratio * self.prompt.num_tokens))
+        return config.budget_tokens
+
+
+def _flags(config: VTokenConfig) -> tuple[bool, ...]:
+    flags: tuple[bool, ...] = structs.astuple(config.protect)
+    return flags
 
 
 def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
     """The rules in `arguments`, None when it names none of ours.
 
     `vtoken_policy`: name. `vtoken_policy_params`: its parameters, a JSON object as text.
-    `vtoken_budget_tokens`, `vtoken_interval_tokens`: integers. Raises RefusedError naming the
-    argument, its value and the bound.
+    `vtoken_budget_tokens`, `vtoken_interval_tokens`: integers. `vtoken_budget_ratio`: a number.
+    `vtoken_protect`: spans of prompt tokens. Raises RefusedError naming the argument, its value and
+    the bound. What needs the prompt is checked by `RequestRules.check_prompt`.
     """
     ours = {key: value for key, value in (arguments or {}).items() if key.startswith(PREFIX)}
     if not ours:
@@ -78,14 +162,37 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
     except msgspec.ValidationError as error:
         raise fault(error, ours, Arguments) from None
     policy, budget = _policy(asked), asked.budget_tokens
-    if policy is not None and budget is not None and budget < policy.min_budget_tokens():
+    protect = () if asked.protect is None else read_spans(asked.protect)
+    if budget is not None:
+        _check_budget(budget, policy, asked.budget_ratio, num_tokens(protect))
+    return RequestRules(policy, budget, asked.interval_tokens, asked.budget_ratio, protect)
+
+
+def _check_budget(budget: int, policy: Policy | None, ratio: float | None, protected: int) -> None:
+    """Raises RefusedError where a request's own budget contradicts its other arguments."""
+    if ratio:
+        raise RefusedError(
+            f"vtoken_budget_ratio = {ratio:g} beside vtoken_budget_tokens = {budget}",
+            field="vtoken_budget_ratio",
+            value=ratio,
+            bound="one of the two, or 0",
+        )
+    least = 1 if policy is None else policy.min_budget_tokens()
+    if policy is not None and budget < least:
         raise RefusedError(
             f"vtoken_budget_tokens = {budget} is too small for policy {policy.name}",
             field="vtoken_budget_tokens",
             value=budget,
-            bound=f"at least {policy.min_budget_tokens()} with these parameters",
+            bound=f"at least {least} with these parameters",
         )
-    return RequestRules(policy, budget, asked.interval_tokens)
+    if budget < protected + least:
+        raise RefusedError(
+            f"vtoken_protect names {protected} tokens, vtoken_budget_tokens = {budget} keeps too "
+            "few beside them",
+            field="vtoken_protect",
+            value=protected,
+            bound=f"at most {budget - least} tokens under this budget",
+        )
 
 
 def _policy(asked: Arguments) -> Policy | None:

@@ -32,17 +32,17 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
         return ConfigValues(**fields)
 
     @property
-    def probe_layers(self) -> tuple[int, ...]:
-        """Empty: the middle layer."""
-        return tuple(self.probe.layers)
-
-    @property
     def probe_every_steps(self) -> int:
         return self.probe.every_steps
 
     @property
     def evicts(self) -> bool:
         return self.policy.name != "none"
+
+    @property
+    def recycles(self) -> bool:
+        """Whether a new token may be written to a dead slot of its request."""
+        return self.recycle and self.reclamation != "off"
 
 
 def _choice(policy: Policy) -> PolicyChoice:
@@ -55,27 +55,41 @@ def default_config(num_blocks: int) -> VTokenConfig:
     return structs.replace(VTokenConfig(), **{name: x.default for name, x in limits.items()})
 
 
-def bounds(num_blocks: int, num_layers: int) -> dict[str, Bound]:
-    """The bounds of every field, for people and programs; `merge_patch` enforces the same ones."""
+def bounds(num_blocks: int, num_layers: int, num_heads: int | None = None) -> dict[str, Bound]:
+    """The bounds of every field, for people and programs; `merge_patch` enforces the same ones.
+
+    `num_heads`: query heads of the model; None where nobody knows, and any head is taken.
+    """
     found = bounds_of(ConfigValues)
     for name, limits in pool_limits(num_blocks).items():
         found[name].maximum = limits.maximum
     found["policy"].choices = found["shadow"].choices = policy_names()
     probe = found["probe"]
     probe.summary = probe.summary.replace("L-1", f"{num_layers - 1}")
+    if num_heads is not None:
+        probe.summary = probe.summary.replace("H-1", f"{num_heads - 1}")
     return found
 
 
 def merge_patch(
-    config: VTokenConfig, patch: Any, *, num_blocks: int, num_layers: int
+    config: VTokenConfig,
+    patch: Any,
+    *,
+    num_blocks: int,
+    num_layers: int,
+    num_heads: int | None = None,
 ) -> VTokenConfig:
     """`config` with the JSON merge patch applied, or RefusedError; never a partial result."""
     if not isinstance(patch, dict):
         raise _refuse("body", patch, "a JSON object")
     before = config.values()
     document = _merged(_target(before, patch), patch)
-    values = _converted(document, bounds(num_blocks, num_layers), num_layers)
-    probe = structs.replace(values.probe, layers=sorted({*values.probe.layers}))
+    values = _converted(document, bounds(num_blocks, num_layers), num_layers, num_heads)
+    probe = structs.replace(
+        values.probe,
+        layers=sorted({*values.probe.layers}),
+        heads=sorted({*values.probe.heads}),
+    )
     policy, shadow = config.policy, config.shadow
     if values.policy != before.policy:
         policy = make_policy(values.policy.name, values.policy.params)
@@ -84,34 +98,41 @@ def merge_patch(
     merged = VTokenConfig(
         **structs.asdict(values) | {"policy": policy, "shadow": shadow, "probe": probe}
     )
+    budget = "budget_floor_tokens" if merged.budget_ratio > 0 else "budget_tokens"
     for role, chosen in (("policy", policy), ("shadow", shadow)):
         least = 1 if chosen is None else chosen.min_budget_tokens()
-        if chosen is not None and merged.budget_tokens < least:
+        if chosen is not None and getattr(merged, budget) < least:
             raise _refuse(
-                "budget_tokens",
-                merged.budget_tokens,
+                budget,
+                getattr(merged, budget),
                 f"at least {least}, which {role} {chosen.name} needs with these parameters",
             )
     return merged
 
 
-def _converted(document: dict[str, Any], limits: dict[str, Bound], num_layers: int) -> ConfigValues:
+def _converted(
+    document: dict[str, Any], limits: dict[str, Bound], num_layers: int, num_heads: int | None
+) -> ConfigValues:
     """`document` within the bounds of the struct, and of the pool and the model."""
+    numbers = {"layers": num_layers, "heads": num_heads}
     try:
         values = msgspec.convert(document, ConfigValues)
     except msgspec.ValidationError as error:
         refused = fault(error, document, ConfigValues)
         field = refused.field or ""
-        if field == "probe.layers":
-            raise _refuse_layers(refused.value, num_layers) from None
+        for name, count in numbers.items():
+            if field == f"probe.{name}":
+                raise _refuse_numbers(name, refused.value, count) from None
         expected = takes(limits[field]) if field in limits else f"{refused.bound}"
         raise _refuse(field, refused.value, expected) from None
     for name, bound in limits.items():
         value = getattr(values, name)
         if bound.type == "int" and bound.maximum is not None and value > bound.maximum:
             raise _refuse(name, value, takes(bound))
-    if any(layer >= num_layers for layer in values.probe.layers):
-        raise _refuse_layers(values.probe.layers, num_layers)
+    for name, count in numbers.items():
+        chosen: list[int] = getattr(values.probe, name)
+        if count is not None and any(number >= count for number in chosen):
+            raise _refuse_numbers(name, chosen, count)
     return values
 
 
@@ -162,8 +183,9 @@ def _refuse(name: str, value: Any, bound: str) -> RefusedError:
     return RefusedError(f"{name} = {value!r} is not {bound}", field=name, value=value, bound=bound)
 
 
-def _refuse_layers(value: Any, num_layers: int) -> RefusedError:
-    return _refuse("probe.layers", value, f"a list of layers in 0..{num_layers - 1}")
+def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:
+    within = "from 0 on" if count is None else f"in 0..{count - 1}"
+    return _refuse(f"probe.{name}", value, f"a list of {name} {within}")
 
 
 def diff(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:

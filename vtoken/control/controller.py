@@ -28,6 +28,7 @@ from vtoken.wire import (
     Frame,
     Operation,
     PatchResult,
+    PolicyInfo,
     Reply,
     pack_array,
 )
@@ -93,7 +94,7 @@ class Controller:
             case commands.Config():
                 return self.revisions.document()
             case commands.Policies():
-                return [*describe_policies(), *describe_broken()]
+                return [*self._policies(), *describe_broken()]
             case commands.Frame():
                 return self.frame()
             case commands.Blocks():
@@ -106,6 +107,8 @@ class Controller:
                 return self.reporter.request(call.id)
             case commands.Tokens():
                 return self.reporter.tokens(call.request_id, call.start, call.limit)
+            case commands.Text():
+                return self.reporter.text(call.request_id, call.start, call.limit)
             case commands.Events():
                 return self.runtime.events.page(call.after, call.limit, call.kind)
             case commands.Operation():
@@ -135,9 +138,18 @@ class Controller:
             device=facts.device,
             geometry=self.runtime.geometry,
             telemetry_endpoint=self.telemetry_endpoint,
-            policies=describe_policies(),
+            policies=self._policies(),
             started_ts=self.started_ts,
         )
+
+    def _policies(self) -> list[PolicyInfo]:
+        """The policies on offer, each with what is known of its quality on this model."""
+        profile = self.runtime.state.calibration
+        offered = describe_policies()
+        if profile is not None:
+            for policy in offered:
+                policy.quality = profile.policies.get(policy.name, [])
+        return offered
 
     def frame(self, *, figures: bool = True) -> Frame:
         """What a stream client draws, at this step; to be encoded before the next one.
@@ -186,6 +198,7 @@ class Controller:
             patch,
             num_blocks=runtime.geometry.num_blocks,
             num_layers=runtime.geometry.num_layers,
+            num_heads=runtime.geometry.num_heads,
         )
         runtime.policy_runner.require_all(merged)
         if not validate_only:

@@ -15,6 +15,7 @@ from vtoken.arrays import Bools
 from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.scheduling import Scheduling
+from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
@@ -33,6 +34,8 @@ from vtoken.wire import (
     BlockDetail,
     BlockOwner,
     BlockSlot,
+    Calibration,
+    CanaryStatus,
     Invariants,
     Pinned,
     PolicyChoice,
@@ -43,6 +46,8 @@ from vtoken.wire import (
     RoundPrices,
     SlotState,
     Status,
+    TextPage,
+    TextSource,
     TokenCounts,
     TokenPage,
     TokenRow,
@@ -58,6 +63,8 @@ class EngineFacts:
     vllm_version: str
     model: str
     device: str
+    calibration_file: str = ""
+    calibration_detail: str = "none was looked for"  # why no profile is in force
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
@@ -204,35 +211,36 @@ class Reporter:
 
         queued = self._queue.find(request_id)
         if queued is not None and request_id not in self.runtime.state.requests:
-            return RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
-        table = self.runtime.tables[request_id]
-        row = self.row(table)
-        if queued is not None:
-            row.state = "waiting"
-        return RequestDetail(
-            **msgspec.structs.asdict(row),
-            block_table=list(table.blocks),
-            block_live=table.block_live().tolist(),
-        )
+            detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
+        else:
+            table = self.runtime.tables[request_id]
+            detail = RequestDetail(
+                **msgspec.structs.asdict(self.row(table)),
+                block_table=list(table.blocks),
+                block_live=table.block_live().tolist(),
+            )
+            if queued is not None:
+                detail.state = "waiting"
+        protection = self.runtime.state.protection(request_id)
+        detail.protected, detail.protection_cut = protection.spans(), list(protection.cut)
+        return detail
 
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included.
 
         A request that waits has none: whatever its prompt, no token has a place.
         """
-        if (
-            request_id not in self.runtime.state.requests
-            and self._queue.find(request_id) is not None
-        ):
+        if self._waits(request_id):
             return TokenPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
         table = self.runtime.tables[request_id]
-        reads = self.runtime.state.rules(request_id).policy.reads
-        scores = self.runtime.state.requests[request_id].scores_of(reads)
+        scores = self.runtime.scoring.newest(request_id)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
+        protected = self.runtime.state.protection(request_id).covers(ids).tolist()
+        slots = table.slots_of(ids).tolist()
         rows = []
-        for token_id, slot in zip(ids.tolist(), table.slots_of(ids).tolist(), strict=True):
+        for token_id, slot, spared in zip(ids.tolist(), slots, protected, strict=True):
             known = slot >= 0
             rows.append(
                 TokenRow(
@@ -241,11 +249,8 @@ class Reporter:
                     block=slot // table.block_size if known else None,
                     offset=slot % table.block_size if known else None,
                     live=table.is_live(token_id),
-                    score=(
-                        float(scores[token_id])
-                        if scores is not None and token_id < len(scores)
-                        else None
-                    ),
+                    score=score_of(scores, token_id),
+                    protected=spared,
                 )
             )
         return TokenPage(
@@ -255,6 +260,22 @@ class Reporter:
             total=table.num_tokens,
             rows=rows,
         )
+
+    def text(self, request_id: str, start: int, limit: int) -> TextSource:
+        """The words of the tokens `start` .. `start + limit`, dead ones included, and what became
+        of them. A request that waits has none, as in `tokens`.
+        """
+        if self._waits(request_id):
+            page = TextPage(
+                request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
+            )
+            return TextSource(page=page, words=[])
+        return text_source(self.runtime, request_id, start, limit)
+
+    def _waits(self, request_id: str) -> bool:
+        """Whether the request is in the queue and holds no block."""
+        held = request_id in self.runtime.state.requests
+        return not held and self._queue.find(request_id) is not None
 
     # ------------------------------------------------------------ status
 
@@ -354,7 +375,41 @@ class Reporter:
             scheduling=self.scheduling.state,
             paused_since_ts=self.scheduling.since_ts,
             prices=self._prices(),
+            budget_ratio=config.budget_ratio,
+            budget_floor_tokens=config.budget_floor_tokens,
+            calibration=self._calibration(),
+            canary=self._canary(),
         )
+
+    def _calibration(self) -> Calibration:
+        """Where the policy in force takes its signal from, and why from there."""
+        runtime, facts = self.runtime, self.facts
+        config, profile = runtime.config, runtime.state.calibration
+        known = Calibration(source="default depth", detail=facts.calibration_detail)
+        if profile is not None:
+            known = Calibration(
+                source="default depth",
+                file=facts.calibration_file,
+                fingerprint=profile.fingerprint,
+                model=profile.model,
+                created_ts=profile.created_ts,
+            )
+        reads = config.policy.reads
+        if config.probe.layers:
+            known.source = "configured"
+        elif reads is not None and profile is not None:
+            of_kind = profile.of(reads.kind)
+            known.source = "profile" if of_kind and of_kind.layers else "default depth"
+        if reads is not None:
+            signal = runtime.scoring.resolve(reads, config)
+            known.signal = signal.kind
+            known.layers, known.heads = [*signal.layers], [*signal.heads]
+        return known
+
+    def _canary(self) -> CanaryStatus | None:
+        canary = self.runtime.canary
+        on = self.runtime.config.canary.share > 0 or canary.used
+        return canary.document() if on else None
 
     def _prices(self) -> RoundPrices:
         """The measured prices, and a round now at them; without a price of holes it saves nothing,

@@ -56,11 +56,12 @@ class Revisions:
         state = (runtime.config, runtime.state.revision, *runtime.state.effective, trial)
         if self._told is None or self._told[0] != state:
             effective, revision = runtime.state.effective
+            geometry = runtime.geometry
             document = ConfigDocument(
                 revision=runtime.state.revision,
                 desired=runtime.config.values(),
                 effective=effective.values(),
-                bounds=bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers),
+                bounds=bounds(geometry.num_blocks, geometry.num_layers, geometry.num_heads),
                 effective_revision=revision,
                 trial=trial,
             )
@@ -112,6 +113,8 @@ class Revisions:
 
     def outlook(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
         """What a change to `config` would do; nothing is changed."""
+        if terms is not None:
+            terms.require_canary(config)
         notes = self.notes(config, terms)
         if self._trial is not None:
             notes.append(
@@ -148,7 +151,7 @@ class Revisions:
         And what speaks against `terms` already now.
         """
         runtime = self._runtime
-        notes = swap_notes(runtime.config, config, runtime.geometry.num_layers // 2)
+        notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
         notes += waiting_notes(runtime.config, config)
         overtaken = self._overtaken()
         if overtaken is not None:
@@ -172,6 +175,8 @@ class Revisions:
 
         The caller asked `require_no_trial` first.
         """
+        if terms is not None:
+            terms.require_canary(config)
         before = self._runtime.config
         story = _Story("{told}" if terms is None else f"{{told}}, on trial: {terms}")
         result = self._install(config, actor, story, terms)
@@ -259,6 +264,7 @@ class Revisions:
             changes=result.changes,
             preemptions=self._scheduling.num_preemptions,
             gaps=self._runtime.latency.watch() if guarded else None,
+            canary=self._runtime.canary.of_revision,
             clock=self._clock,
         )
         result.trial = self._trial.document

@@ -1,12 +1,14 @@
 """A change on trial: until when it must be confirmed, and what it must not cost meanwhile.
 
-Knows clocks and measurements, neither the configuration nor who asks. Time is monotonic, so a jump
+Knows clocks and measurements, neither who asks nor what changes. Time is monotonic, so a jump
 of the wall clock ends nothing early or never; documents carry Unix times for people.
 
 1. a guard is judged by what happened since the change: preemptions counted, gaps between tokens
    measured, of these the newest minute's (`vtoken.runtime.latency` says how exactly)
 2. a p95 is judged once it rests on `MIN_INTERVALS` gaps, of which one may be an outlier
-3. once over, a trial gives the same verdict for ever
+3. the quality canary's figures are those of requests that ran under the revision on trial from
+   their first step to their last; a mean is judged once it rests on `Guard.canary_count` of them
+4. once over, a trial gives the same verdict for ever
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vtoken.commands import PatchConfig
+from vtoken.config.values import VTokenConfig
 from vtoken.errors import RefusedError
 from vtoken.runtime.latency import Histogram
-from vtoken.wire import GUARD_SECONDS, Guard, Percentiles, Trial
+from vtoken.wire import GUARD_SECONDS, CanaryFigures, Guard, Percentiles, Trial
 
 MIN_INTERVALS = 20
 
@@ -37,19 +40,33 @@ class Terms:
     @staticmethod
     def of(call: PatchConfig) -> Terms | None:
         """The terms of a change, None when it has none; raises RefusedError."""
-        p95, preemptions = call.guard_inter_token_p95_ms, call.guard_preemptions
-        guarded = p95 is not None or preemptions is not None
+        guard = Guard(
+            inter_token_p95_ms=call.guard_inter_token_p95_ms,
+            preemptions=call.guard_preemptions,
+            canary_agreement=call.guard_canary_agreement,
+            canary_logprob_lost=call.guard_canary_logprob_lost,
+        )
+        on_canary = guards_canary(guard)
+        guarded = guard.inter_token_p95_ms is not None or guard.preemptions is not None or on_canary
         if call.guard_for_s is not None and not guarded:
             raise RefusedError(
                 "guard_for_s says how long a guard holds, and there is none",
                 field="guard_for_s",
                 value=call.guard_for_s,
-                bound="only with guard_inter_token_p95_ms or guard_preemptions",
+                bound="only with a guard_… that says what is guarded",
             )
+        if call.guard_canary_count is not None:
+            if not on_canary:
+                raise RefusedError(
+                    "guard_canary_count belongs to a guard on the canary, and there is none",
+                    field="guard_canary_count",
+                    value=call.guard_canary_count,
+                    bound="only with guard_canary_agreement or guard_canary_logprob_lost",
+                )
+            guard.canary_count = call.guard_canary_count
         if call.confirm_within_s is None and not guarded:
             return None
-        guard = Guard(inter_token_p95_ms=p95, preemptions=preemptions) if guarded else None
-        return Terms(call.confirm_within_s, guard, call.guard_for_s)
+        return Terms(call.confirm_within_s, guard if guarded else None, call.guard_for_s)
 
     def __str__(self) -> str:
         parts = []
@@ -59,7 +76,36 @@ class Terms:
             parts.append(f"reverted if p95 inter-token > {self.guard.inter_token_p95_ms:g} ms")
         if self.guard is not None and self.guard.preemptions is not None:
             parts.append(f"reverted if preemptions > {self.guard.preemptions}")
+        if self.guard is not None and guards_canary(self.guard):
+            bounds = [
+                f"{name} {sign} {limit:g}"
+                for name, sign, limit in (
+                    ("agreement", "<", self.guard.canary_agreement),
+                    ("log-probability lost", ">", self.guard.canary_logprob_lost),
+                )
+                if limit is not None
+            ]
+            over = f"over {self.guard.canary_count} canaries or more"
+            parts.append(f"reverted if {' or '.join(bounds)} {over}")
         return ", ".join(parts)
+
+    def require_canary(self, config: VTokenConfig) -> None:
+        """Raises RefusedError for a guard on a canary that is off in `config`."""
+        if self.guard is None or not guards_canary(self.guard) or config.canary.share > 0:
+            return
+        agreement = self.guard.canary_agreement
+        on_agreement = agreement is not None
+        raise RefusedError(
+            "the guard is on the quality canary, which is off",
+            field="guard_canary_agreement" if on_agreement else "guard_canary_logprob_lost",
+            value=agreement if on_agreement else self.guard.canary_logprob_lost,
+            bound="while canary.share > 0; the same change may set it",
+        )
+
+
+def guards_canary(guard: Guard) -> bool:
+    """Whether `guard` looks at the quality canary."""
+    return guard.canary_agreement is not None or guard.canary_logprob_lost is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +117,44 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryBound:
+    """One bound on the quality canary: `limit` is the least or the most that a mean may be.
+
+    `mean`, `error`: over `count` requests, None where these are fewer than `least`.
+    """
+
+    name: str
+    limit: float
+    mean: float | None
+    error: float | None
+    count: int
+    least: int
+    is_least: bool
+
+    @property
+    def passed(self) -> bool:
+        if self.mean is None:
+            return False
+        return self.mean < self.limit if self.is_least else self.mean > self.limit
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"{self.name} not judged, {self.count} of {self.least} canaries"
+        signs = ("<", ">=") if self.is_least else (">", "<=")
+        sign = signs[0] if self.passed else signs[1]
+        error = "" if self.error is None else f" ± {self.error:.2g}"
+        return (
+            f"{self.name} {self.mean:.3g}{error} {sign} {self.limit:g} over {self.count} canaries"
+        )
+
+
 class RunningTrial:
     """One revision on trial.
 
     `preemptions` is the counter's value now, whenever it is asked for. `gaps`: the times between
-    tokens since the change; None where no guard looks at them.
+    tokens since the change; None where no guard looks at them. `canary`: the quality canary's
+    figures of this revision, now.
     """
 
     def __init__(
@@ -87,9 +166,11 @@ class RunningTrial:
         changes: dict[str, list[Any]],
         preemptions: int,
         gaps: Histogram | None,
+        canary: Callable[[int], CanaryFigures],
         clock: Clock = time.monotonic,
     ) -> None:
         self._terms = terms
+        self._canary = canary
         self._clock = clock
         self.gaps = gaps
         self._preemptions = preemptions
@@ -131,11 +212,49 @@ class RunningTrial:
         assert guard is not None
         if guard.preemptions is not None and preemptions > guard.preemptions:
             return f"preemptions {preemptions} > {guard.preemptions}"
-        limit = guard.inter_token_p95_ms
-        if limit is None:
-            return None
-        p95 = self._p95()
-        return f"p95 inter-token {p95:g} ms > {limit:g} ms" if p95 and p95 > limit else None
+        limit, p95 = guard.inter_token_p95_ms, self._p95()
+        if limit is not None and p95 is not None and p95 > limit:
+            return f"p95 inter-token {p95:g} ms > {limit:g} ms"
+        for bound in self._canary_bounds():
+            if bound.passed:
+                return str(bound)
+        return None
+
+    def _canary_bounds(self) -> list[CanaryBound]:
+        """The guard's bounds on the quality canary, beside what it found."""
+        guard = self._terms.guard
+        if guard is None or not guards_canary(guard):
+            return []
+        found = self._canary(self.document.revision)
+        least = guard.canary_count
+        bounds = []
+        if guard.canary_agreement is not None:
+            mean = found.agreement if found.greedy_count >= least else None
+            bounds.append(
+                CanaryBound(
+                    "agreement",
+                    guard.canary_agreement,
+                    mean,
+                    found.agreement_se,
+                    found.greedy_count,
+                    least,
+                    is_least=True,
+                )
+            )
+        if guard.canary_logprob_lost is not None:
+            mean = found.logprob_lost if found.count >= least else None
+            bounds.append(
+                CanaryBound(
+                    "log-probability lost",
+                    guard.canary_logprob_lost,
+                    mean,
+                    found.logprob_lost_se,
+                    found.count,
+                    least,
+                    is_least=False,
+                )
+            )
+        return bounds
 
     def _held(self, preemptions: int) -> str:
         guard, parts = self._terms.guard, []
@@ -147,6 +266,7 @@ class RunningTrial:
             parts.append(f"p95 inter-token {told}")
         if guard.preemptions is not None:
             parts.append(f"preemptions {preemptions} <= {guard.preemptions}")
+        parts += map(str, self._canary_bounds())
         lasted = self._terms.guard_for_s or GUARD_SECONDS
         return f"its guard held for {lasted} s: {', '.join(parts)}"
 

@@ -10,7 +10,7 @@ and effective, and the stream shows its revision.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ class MismatchError(DemoError):
 
 
 class Exercise:
-    """`plan` lists the controls; `run` works them with `settle_s` seconds after each."""
+    """`plan` lists the controls; `run` works them one after another."""
 
     def __init__(
         self, client: Client, recorder: Recorder, *, on_row: Callable[[Row], None]
@@ -97,10 +97,12 @@ class Exercise:
             ),
         ]
 
-    def run(self, actions: list[Callable[[], None]], *, settle_s: float) -> None:
-        for action in actions:
+    def run(self, actions: Sequence[Callable[[], None]], *, until: float) -> None:
+        """Work them all, spread over the time to `until` on the monotonic clock."""
+        for left, action in zip(range(len(actions), 0, -1), actions, strict=True):
+            due = time.monotonic() + max(0.0, until - time.monotonic()) / left
             action()
-            time.sleep(settle_s)
+            time.sleep(max(0.0, due - time.monotonic()))
             self._recorder.check()
             row = self.rows[-1]
             if row.f_after is None:

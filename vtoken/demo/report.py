@@ -17,7 +17,7 @@ from rich.table import Table
 
 from vtoken import wire
 from vtoken.demo.exercise import Row
-from vtoken.demo.traffic import TrafficReport
+from vtoken.demo.traffic import Answer, TrafficReport
 
 COUNTERS = ("relocations", "moved_tokens", "moved_bytes", "reclaimed_blocks", "recycled_slots")
 
@@ -136,10 +136,25 @@ def show(report: Report, console: Console) -> None:
     """Print the controls, the figures, and the verdict."""
     console.print(_controls(report.controls))
     console.print(_figures(report))
+    for answer in samples(report.traffic.answers):
+        title = "" if answer.kind == "chat" else f" about {answer.title}"
+        size = f"{answer.prompt_tokens:,} tokens in, {answer.output_tokens:,} out"
+        for line in (f"asked{title}: {answer.question} ({size})", f"answer: {answer.text}", ""):
+            console.print(line, markup=False, highlight=False)
     for failure in report.failures:
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
     verdict = "FAILED" if report.failures else "passed"
     console.print(f"{verdict} after {report.duration_s:.0f} s", markup=False, highlight=False)
+
+
+def samples(answers: Sequence[Answer]) -> list[Answer]:
+    """One of each kind: the first that the model ended by itself, else the first."""
+    found = []
+    for kind in ("chat", "passage"):
+        known = [answer for answer in answers if answer.kind == kind]
+        ended = [answer for answer in known if answer.finish_reason == "stop"]
+        found += [*ended, *known][:1]
+    return found
 
 
 def _controls(rows: Sequence[Row]) -> Table:

@@ -20,29 +20,16 @@ from types import FrameType
 import msgspec
 
 from vtoken.client import Client, ProblemError
+from vtoken.demo.choice import Choice, choose
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
-SCREENSHOTS_S = 420.0
-DRAIN_S = 60.0  # for requests in flight at the end of a headless run
-EMBEDDED_FLAGS = [
-    "--dtype=float32",
-    "--max-model-len=4096",
-    "--block-size=16",
-    f"--kv-cache-memory-bytes={400 * 16 * 4096}",  # 400 blocks: half of what the traffic wants
-    "--max-num-seqs=32",
-    "--enforce-eager",
-    "--served-model-name=demo",
-    "--vtoken-low-watermark-blocks=300",  # early, so that reclamation can be watched
-]
-VTOKEN_FLAGS = [
-    "--vtoken-policy=h2o",
-    "--vtoken-budget-tokens=256",
-    "--vtoken-interval-tokens=64",
-    "--vtoken-theta-f=0.15",
-]
+SCREENSHOTS_S = 420.0  # for all of them
+LAST_SCREENSHOTS_S = 5.0  # for the few of a run, after its duration
+VIEWS = ("pool", "pool-owner", "request", "charts", "figures", "events", "policy")
+DRAIN_S = 8.0  # for requests in flight at the end of a headless run
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,13 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
         description="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
         epilog="What follows -- goes to `vtoken serve`, after the demo's own flags.",
     )
-    parser.add_argument("--model", help="any model vLLM serves (default: the embedded one)")
+    parser.add_argument("--model", help="a folder or hub id (default: a trained model of 135M)")
     parser.add_argument("--port", type=int, help="(default: 8000, or a free one when taken)")
     parser.add_argument("--headless", action="store_true", help="no terminal: exercise and report")
     parser.add_argument(
         "--duration", type=float, metavar="SECONDS", help="of a headless run (default: 60)"
     )
-    parser.add_argument("--workers", type=int, default=12, help="concurrent clients (default: 12)")
+    parser.add_argument("--workers", type=int, default=16, help="concurrent clients (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument(
         "--out", type=Path, default=Path(".demo"), metavar="DIR", help="(default: .demo)"
@@ -66,7 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--screenshots",
         type=Path,
         metavar="DIR",
-        help="pictures of the console, taken in a headless run (default: OUT/screenshots)",
+        help="every picture of docs/console.md, taken at the end of a headless run, which takes "
+        "minutes (default: a few, taken meanwhile, in OUT/screenshots)",
     )
     parser.add_argument(
         "--guide", action="store_true", help="show the guided first minute although it was seen"
@@ -121,7 +109,9 @@ def _leave(signum: int, _frame: FrameType | None) -> None:
 
 def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
     """The demo itself. Raises DemoError, with the server's first error if it had one."""
-    server = make_server(arguments, server_flags)
+    port = pick_port(arguments.port)
+    choice = choose(arguments.model, arguments.out, server_flags)
+    server = make_server(choice, port, arguments, server_flags)
     try:
         with server:
             return (run_headless if arguments.headless else run_console)(server, arguments)
@@ -132,24 +122,18 @@ def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
         raise DemoError(f"{error}\n\nfirst error in {server.log}:\n{cause}") from error
 
 
-def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> Server:
-    """The server of these arguments, not started yet; makes the embedded model when asked for."""
-    port = pick_port(arguments.port)
-    environment = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
-    model, flags = arguments.model, list(VTOKEN_FLAGS)
-    if model is None:
-        from vtoken.demo.model import build
-
-        print("making the embedded model", file=sys.stderr, flush=True)
-        model = str(build(arguments.out / "model"))
-        flags = [*EMBEDDED_FLAGS, *flags]
-        environment |= {"HF_HUB_OFFLINE": "1"}
+def make_server(
+    choice: Choice, port: int, arguments: argparse.Namespace, server_flags: Sequence[str]
+) -> Server:
+    """The server of `choice`, not started yet."""
+    usage = os.environ.get("VLLM_NO_USAGE_STATS", "1")
+    state = f"--vtoken-state-dir={arguments.out / 'state'}"
     return Server(
-        model,
+        choice.model,
         port=port,
-        arguments=[f"--vtoken-state-dir={arguments.out / 'state'}", *flags, *server_flags],
+        arguments=[state, *choice.flags, *server_flags],
         log=arguments.out / "server.log",
-        environment=environment,
+        environment={"VLLM_NO_USAGE_STATS": usage, **choice.environment},
         startup_timeout_s=arguments.startup_timeout,
     )
 
@@ -206,12 +190,11 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     ):
         exercise = Exercise(client, recorder, on_row=announce)
         with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:
-            warm_up_s = arguments.duration * WARM_UP_SHARE
-            print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
-            time.sleep(warm_up_s)
-            actions = exercise.plan()
-            exercise.run(actions, settle_s=(arguments.duration - warm_up_s) / len(actions))
-            take_screenshots(server, arguments.screenshots or arguments.out / "screenshots")
+            with screenshots(server, arguments):
+                warm_up_s = arguments.duration * WARM_UP_SHARE
+                print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
+                time.sleep(warm_up_s)
+                exercise.run(exercise.plan(), until=start + arguments.duration)
             print("waiting for requests in flight", file=sys.stderr, flush=True)
         server.check_alive()
         recorder.check()
@@ -230,15 +213,40 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     return 1 if report.failures else 0
 
 
-def take_screenshots(server: Server, folder: Path) -> None:
-    """Pictures of the console on `server`; without them the run is as good, so only say so."""
-    print(f"taking screenshots into {folder}", file=sys.stderr, flush=True)
+@contextmanager
+def screenshots(server: Server, arguments: argparse.Namespace) -> Iterator[None]:
+    """Pictures of the console on `server`: a few taken while inside, or all of them afterwards.
+
+    Those that change the server's configuration are among "all" only: inside, the exercise
+    compares it. Without pictures the run is as good, so what goes wrong is only announced.
+    """
+    folder: Path = arguments.screenshots or arguments.out / "screenshots"
     command = [sys.executable, "-m", "vtoken_console.output.screenshot"]
     command += ["--url", server.url, "--out", str(folder)]
+    if arguments.screenshots is not None:
+        yield
+        with _screenshots(command, arguments, SCREENSHOTS_S):
+            pass
+    else:
+        with _screenshots([*command, "--views", ",".join(VIEWS)], arguments, LAST_SCREENSHOTS_S):
+            yield
+
+
+@contextmanager
+def _screenshots(
+    command: Sequence[str], arguments: argparse.Namespace, wait_s: float
+) -> Iterator[None]:
+    """The process of `command` while inside, and up to `wait_s` longer."""
+    log = arguments.out / "screenshots.log"
+    print(f"taking screenshots, log in {log}", file=sys.stderr, flush=True)
+    process = ProcessGroup(command, log)
     try:
-        subprocess.run(command, check=True, timeout=SCREENSHOTS_S, stdout=subprocess.DEVNULL)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"no screenshots: {error}", file=sys.stderr, flush=True)
+        yield
+        problem = process.wait(wait_s)
+    finally:
+        process.stop(wait_s=1.0)
+    if problem is not None:
+        print(f"not all screenshots were taken: {problem}; see {log}", file=sys.stderr, flush=True)
 
 
 def read_traffic(path: Path, log: Path) -> TrafficReport:

@@ -24,6 +24,8 @@ from typing import Self
 
 import httpx
 
+from vtoken.demo.progress import Progress
+
 HOST = "127.0.0.1"
 POLL_S = 0.25
 TERMINATE_S = 15.0  # from SIGTERM to SIGKILL
@@ -83,6 +85,14 @@ class ProcessGroup:
     def log_tail(self) -> str:
         with self.log.open(errors="replace") as lines:
             return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
+
+    def wait(self, seconds: float) -> str | None:
+        """Wait for the first process to end; None when it succeeded, else what went wrong."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return "out of time"
+        return f"status {status}" if status else None
 
     def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
         """Ask the first process to end, then kill what is left of the group; its exit status."""
@@ -169,7 +179,10 @@ class Server:
             while not _answers(client, "/health"):
                 self.check_alive()
                 if time.monotonic() > deadline:
-                    raise self._failure(f"not ready after {self._startup_timeout_s:.0f} s")
+                    raise self._failure(
+                        f"not ready after {self._startup_timeout_s:.0f} s "
+                        "(--startup-timeout SECONDS waits longer, for a download say)"
+                    )
                 progress.tick()
                 time.sleep(POLL_S)
             progress.done(f"the server is ready at {self.url}")
@@ -187,27 +200,3 @@ def _answers(client: httpx.Client, path: str) -> bool:
         return client.get(path).status_code == 200
     except httpx.TransportError:
         return False
-
-
-class Progress:
-    """One line on stderr that counts seconds; without a terminal, a line every ten seconds."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._start = time.monotonic()
-        self._terminal = sys.stderr.isatty()
-        self._shown_s = -1
-
-    def tick(self) -> None:
-        seconds = int(time.monotonic() - self._start)
-        step = 1 if self._terminal else 10
-        if seconds // step != self._shown_s:
-            self._shown_s = seconds // step
-            end = "" if self._terminal else "\n"
-            start = "\r" if self._terminal else ""
-            print(f"{start}{self._text}: {seconds} s", end=end, file=sys.stderr, flush=True)
-
-    def done(self, text: str) -> None:
-        start = "\r\033[K" if self._terminal else ""
-        seconds = time.monotonic() - self._start
-        print(f"{start}{text} after {seconds:.1f} s", file=sys.stderr, flush=True)

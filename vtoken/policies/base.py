@@ -21,12 +21,18 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from vtoken.arrays import Bools, Floats, Ints, Ragged
-from vtoken.policies.signals import Signal
+from vtoken.policies.signals import Aggregate, Signal
 
 TokenIds = Ints  # the name in the interface of policies
 Need = Literal["attention", "keys", "token_ids"]
 Sinks = Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")]
 Recent = Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")]
+Heads = Annotated[Aggregate, Meta(description="over the probed heads")]
+Layers = Annotated[Aggregate, Meta(description="over the probed layers")]
+Pool = Annotated[Aggregate, Meta(description="over live neighbours")]
+PoolRadius = Annotated[
+    int, Meta(ge=0, le=32, description="live neighbours a side to pool over; kernel 2r + 1")
+]
 
 
 @dataclass(slots=True)
@@ -73,7 +79,11 @@ class Batch(Protocol):
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of a policy's parameters; bounds stand in the field annotations."""
+    """Base of a policy's parameters; bounds stand in the field annotations.
+
+    What belongs to a signal has the same name in every policy: `heads`, `layers`, `queries`,
+    `pool`, `pool_radius`.
+    """
 
 
 class Policy:
@@ -131,6 +141,39 @@ class Policy:
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+class LowestScoresParams(Params, frozen=True):
+    """Parameters of a policy that ranks by one signal."""
+
+    sinks: Sinks = 0
+    recent: Recent = 1
+    heads: Heads = "mean"
+    layers: Layers = "mean"
+    pool: Pool = "mean"
+    pool_radius: PoolRadius = 0
+
+
+class LowestScores(Policy):
+    """Base of the policies whose victims are the lowest scores between the first `params.sinks`
+    positions and the newest `recent` tokens.
+    """
+
+    Params: ClassVar[type[Params]] = LowestScoresParams
+
+    @property
+    def recent(self) -> int:
+        """How many of the newest tokens stay."""
+        return int(self.params.recent)
+
+    def select_victims(self, view: View) -> TokenIds:
+        return lowest(view, view.scores, self.params.sinks, self.recent)
+
+    def select_many(self, batch: Batch) -> Ragged | None:
+        return batch.lowest(self.params.sinks, self.recent)
+
+    def min_budget_tokens(self) -> int:
+        return int(self.params.sinks + self.recent)
 
 
 def chooses_together(cls: type[Policy]) -> bool:
@@ -205,7 +248,9 @@ def needs_of(policy: Policy) -> list[Need]:
 
 
 def _read_by(policy: Policy) -> frozenset[Need]:
-    return frozenset() if policy.reads is None else frozenset({policy.reads.source})
+    if policy.reads is None:
+        return frozenset()
+    return frozenset({policy.reads.source, *(("keys",) if policy.reads.is_mixed else ())})
 
 
 def check_declared(policy: Policy) -> None:
@@ -214,6 +259,10 @@ def check_declared(policy: Policy) -> None:
     """
     if not isinstance(policy.reads, Signal | None):
         raise TypeError(f"{policy.name}.signal() is {policy.reads!r}, no Signal")
+    if policy.reads is not None and (policy.reads.layers or policy.reads.heads):
+        raise ValueError(
+            f"{policy.name} names layers or heads: `probe` and the profile choose them"
+        )
     least = index(policy.min_budget_tokens())
     if least < 1:
         raise ValueError(f"{policy.name} would keep {least} tokens")

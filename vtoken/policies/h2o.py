@@ -9,7 +9,18 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from vtoken.arrays import Ragged
-from vtoken.policies.base import Batch, Params, Policy, Sinks, TokenIds, View, lowest, register
+from vtoken.policies.base import (
+    Batch,
+    Params,
+    Policy,
+    Pool,
+    PoolRadius,
+    Sinks,
+    TokenIds,
+    View,
+    lowest,
+    register,
+)
 from vtoken.policies.signals import Signal
 
 
@@ -19,6 +30,8 @@ class H2OParams(Params, frozen=True):
     ] = 0.5
     sinks: Sinks = 4
     normalize: Annotated[bool, Meta(description="divide by the queries that saw a token")] = False
+    pool: Pool = "mean"
+    pool_radius: PoolRadius = 0
 
 
 @register
@@ -29,7 +42,8 @@ class H2O(Policy):
     Params = H2OParams
 
     def signal(self) -> Signal:
-        return Signal("attention_sum")
+        p = self.params
+        return Signal("attention_sum", pool=p.pool, pool_radius=p.pool_radius)
 
     def select_victims(self, view: View) -> TokenIds:
         scores: npt.NDArray[Any] = view.scores

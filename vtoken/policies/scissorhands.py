@@ -9,18 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from vtoken.arrays import Ragged
-from vtoken.policies.base import (
-    Batch,
-    Params,
-    Policy,
-    Recent,
-    Sinks,
-    TokenIds,
-    View,
-    lowest,
-    register,
-)
+from vtoken.policies.base import Heads, Layers, LowestScores, Params, Recent, Sinks, register
 from vtoken.policies.signals import Signal
 
 
@@ -30,23 +19,17 @@ class ScissorhandsParams(Params, frozen=True):
     ] = 400
     sinks: Sinks = 0
     recent: Recent = 10
+    heads: Heads = "mean"
+    layers: Layers = "mean"
 
 
 @register
-class Scissorhands(Policy):
+class Scissorhands(LowestScores):
     name = "scissorhands"
     summary = "evict the tokens that the fewest recent queries found important; keep the newest"
     source = "arXiv 2305.17118"
     Params = ScissorhandsParams
 
     def signal(self) -> Signal:
-        return Signal("attention_hits", self.params.history_queries)
-
-    def select_victims(self, view: View) -> TokenIds:
-        return lowest(view, view.scores, self.params.sinks, self.params.recent)
-
-    def select_many(self, batch: Batch) -> Ragged:
-        return batch.lowest(self.params.sinks, self.params.recent)
-
-    def min_budget_tokens(self) -> int:
-        return int(self.params.sinks + self.params.recent)
+        p = self.params
+        return Signal("attention_hits", p.history_queries, p.heads, p.layers)

@@ -2,33 +2,50 @@
 
 Knows numpy only: neither the probe that makes the rows nor the policies that read the numbers.
 
-A *row* r[q, t] is the attention that query q gives to token t: the softmax over the live tokens
-that q can see (ids up to its own), mean over all query heads, sum over the L probed layers. So a
-row sums to L. Rows exist for every prompt query that is computed (what the prefix cache answers is
-not) and for the decode query of every `probe_every_steps`-th step: these are the *probed* queries.
+A signal is put together in these steps, in this order. The first four are each a mean or a maximum:
 
-    kind               value of token t                                            read by
+    heads       a[l, q, t] over the probed query heads h of layer l, of the softmax a[l, h, q, t]
+                over the live tokens that query q can see (ids up to its own)
+    layers      the row r[q, t] over the probed layers of a[l, q, t]. Of means alone it sums to 1
+    queries     by `kind`, below: one number for every live token t
+    neighbours  over the 2 `pool_radius` + 1 live tokens around t, in the order of ids. The newest
+                max(W, 1) tokens neither give to their neighbours nor take from them: the queries of
+                a window attend to each other. In a mean, a neighbour that does not exist counts 0
+    redundancy  `mix_lambda` * the value so far - (1 - `mix_lambda`) * the token's redundancy among
+                all live keys of the moment, a mean over probed heads and layers; see `redundancy`.
+                Not for signals of keys; none where `mix_lambda` is 1
+
+Rows exist for every prompt query that is computed (what the prefix cache answers is not) and for
+the decode query of every `probe_every_steps`-th step: these are the *probed* queries.
+
+    kind               value of token t before its neighbours                      read by
     attention_sum      sum of r[q, t] over the probed queries                      h2o
     attention_last     r[q, t] of the newest probed query                          tova
-    attention_window   mean of r[q, t] over the newest W probed queries            snapkv, fastgen
-    attention_hits     how many of the newest W probed queries have r[q, t] / L    scissorhands
+    attention_window   mean of r[q, t] over the newest W probed queries            snapkv, fastgen,
+                                                                                   r_kv
+    attention_max      maximum of r[q, t] over the newest W probed queries         snapkv
+    attention_hits     how many of the newest W probed queries have r[q, t] of     scissorhands
                        at least 1 / n_q, n_q the number of live tokens q can see
-    key_norm           -mean over KV heads of |k_t|, sum over layers               knorm
-    key_difference     -mean over KV heads of cos(k_t, mean of k / |k| over the    keydiff
-                       live tokens), sum over layers; k is the cached key, after RoPE
+    key_norm           -|k_t| over heads and layers                                knorm
+    key_difference     -cos(k_t, mean of k / |k| over the live tokens) over heads  keydiff
+                       and layers; k is the cached key, after RoPE
 
-Of several layers only whole rows count: a hit is one of the layers' mean.
+A query head reads the key of its KV head, so in a signal of keys, and in redundancy, it counts as
+that key.
 
 1. A query that came before t counts as r[q, t] = 0: in a mean it counts, a hit it is not.
-2. Rows are of the moment: what a token that died later had received stays where it went.
-3. A signal over several queries is not told before it rests on min(W, 32) of them (W = 32 for
+2. Rows are of the moment: what a token that died later had received stays where it went, and
+   neighbours are those that were live at the newest probed query.
+3. A signal over several queries is not reported before it rests on min(W, 32) of them (W = 32 for
    attention_sum), or on every query since the request's first token.
+4. Equal signals have equal numbers: layers and heads are part of a signal. A policy leaves them
+   empty, and `vtoken.runtime.scoring` fills them in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,24 +57,53 @@ Kind = Literal[
     "attention_sum",
     "attention_last",
     "attention_window",
+    "attention_max",
     "attention_hits",
     "key_norm",
     "key_difference",
 ]
+Aggregate = Literal["mean", "max"]
 WARM_QUERIES = 32
+SIMILAR = 0.5  # keys whose cosine is greater are similar
+NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """`window_queries`: W, for the kinds that have one; 0 for the others."""
+    """`window_queries`: W, for the kinds that have one; 0 for the others.
+
+    `layers`: the probed ones. `heads`: query heads of the whole model, over all ranks, the same in
+    each layer; (): all. Raises ValueError where the parts do not fit together.
+    """
 
     kind: Kind
     window_queries: int = 0
+    over_heads: Aggregate = "mean"
+    over_layers: Aggregate = "mean"
+    pool: Aggregate = "mean"
+    pool_radius: int = 0
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    mix_lambda: float = 1.0
 
     def __post_init__(self) -> None:
-        windowed = self.kind in ("attention_window", "attention_hits")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind {self.kind!r} is none of {', '.join(get_args(Kind))}")
+        windowed = self.kind in ("attention_window", "attention_max", "attention_hits")
         if (self.window_queries > 0) != windowed:
             raise ValueError(f"{self.kind} with a window of {self.window_queries} queries")
+        for name in ("over_heads", "over_layers", "pool"):
+            if getattr(self, name) not in get_args(Aggregate):
+                raise ValueError(f"{name} = {getattr(self, name)!r} is neither mean nor max")
+        if self.pool_radius < 0:
+            raise ValueError(f"pool_radius = {self.pool_radius} is negative")
+        if not 0 <= self.mix_lambda <= 1:
+            raise ValueError(f"mix_lambda = {self.mix_lambda} is not in 0 .. 1")
+        if self.is_mixed and self.of_keys:
+            raise ValueError(f"{self.kind} is a signal of keys, which redundancy is not mixed into")
+        if self.kind == "attention_sum" and "max" in (self.over_heads, self.over_layers):
+            # A worker adds up the queries of a chunk in every layer, and keeps no single row.
+            raise ValueError("attention_sum takes the mean over heads and layers, not the maximum")
 
     @property
     def of_keys(self) -> bool:
@@ -67,25 +113,73 @@ class Signal:
     def source(self) -> Literal["attention", "keys"]:
         return "keys" if self.of_keys else "attention"
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the redundancy of keys is part of it."""
+        return self.mix_lambda < 1
+
+    @property
+    def parts(self) -> int:
+        """How many rows are kept apart until all layers have been seen.
+
+        One where heads and layers are put together the same way, since then their order does not
+        matter; else one a layer.
+        """
+        return 1 if self.over_heads == self.over_layers else len(self.layers)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its numbers over some heads and over the others add up to those over all."""
+        return (
+            self.kind not in ("attention_max", "attention_hits")
+            and self.over_heads == "mean"
+            and (self.over_layers == "mean" or len(self.layers) == 1)
+            and (self.pool == "mean" or self.pool_radius == 0)
+        )
+
+    def mixed(self, attention: Rows, redundancy: Rows) -> Rows:
+        """The last step: the signal [n] from the value [n] so far and the redundancy [n]."""
+        share: Any = self.mix_lambda
+        found: Rows = share * attention - (1 - share) * redundancy
+        return found
+
     def num_rows(self, num_queries: int) -> int:
         """How many of a step's newest `num_queries` matter."""
         if self.kind == "attention_sum":
             return num_queries
         return min(num_queries, self.window_queries or 1)
 
+    def num_pooled(self, num_live: int) -> int:
+        """How many of `num_live` tokens, the oldest, take from their neighbours."""
+        return max(0, num_live - max(self.window_queries, 1)) if self.pool_radius else 0
+
     def __str__(self) -> str:
-        return f"{self.kind}({self.window_queries})" if self.window_queries else self.kind
+        said = []
+        for name, numbers in (("layer", self.layers), ("head", self.heads)):
+            if numbers:
+                many = "s" if len(numbers) > 1 else ""
+                said.append(f"{name}{many} {', '.join(map(str, numbers))}")
+        said += [
+            f"max over {n}" for n in ("heads", "layers") if getattr(self, f"over_{n}") == "max"
+        ]
+        if self.pool_radius:
+            said.append(f"{self.pool} over {self.pool_radius} neighbours a side")
+        if self.is_mixed:
+            said.append(f"less redundancy, lambda {self.mix_lambda:g}")
+        kind = f"{self.kind}({self.window_queries})" if self.window_queries else self.kind
+        return f"{kind} ({'; '.join(said)})" if said else kind
 
 
 class Keeper(Generic[Rows]):
     """What the worker keeps of one request's attention; `make_keeper` picks the subclass.
 
-    `num_tokens`: tokens of the request at the last `add`; `num_queries`: probed so far.
+    `num_tokens`: tokens of the request at the last `add`, and `ids` [n] the live ones of them;
+    `num_queries`: probed so far.
     """
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
+    def __init__(self, signal: Signal) -> None:
         self.signal = signal
-        self.layers = layers
+        self.ids: Ints = NO_IDS
         self.num_tokens = 0
         self.num_queries = 0
         self._complete = True  # every query since the first token was probed
@@ -101,26 +195,46 @@ class Keeper(Generic[Rows]):
         self.num_tokens = num_tokens
         self.num_queries += num_queries
         self._add(ids, rows)
+        self.ids = ids
 
     def scores(self) -> Rows | None:
-        """The signal by token id [num_tokens], 0 for dead tokens; None while it is too young."""
-        needed = min(self.signal.window_queries or WARM_QUERIES, WARM_QUERIES)
-        if self.num_queries == 0 or not (self._complete or self.num_queries >= needed):
+        """The signal of the tokens `ids` [n], before redundancy is mixed in; None while it is too
+        young. A later `add` may write into it.
+        """
+        if not self._is_ready():
             return None
-        return self._scores()
+        return self._pooled(self._scores())
+
+    def _is_ready(self) -> bool:
+        if self.signal.kind == "attention_last":
+            return self.num_queries > 0
+        needed = min(self.signal.window_queries or WARM_QUERIES, WARM_QUERIES)
+        return self.num_queries > 0 and (self._complete or self.num_queries >= needed)
 
     def _add(self, ids: Ints, rows: Rows) -> None:
+        """`self.ids` are still those of the `add` before."""
         raise NotImplementedError
 
     def _scores(self) -> Rows:
+        """The numbers of `ids` [n] before they are pooled."""
+        raise NotImplementedError
+
+    def _pooled(self, values: Rows) -> Rows:
         raise NotImplementedError
 
 
-class SumKeeper(Keeper[Floats]):
+class HostKeeper(Keeper[Floats]):
+    """Keeps numpy arrays."""
+
+    def _pooled(self, values: Floats) -> Floats:
+        return pooled(self.signal, values)
+
+
+class SumKeeper(HostKeeper):
     """One float a token."""
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
-        super().__init__(signal, layers)
+    def __init__(self, signal: Signal) -> None:
+        super().__init__(signal)
         self._sums = np.zeros(0, dtype=np.float32)
 
     def _add(self, ids: Ints, rows: Floats) -> None:
@@ -131,45 +245,44 @@ class SumKeeper(Keeper[Floats]):
         self._sums[ids] += rows[0]
 
     def _scores(self) -> Floats:
-        return self._sums[: self.num_tokens].copy()
+        sums: Floats = self._sums[self.ids]
+        return sums
 
 
-class LastKeeper(Keeper[Floats]):
+class LastKeeper(HostKeeper):
     """The newest row as it came."""
 
-    def _add(self, ids: Ints, rows: Floats) -> None:
-        self._ids, self._row = ids, rows[-1]
-
-    def scores(self) -> Floats | None:
-        return self._scores() if self.num_queries else None
+    def _add(self, ids: Ints, rows: Floats) -> None:  # noqa: ARG002
+        self._row = rows[-1]
 
     def _scores(self) -> Floats:
-        return by_id(self._ids, self._row, self.num_tokens)
+        row: Floats = self._row
+        return row
 
 
-class RingKeeper(Keeper[Floats]):
+class RingKeeper(HostKeeper):
     """The newest W rows over the live tokens; the columns of dead tokens are dropped.
 
-    `_data` [rows, capacity]: column j belongs to token `_ids[j]`. Capacity follows the live tokens,
+    `_data` [rows, capacity]: column j belongs to token `ids[j]`. Capacity follows the live tokens,
     so a long request under a budget costs what its budget costs.
     """
 
     _num_rows: int
     _dtype: type[np.generic]
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
-        super().__init__(signal, layers)
-        self._ids: Ints = np.empty(0, dtype=np.int64)
+    def __init__(self, signal: Signal) -> None:
+        super().__init__(signal)
         self._data: npt.NDArray[Any] = np.zeros((self._num_rows, 0), dtype=self._dtype)
         self._next = 0  # the query slot 0 .. W - 1 that is written next
 
     def _align(self, ids: Ints) -> None:
         """Make column j that of `ids[j]`: drop the dead, add zeros for the new ones."""
-        known = int(np.searchsorted(ids, self._ids[-1] + 1)) if len(self._ids) else 0
+        before = self.ids
+        known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
         num_ids, capacity = len(ids), self._data.shape[1]
         kept = slice(0, known)
-        if known < len(self._ids):
-            columns = np.searchsorted(self._ids, ids[kept])
+        if known < len(before):
+            columns = np.searchsorted(before, ids[kept])
             self._data[:, kept] = self._data[:, columns]
         if not num_ids <= capacity <= 4 * num_ids + 64:
             shape = (len(self._data), num_ids + num_ids // 4 + 16)
@@ -177,7 +290,6 @@ class RingKeeper(Keeper[Floats]):
             moved[:, kept] = self._data[:, kept]
             self._data = moved
         self._data[:, known:num_ids] = 0
-        self._ids = ids
 
     def _slots(self, num_rows: int) -> Ints:
         """The query slots [num_rows] that the newest rows take."""
@@ -190,40 +302,77 @@ class RingKeeper(Keeper[Floats]):
 class WindowKeeper(RingKeeper):
     """W rows of floats: 4 * W bytes a live token."""
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
+    def __init__(self, signal: Signal) -> None:
         self._num_rows, self._dtype = signal.window_queries, np.float32
-        super().__init__(signal, layers)
+        super().__init__(signal)
 
     def _add(self, ids: Ints, rows: Floats) -> None:
         self._align(ids)
         self._data[self._slots(len(rows)), : len(ids)] = rows
 
     def _scores(self) -> Floats:
-        rows = min(self.num_queries, self.signal.window_queries)
-        mean = self._data[:rows, : len(self._ids)].mean(axis=0)
-        return by_id(self._ids, mean, self.num_tokens)
+        rows = self._data[: min(self.num_queries, self.signal.window_queries), : len(self.ids)]
+        greatest = self.signal.kind == "attention_max"
+        found: Floats = rows.max(axis=0) if greatest else rows.mean(axis=0)
+        return found
 
 
 class HitsKeeper(RingKeeper):
     """W rows of bits, eight queries a byte: W / 8 bytes a live token."""
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...]) -> None:
+    def __init__(self, signal: Signal) -> None:
         self._num_rows, self._dtype = -(-signal.window_queries // 8), np.uint8
-        super().__init__(signal, layers)
+        super().__init__(signal)
 
     def _add(self, ids: Ints, rows: Floats) -> None:
         self._align(ids)
         num_rows, num_ids = rows.shape
         num_seen = np.arange(num_ids - num_rows + 1, num_ids + 1, dtype=np.float32)
-        hits = rows * num_seen[:, None] >= len(self.layers)
+        hits = rows * num_seen[:, None] >= 1
         for slot, hit in zip(self._slots(num_rows).tolist(), hits, strict=True):
             byte, bit = self._data[slot // 8, :num_ids], np.uint8(1 << slot % 8)
             byte &= ~bit
             byte |= hit * bit
 
     def _scores(self) -> Floats:
-        counts = np.bitwise_count(self._data[:, : len(self._ids)]).sum(axis=0)
-        return by_id(self._ids, counts.astype(np.float32), self.num_tokens)
+        counts = np.bitwise_count(self._data[:, : len(self.ids)])
+        hits: Floats = counts.sum(axis=0, dtype=np.float32)
+        return hits
+
+
+def pooled(signal: Signal, values: Floats) -> Floats:
+    """`values` [n] of live tokens in the order of ids, each put together with its neighbours."""
+    count, radius = signal.num_pooled(len(values)), signal.pool_radius
+    if not count:
+        return values
+    before = values[:count]
+    if signal.pool == "mean":
+        kernel = np.full(2 * radius + 1, 1 / (2 * radius + 1), dtype=np.float32)
+        around = np.convolve(before, kernel)[radius : radius + count]
+    else:
+        padded = np.pad(before, radius, constant_values=-np.inf)
+        around = np.lib.stride_tricks.sliding_window_view(padded, 2 * radius + 1).max(axis=1)
+    return np.concatenate([around, values[count:]])
+
+
+def redundancy(keys: Floats) -> Floats:
+    """How redundant each token's key is among `keys` [..., n, D] of one head: [..., n], sum 1.
+
+    With s[i, t] the cosine of the keys of i and t, s[t, t] = 0, and in each row i the newest t with
+    s[i, t] > `SIMILAR` set to 0 (the oldest token where there is none): the softmax over t of the
+    mean over i of s[i, t]. So of three alike the oldest is the most redundant; of two neither is.
+    O(n^2 D) time, O(n^2) memory. Source: `cal_similarity` of R-KV (arXiv 2505.24133).
+    """
+    unit = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-12)
+    cosine = unit @ np.swapaxes(unit, -1, -2)
+    places = np.arange(cosine.shape[-1])
+    cosine[..., places, places] = 0
+    newest = np.where(cosine > SIMILAR, places, 0).max(axis=-1, keepdims=True)
+    np.put_along_axis(cosine, newest, 0, axis=-1)
+    mean = cosine.mean(axis=-2)
+    weights = np.exp(mean - mean.max(axis=-1, keepdims=True))
+    found: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return found
 
 
 def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
@@ -233,14 +382,15 @@ def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
     return out
 
 
-_KEEPERS: dict[Kind, type[Keeper[Floats]]] = {
+_KEEPERS: dict[Kind, type[HostKeeper]] = {
     "attention_sum": SumKeeper,
     "attention_last": LastKeeper,
     "attention_window": WindowKeeper,
+    "attention_max": WindowKeeper,
     "attention_hits": HitsKeeper,
 }
 
 
-def make_keeper(signal: Signal, layers: tuple[int, ...]) -> Keeper[Floats]:
-    """The keeper of an attention signal over the probed `layers`."""
-    return _KEEPERS[signal.kind](signal, layers)
+def make_keeper(signal: Signal) -> HostKeeper:
+    """The keeper of an attention signal."""
+    return _KEEPERS[signal.kind](signal)

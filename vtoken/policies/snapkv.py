@@ -4,39 +4,45 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, Sinks, TokenIds, View, lowest, register
-from vtoken.policies.signals import Signal
+from vtoken.policies.base import (
+    Heads,
+    Layers,
+    LowestScores,
+    Params,
+    Pool,
+    PoolRadius,
+    Sinks,
+    register,
+)
+from vtoken.policies.signals import Aggregate, Kind, Signal
 
 
 class SnapKVParams(Params, frozen=True):
     window: Annotated[
         int, Meta(ge=1, le=512, description="newest queries that are asked; their tokens stay")
     ] = 64
-    pool_radius: Annotated[
-        int, Meta(ge=0, le=32, description="live neighbours a side to average over; kernel 2r + 1")
-    ] = 2
+    pool_radius: PoolRadius = 2
     sinks: Sinks = 0
+    heads: Heads = "mean"
+    layers: Layers = "mean"
+    queries: Annotated[Aggregate, Meta(description="over the window's queries")] = "mean"
+    pool: Pool = "mean"
 
 
 @register
-class SnapKV(Policy):
+class SnapKV(LowestScores):
     name = "snapkv"
     summary = "keep what the last window of queries attends to, pooled over neighbours; keep it too"
     source = "arXiv 2404.14469"
     Params = SnapKVParams
 
     def signal(self) -> Signal:
-        return Signal("attention_window", self.params.window)
+        p = self.params
+        kind: Kind = "attention_max" if p.queries == "max" else "attention_window"
+        return Signal(kind, p.window, p.heads, p.layers, p.pool, p.pool_radius)
 
-    def select_victims(self, view: View) -> TokenIds:
-        radius, scores = self.params.pool_radius, view.scores.copy()
-        before = scores[: -self.params.window]  # nothing of the window leaks into its neighbours
-        kernel = np.full(2 * radius + 1, 1 / (2 * radius + 1), dtype=np.float32)
-        before[:] = np.convolve(before, kernel)[radius : radius + len(before)]
-        return lowest(view, scores, self.params.sinks, self.params.window)
-
-    def min_budget_tokens(self) -> int:
-        return int(self.params.sinks + self.params.window)
+    @property
+    def recent(self) -> int:
+        return int(self.params.window)

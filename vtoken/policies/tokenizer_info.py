@@ -19,6 +19,11 @@ class Vocabulary(Protocol):
     def words(self, request_id: str, ids: Ints) -> Ints:
         """The vocabulary ids [n] of the tokens `ids` [n] of a request."""
 
+    def known_words(self, request_id: str, start: int, stop: int) -> Ints:
+        """The vocabulary ids of the tokens `start` .. `stop`, fewer where the newest are not
+        sampled yet; NO_WORD for a place of a prompt that was given as embeddings.
+        """
+
     def special(self, words: Ints) -> Bools:
         """Which of `words` [n] are special tokens (begin, end, roles) and no text."""
 

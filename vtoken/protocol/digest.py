@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from vtoken.arrays import Ragged
+from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
 
@@ -25,8 +26,14 @@ MIRRORS_A_STEP = 4
 def of_plan(plan: StepPlan) -> int:
     """CRC-32 of everything that `plan` orders."""
     requests = plan.requests
+    number: dict[Signal, int] = {}  # many requests keep the same signal, which is said once
+    kept = [
+        (name, *(number.setdefault(signal, len(number)) for signal in signals))
+        for name, signals in plan.signals.items()
+    ]
+    wanted = [(name, number.setdefault(signal, len(number))) for name, signal in plan.want_scores]
     texts = (
-        repr((plan.want_scores, plan.probe_layers, plan.signal_layers, plan.signals)),
+        repr((wanted, kept, [*number])),
         *("\0".join(names) for names in (sorted(plan.probed), requests.names)),
         *("\0".join(names) for names in (requests.blocks, requests.retained)),
     )

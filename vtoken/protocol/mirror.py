@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Ints, Ragged
+from vtoken.arena import Arena, Column
+from vtoken.arrays import Ints, Ragged, spans, starts_of
 from vtoken.compiled import kernel
 from vtoken.errors import MirrorMismatchError
 from vtoken.policies.signals import Keeper, Signal, make_keeper
 from vtoken.protocol.step import RequestSteps
 
-MakeKeeper = Callable[[Signal, tuple[int, ...]], Keeper[Any]]
+MakeKeeper = Callable[[Signal], Keeper[Any]]
 Ints32 = npt.NDArray[np.int32]
 
 TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
@@ -74,7 +75,7 @@ class Mirror:
         self.mirrors = mirrors
         self.row = row
         self.keepers: dict[Signal, Keeper[Any]] = {}
-        self._kept: tuple[Sequence[Signal], tuple[int, ...]] = (), ()
+        self._kept: Sequence[Signal] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -86,20 +87,15 @@ class Mirror:
         ids, slots = self.mirrors.live(np.array([self.row], dtype=np.int64))
         return ids.values, slots.values
 
-    def keep(
-        self, signals: Sequence[Signal], layers: tuple[int, ...], make: MakeKeeper = make_keeper
-    ) -> None:
-        """Keep `signals` of `layers` from now on: those that were kept go on, others start anew."""
-        if (signals, layers) == self._kept:
+    def keep(self, signals: Sequence[Signal], make: MakeKeeper = make_keeper) -> None:
+        """Keep `signals` from now on: those that were kept go on, others start anew."""
+        if signals == self._kept:
             return
-        self._kept = signals, layers
+        self._kept = signals
         before, self.keepers = self.keepers, {}
         for signal in signals:
             if signal.source == "attention":
-                keeper = before.get(signal)
-                if keeper is None or keeper.layers != layers:
-                    keeper = make(signal, layers)
-                self.keepers[signal] = keeper
+                self.keepers[signal] = before.get(signal) or make(signal)
 
 
 class Mirrors(Mapping[str, Mirror]):
@@ -110,14 +106,16 @@ class Mirrors(Mapping[str, Mirror]):
 
     def __init__(self) -> None:
         self.facts: Ints = np.zeros((NUM_FACTS, 0), dtype=np.int64)
-        self.arena: Ints32 = np.empty(0, dtype=np.int32)
-        self._end = 0  # of the pieces in the arena
-        self._used = 0  # capacity of the rows in use
+        self._slots = Arena(Column(np.int32, fill=-1))
         self._rows: dict[str, int] = {}
         self._views: dict[str, Mirror] = {}
         self._free: list[int] = []
         self._fault: Ints = np.zeros(3, dtype=np.int64)
         self._counts: Ints32 = np.zeros(0, dtype=np.int32)  # live tokens by block; 0 between calls
+
+    @property
+    def arena(self) -> Ints32:
+        return self._slots.arrays[0]
 
     @classmethod
     def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
@@ -155,12 +153,11 @@ class Mirrors(Mapping[str, Mirror]):
             if row is None:
                 continue
             del self._views[name]
-            self._used -= int(self.facts[CAPACITY, row])
             self.facts[:VERSION, row] = 0
             self.facts[VERSION, row] += 1
             self._free.append(row)
-        if 4 * self._used < len(self.arena):
-            self._pack(0)
+        if 4 * int(self.facts[CAPACITY].sum()) < self._slots.size:
+            self._slots.pack(self.facts[OFFSET], self.facts[CAPACITY], 0, shrink=True)
 
     def clear(self) -> None:
         """No request has a mirror."""
@@ -182,27 +179,9 @@ class Mirrors(Mapping[str, Mirror]):
 
     def _make_room(self, row: int, num_tokens: int) -> None:
         """Give `row` a piece of the arena for `num_tokens` tokens and some more."""
-        before = int(self.facts[CAPACITY, row])
-        capacity = num_tokens + num_tokens // ROOM_SHARE + MIN_ROOM
-        if self._end + capacity > len(self.arena):
-            self._pack(capacity)
-        offset, count = self.facts[OFFSET, row], self.facts[TOKENS, row]
-        self.arena[self._end : self._end + count] = self.arena[offset : offset + count]
-        self.facts[OFFSET, row], self.facts[CAPACITY, row] = self._end, capacity
-        self._end += capacity
-        self._used += capacity - before
-
-    def _pack(self, room: int) -> None:
-        """A new arena: all pieces in use, one behind the other, `room`, and a quarter more."""
-        size = self._used + room
-        arena = np.empty(size + size // 4, dtype=np.int32)
-        end = 0
-        for row in self._rows.values():
-            offset, capacity = self.facts[OFFSET, row], int(self.facts[CAPACITY, row])
-            arena[end : end + capacity] = self.arena[offset : offset + capacity]
-            self.facts[OFFSET, row] = end
-            end += capacity
-        self.arena, self._end = arena, end
+        wanted = num_tokens + num_tokens // ROOM_SHARE + MIN_ROOM
+        used = int(self.facts[TOKENS, row])
+        self._slots.reserve(self.facts[OFFSET], self.facts[CAPACITY], row, used, wanted)
 
     # ------------------------------------------------------------ a step
 
@@ -226,12 +205,8 @@ class Mirrors(Mapping[str, Mirror]):
             done = _place(
                 done, rows, self.facts, self.arena, num_tokens, block_size, *tables, self._fault
             )
-            if done < len(rows):
-                reason, wanted, known = self._fault.tolist()
-                if reason != ROOM:
-                    wrong = REASONS[reason].format(wanted, known)
-                    raise MirrorMismatchError(f"{names[done]}: {wrong}")
-                self._make_room(int(rows[done]), wanted)
+            if done < len(rows) and not self._made_room(int(rows[done])):
+                raise self._mismatch(names[done])
 
     def apply(self, steps: RequestSteps) -> Ints:
         """Evict, move, append; the rows [R] of the requests.
@@ -256,31 +231,35 @@ class Mirrors(Mapping[str, Mirror]):
                 steps.new_slots.starts,
                 self._fault,
             )
-            if done < len(rows):
-                reason, wanted, known = self._fault.tolist()
-                if reason != ROOM:
-                    wrong = REASONS[reason].format(wanted, known)
-                    raise MirrorMismatchError(f"{steps.names[done]}: {wrong}")
-                self._make_room(int(rows[done]), wanted)
+            if done < len(rows) and not self._made_room(int(rows[done])):
+                raise self._mismatch(steps.names[done])
         return rows
+
+    def _made_room(self, row: int) -> bool:
+        """A kernel stopped at `row`: make the room that it lacks, if that is why."""
+        reason, wanted, _ = self._fault.tolist()
+        if reason == ROOM:
+            self._make_room(row, wanted)
+        return bool(reason == ROOM)
+
+    def _mismatch(self, name: str) -> MirrorMismatchError:
+        reason, wanted, known = self._fault.tolist()
+        return MirrorMismatchError(f"{name}: {REASONS[reason].format(wanted, known)}")
 
     # ------------------------------------------------------------ asking
 
     def live(self, rows: Ints) -> tuple[Ragged, Ragged]:
         """Ids of the live tokens of `rows` [n], ascending, and their slots."""
-        starts = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(self.facts[LIVE, rows], out=starts[1:])
+        starts = starts_of(self.facts[LIVE, rows])
         out = np.empty((2, starts[-1]), dtype=np.int64)
         _live(rows, self.facts, self.arena, starts, out)
         return Ragged(out[0], starts), Ragged(out[1], starts)
 
     def newest(self, rows: Ints, counts: Ints) -> Ragged:
         """The slots of the newest `counts` [n] tokens of `rows` [n], -1 for dead ones."""
-        starts = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
         first = self.facts[OFFSET, rows] + self.facts[TOKENS, rows] - counts
-        places = np.repeat(first - starts[:-1], counts) + np.arange(starts[-1])
-        return Ragged(self.arena[places].astype(np.int64), starts)
+        places = spans(first, counts)
+        return Ragged(self.arena[places.values].astype(np.int64), places.starts)
 
     def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
         """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of all

@@ -148,8 +148,8 @@ class StepPlan:
     """Everything the worker must know about vToken in one step.
 
     `signals`: scheduled request -> what the worker keeps for it; a request that is not named keeps
-    nothing. `probed`: those of them whose queries are looked at in this step. `signal_layers`: the
-    layers that signals are taken from. `want_scores`: what is told after the step, of whom.
+    nothing. `probed`: those of them whose queries are looked at in this step, on the layers of
+    their signals. `want_scores`: what is told after the step, of whom.
     """
 
     step: int
@@ -157,11 +157,9 @@ class StepPlan:
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
     requests: RequestSteps = field(default_factory=RequestSteps)
     probing: bool = False  # some request keeps a signal: `signals` is not empty
-    probe_layers: tuple[int, ...] | None = None  # None: no probe in this step
     want_scores: tuple[tuple[str, Signal], ...] = ()
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
-    signal_layers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -170,6 +168,8 @@ class WorkerReport:
 
     `packed_tokens`: tokens that were packed before attention read, counted once, and `pack_us` what
     that took over all layers; of several ranks, those of the one that reports.
+    `probe_us`: what probing `probed_queries` single queries took over all layers, one query a
+    request; chunks of prompts are not counted, and both are 0 where the host waits for no probe.
     `scores`: (request, signal) -> numbers [num_tokens] float32 by token id, higher = keep; fewer
     than the request has tokens when the newest came after the last probe.
     """
@@ -182,6 +182,8 @@ class WorkerReport:
     verify_us: int = 0
     packed_tokens: int = 0
     pack_us: int = 0
+    probed_queries: int = 0
+    probe_us: int = 0
     violation: str | None = None
     disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
     scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)

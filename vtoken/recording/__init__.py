@@ -1,7 +1,7 @@
 """Recordings of the stream: written line by line, read without loading all of it.
 
 Knows the wire only. A recording is text, one JSON document a line, gzip where its name ends in
-`.gz`: a header, then stream messages as they came, and audit lines.
+`.gz`: a header, then stream messages as they came, audit lines and, if asked for, text of requests.
 
 1. A killed writer loses at most its last moment; what was written before stays readable.
 2. An existing file is never written over.
@@ -9,7 +9,7 @@ Knows the wire only. A recording is text, one JSON document a line, gzip where i
 """
 
 from vtoken.recording.errors import RecordingError, RecordingExistsError
-from vtoken.recording.index import Index, Keyframe, Mark, scan
+from vtoken.recording.index import Index, Keyframe, Mark, Text, scan
 from vtoken.recording.lines import Place
 from vtoken.recording.reader import Entry, RecordingReader
 from vtoken.recording.recorder import Recorder
@@ -26,5 +26,6 @@ __all__ = [
     "RecordingExistsError",
     "RecordingReader",
     "RecordingWriter",
+    "Text",
     "scan",
 ]

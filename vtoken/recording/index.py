@@ -1,6 +1,8 @@
-"""The index of a recording: where to start reading from for any moment, and what happened when.
+"""The index of a recording: where to start reading from for any moment, what happened when, and
+where the texts of requests are.
 
-Knows the wire and the reader. Made by one pass over the file that decodes no block and no request.
+Knows the wire and the reader. Made by one pass over the file that decodes no block, no request and
+no text.
 Times are Unix seconds of the server that never go back: after a jump of its clock to the past,
 time stands still until it has caught up.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 
@@ -20,6 +23,7 @@ from vtoken.recording.reader import RecordingReader
 
 MARKED: frozenset[wire.EventKind] = frozenset({"config", "violation"})
 MAX_MARKS = 10_000
+MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(wire.StreamMessage))
 TURN_LINES = 256  # lines between two turns of the caller
 
 
@@ -40,12 +44,24 @@ class Mark:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text line; `ts` is that of the message before it."""
+
+    ts: float
+    place: Place
+
+
 @dataclass(slots=True)
 class Index:
-    """Grows while `scan` runs; `complete` once the end was reached."""
+    """Grows while `scan` runs; `complete` once the end was reached.
+
+    `texts`: of each request, in the order of the file.
+    """
 
     keyframes: list[Keyframe] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    texts: dict[str, list[Text]] = field(default_factory=dict)
     first_ts: float = 0.0
     last_ts: float = 0.0
     num_lines: int = 0
@@ -64,11 +80,28 @@ class Index:
         at = bisect.bisect_right(self.keyframes, ts, key=lambda frame: frame.ts)
         return self.keyframes[max(0, at - 1)]
 
+    def text_before(self, request_id: str, ts: float) -> Text | None:
+        """The newest text of a request at `ts` or earlier; None where there is none."""
+        texts = self.texts.get(request_id, [])
+        at = bisect.bisect_right(texts, ts, key=lambda text: text.ts)
+        return texts[at - 1] if at else None
+
+    def add_text(self, request_id: str, ts: float, place: Place) -> None:
+        """A text line behind those that are known; one that is known already changes nothing."""
+        texts = self.texts.setdefault(request_id, [])
+        if not texts or texts[-1].place.number < place.number:
+            texts.append(Text(ts, place))
+
+
+class _PeekPage(msgspec.Struct):
+    request_id: str
+
 
 class _Peek(msgspec.Struct):
     type: str
     ts: float = 0.0
     event: wire.Event | None = None
+    page: _PeekPage | None = None
 
 
 def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
@@ -86,9 +119,13 @@ def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
             try:
                 peek = decoder.decode(line)
             except msgspec.MsgspecError as error:
+                if reader.is_of_another_type(line):
+                    continue
                 reason = f"not a recording: {error}"
                 raise RecordingError(reader.path, reason, place.number) from error
-            if peek.type in ("recording", "audit"):
+            if peek.type == "text" and peek.page is not None:
+                index.add_text(peek.page.request_id, index.last_ts, place)
+            if peek.type not in MESSAGES:
                 continue
             if not index.first_ts:
                 index.first_ts = peek.ts

@@ -2,14 +2,15 @@
 
 Knows the wire and lines. Memory does not grow with the file. A torn end is said in `torn` and is
 no error; a damaged line before it is one that names file and line. Recordings without a header, of
-`hello` first, are read too.
+`hello` first, are read too. `next` leaves out lines of a type that it does not know: they are of a
+newer vToken.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, get_args
 
 import msgspec
 
@@ -20,11 +21,18 @@ from vtoken.recording.lines import Lines, Place
 EXPECTED = "expected a `recording` or a `hello` line first, as `vtoken record` writes them"
 
 
+TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(wire.RecordingLine))
+
+
 class Entry(NamedTuple):
     """One line and where it stands."""
 
     place: Place
     line: wire.RecordingLine
+
+
+class _Typed(msgspec.Struct):
+    type: str
 
 
 class RecordingReader:
@@ -34,6 +42,7 @@ class RecordingReader:
         self.path = path
         self.header: wire.RecordingHeader | None = None
         self._decoder = msgspec.json.Decoder(wire.RecordingLine)
+        self._typed = msgspec.json.Decoder(_Typed)
         self._lines = Lines(path)
         try:
             self._check_start()
@@ -66,8 +75,13 @@ class RecordingReader:
 
     def next(self) -> Entry | None:
         """The next document; None at the present end, where a later call may find more."""
-        found = self._lines.next()
-        return None if found is None else Entry(found[0], self.decode(*found))
+        while (found := self._lines.next()) is not None:
+            try:
+                return Entry(found[0], self.decode(*found))
+            except RecordingError:
+                if not self.is_of_another_type(found[1]):
+                    raise
+        return None
 
     def seek(self, place: Place) -> None:
         """Go to a place that `next` or `scan` has answered."""
@@ -82,9 +96,18 @@ class RecordingReader:
             document: wire.RecordingLine = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RecordingError(self.path, f"not a recording: {error}", place.number) from error
-        if isinstance(document, wire.RecordingHeader | wire.Hello):
-            self._check_schema(document.schema, place.number)
+        if isinstance(document, wire.RecordingHeader):
+            self._check_schema(document.schema, wire.RECORDING_SCHEMA, place.number)
+        elif isinstance(document, wire.Hello):
+            self._check_schema(document.schema, wire.SCHEMA_VERSION, place.number)
         return document
+
+    def is_of_another_type(self, line: bytes) -> bool:
+        """Whether a line is a document of a type that this version does not know."""
+        try:
+            return self._typed.decode(line).type not in TYPES
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return False
 
     def _check_start(self) -> None:
         first = self.next()
@@ -96,7 +119,7 @@ class RecordingReader:
             raise RecordingError(self.path, EXPECTED, first.place.number)
         self.rewind()
 
-    def _check_schema(self, schema: int, number: int) -> None:
-        if schema > wire.SCHEMA_VERSION:
-            reason = f"schema {schema} is of a newer vToken; this one reads {wire.SCHEMA_VERSION}"
+    def _check_schema(self, schema: int, newest: int, number: int) -> None:
+        if schema > newest:
+            reason = f"schema {schema} is of a newer vToken; this one reads {newest}"
             raise RecordingError(self.path, reason, number)

@@ -1,4 +1,4 @@
-"""Records one stream: its messages as they came, key frames in between, and the audit.
+"""Records one stream: its messages as they came, key frames in between, the audit, and text.
 
 Knows the wire and the writer, not where the messages come from.
 """
@@ -20,14 +20,18 @@ AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
 
 
 class Recorder:
-    """`take` every message with its JSON; a key frame follows every `keyframe_s` seconds."""
+    """`take` every message with its JSON; a key frame follows every `keyframe_s` seconds.
+
+    `state`: what the messages add up to, without events; an empty one where it cannot be known.
+    """
 
     def __init__(self, writer: RecordingWriter, *, keyframe_s: float = KEYFRAME_S) -> None:
         self.num_messages = 0
         self._writer = writer
         self._keyframe_s = keyframe_s
         self._keyframe_ts = 0.0  # on the server's clock
-        self._state = StreamState()
+        self._ts = 0.0  # of the newest message
+        self.state = StreamState()
         self._encoder = msgspec.json.Encoder()
         self._audited: set[tuple[float, str, str, int]] = set()
 
@@ -40,11 +44,12 @@ class Recorder:
             self._writer.begin_member()
         self._writer.write(text)
         self.num_messages += 1
+        self._ts = message.ts
         try:
             # A key frame has no events, so none are kept.
-            self._state = replace(apply(self._state, message), events=())
+            self.state = replace(apply(self.state, message), events=())
         except ResyncNeeded:
-            self._state = StreamState()
+            self.state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
             self._keyframe_ts = message.ts
         elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also when it jumped back
@@ -60,8 +65,12 @@ class Recorder:
         if seen:
             self._audited = set(seen)
 
+    def text(self, page: wire.TextPage) -> None:
+        """Write the whole text of a request, read after the newest message."""
+        self._writer.write(self._encoder.encode(wire.TextLine(ts=self._ts, page=page)))
+
     def _write_keyframe(self) -> None:
-        messages = keyframe(self._state)
+        messages = keyframe(self.state)
         if messages is not None:
             self._writer.begin_member()
             for message in messages:

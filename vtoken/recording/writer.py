@@ -7,6 +7,7 @@ can start there without reading what lies before.
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from pathlib import Path
@@ -22,21 +23,25 @@ FLUSH_S = 1.0
 FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the server's URL
 
 
-def header_line(source: str) -> bytes:
+def header_line(source: str, *, holds_text: bool = False) -> bytes:
     """The first line of a recording, without its end."""
     header = wire.RecordingHeader(
-        schema=wire.SCHEMA_VERSION,
+        schema=wire.RECORDING_SCHEMA if holds_text else wire.SCHEMA_VERSION,
         vtoken_version=__version__,
         created_ts=time.time(),
         source=source,
+        holds_text=holds_text,
     )
     return msgspec.json.encode(header)
 
 
 class RecordingWriter:
-    """A new file at `path`, compressed where its name ends in `.gz`."""
+    """A new file at `path`, compressed where its name ends in `.gz`.
 
-    def __init__(self, path: Path, *, source: str) -> None:
+    One that `holds_text` of requests is for its owner alone (mode 0600).
+    """
+
+    def __init__(self, path: Path, *, source: str, holds_text: bool = False) -> None:
         """Creates the file and writes the header; raises RecordingError."""
         self.path = path
         self.num_lines = 0
@@ -44,13 +49,15 @@ class RecordingWriter:
         self._deflate = None if path.suffix != ".gz" else _deflate()
         self._flushed_at = time.monotonic()
         try:
-            self._file = path.open("xb", buffering=0)
+            mode = 0o600 if holds_text else 0o666  # less the umask
+            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            self._file = open(new, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
         except FileExistsError as error:
             raise RecordingExistsError(path) from error
         except OSError as error:
             raise self._failed(error) from error
         try:
-            self.write(header_line(source))
+            self.write(header_line(source, holds_text=holds_text))
             self.flush()
         except RecordingError:
             self._file.close()

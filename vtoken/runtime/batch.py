@@ -18,19 +18,28 @@ DIGITS = 2048  # of one pass of the selection: 11 bits of a score
 
 
 class TableBatch:
-    """Requests that are due: `rows` [k] of `tables`, `budget` [k] tokens each.
+    """Requests that are due: `rows` [k] of `tables`, of which `kept` [k] tokens stay.
 
-    `scores` [k]: each request's signal by token id, where the policy reads one.
+    `scores` [k]: each request's signal by token id, where the policy reads one. `protected` [k]:
+    pairs of start and end; what they cover is passed over, and `budget` [k] is what stays beside.
     """
 
     def __init__(
-        self, tables: TokenTables, rows: Ints, budget: Ints, scores: Sequence[Floats] = ()
+        self,
+        tables: TokenTables,
+        rows: Ints,
+        kept: Ints,
+        scores: Sequence[Floats] = (),
+        protected: Ragged | None = None,
     ) -> None:
         self._tables = tables
         self._scores = scores
+        self._protected = Ragged.empty(len(rows)) if protected is None else protected
         self.rows = rows
-        self.budget = budget
-        self.num_victims: Ints = tables.columns.num_live[rows] - budget
+        self.num_victims: Ints = tables.columns.num_live[rows] - kept
+        self.budget = kept
+        if len(self._protected.values):
+            self.budget = kept - tables.num_live_in(rows, self._protected)
 
     def oldest(self, sinks: int) -> Ragged:
         """Of each request the `num_victims` oldest ids, sparing the first `sinks` positions."""
@@ -38,8 +47,9 @@ class TableBatch:
         starts = np.empty(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
         kernels.oldest(
-            self.rows, self.num_victims, sinks, columns.records, columns.index, starts, out
-        )
+            self.rows, self.num_victims, sinks, self._protected.starts, self._protected.values,
+            columns.records, columns.index, starts, out,
+        )  # fmt: skip
         return Ragged(out[: starts[-1]], starts)
 
     def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
@@ -55,7 +65,7 @@ class TableBatch:
         count = np.empty(DIGITS, dtype=np.int64)
         for j, row in enumerate(self.rows.tolist()):
             starts[j + 1] = starts[j] + kernels.lowest(
-                row, self.num_victims[j], sinks, recent[j], self._scores[j],
+                row, self.num_victims[j], sinks, recent[j], self._scores[j], self._protected.of(j),
                 columns.records, columns.index, ids, keys, count, out[starts[j] :],
             )  # fmt: skip
         return Ragged(out[: starts[-1]], starts)

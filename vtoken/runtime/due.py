@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.arrays import Bools, Ints
+from vtoken.arrays import Bools, Ints, Ragged
+from vtoken.config.protection import NOTHING, Protection
 from vtoken.config.values import VTokenConfig
 from vtoken.runtime import kernels
 from vtoken.wire import MAX_TOKENS
@@ -28,7 +29,7 @@ def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
 
 class DueColumns:
     """By row: `limit` = budget + interval, `budget`, the phases, where the prompt ends, and whether
-    the request `waits`: it had no scores at that point.
+    the request `waits`: it had no scores at that point. `protection` has rows that protect tokens.
     """
 
     def __init__(self) -> None:
@@ -38,8 +39,11 @@ class DueColumns:
         self.in_prefill: Bools = np.zeros(0, dtype=np.bool_)
         self.in_decode: Bools = np.zeros(0, dtype=np.bool_)
         self.waits: Bools = np.zeros(0, dtype=np.bool_)
+        self.protection: dict[int, Protection] = {}
 
-    def admit(self, row: int, rules: VTokenConfig, prefill_end: int) -> None:
+    def admit(
+        self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection = NOTHING
+    ) -> None:
         """A new request has row `row`; it computes `prefill_end` tokens before it decodes."""
         if row >= len(self.limit):
             for name in ("limit", "budget", "prefill_end", "in_prefill", "in_decode", "waits"):
@@ -49,12 +53,23 @@ class DueColumns:
                 setattr(self, name, grown)
         self.prefill_end[row] = prefill_end
         self.waits[row] = False
-        self.follow(row, rules)
+        self.follow(row, rules, protection)
 
-    def follow(self, row: int, rules: VTokenConfig) -> None:
-        """`rules` are in force for the request from now on."""
+    def follow(self, row: int, rules: VTokenConfig, protection: Protection = NOTHING) -> None:
+        """`rules` are in force for the request from now on, and it keeps what they protect."""
         self.limit[row], self.in_prefill[row], self.in_decode[row] = phases(rules)
         self.budget[row] = rules.budget_tokens
+        if protection.num_tokens:
+            self.protection[row] = protection
+        else:
+            self.protection.pop(row, None)
+
+    def protected(self, rows: Ints) -> Ragged:
+        """The protected spans of each of `rows` [k], as pairs of start and end."""
+        if not self.protection:
+            return Ragged.empty(len(rows))
+        found = (self.protection.get(row, NOTHING) for row in rows.tolist())
+        return Ragged.joined([protection.pairs for protection in found])
 
     def select(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
         """Those of `rows` [k] that are due; `num_live`, `num_tokens` by row."""

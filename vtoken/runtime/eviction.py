@@ -25,6 +25,7 @@ REFUSED = {
     kernels.DEAD: "already dead",
     kernels.MISCOUNTED: "fewer or more than are due",
     kernels.NEWEST: "the newest token among others",
+    kernels.PROTECTED: "protected",
 }
 
 
@@ -56,7 +57,7 @@ class Evictor:
         """
         if not self.is_due(table, config):
             return None
-        return self._policy_runner.would_name(table, self._state.rules(table.request_id, config))
+        return self._policy_runner.would_name(table, config)
 
     def num_waiting(self, table: TokenTable, config: VTokenConfig) -> int:
         """Tokens of `table` that `config` will evict once its policy has the scores it needs.
@@ -75,8 +76,7 @@ class Evictor:
         rows = np.array([known[name] for name in ready if name in known], dtype=np.int64)
         if self._policy_runner.profiles():
             for row in rows.tolist():
-                table = tables[tables.names[row]]
-                self._policy_runner.take_profiles(table, state.rules(table.request_id))
+                self._policy_runner.take_profiles(tables[tables.names[row]])
         rows = state.due.select(rows, columns.num_live, columns.num_tokens)
         if len(rows) == 0:
             return False
@@ -87,22 +87,21 @@ class Evictor:
         """Those of the due `rows` [k] whose policy says what dies, the ids, and the policies."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy
-        if not state.own_rules and runner.chooses_together(policy):
+        if not state.own_policies and runner.chooses_together(policy):
             found = runner.victims_together(policy, rows)
             if found is not None:
                 return *found, {policy.name}
         chosen, victims, names = [], [], set()
         for row in rows.tolist():
             table = state.tables[state.tables.names[row]]
-            rules = state.rules(table.request_id)
-            ids = runner.victims(table, rules)
+            ids = runner.victims(table)
             if ids is None:
                 state.due.waits[row] |= table.num_tokens == state.due.prefill_end[row]
                 continue
-            runner.compare(table, rules, ids)
+            runner.compare(table, ids)
             chosen.append(row)
             victims.append(ids)
-            names.add(rules.policy.name)
+            names.add(state.rules(table.request_id).policy.name)
         return np.array(chosen, dtype=np.int64), Ragged.joined(victims), names
 
     def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
@@ -114,7 +113,9 @@ class Evictor:
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
             state.begin_evicting(tables[tables.names[row]])
         owed = tables.columns.num_live[rows] - due.budget[rows]
-        codes, num_emptied = tables.evict(rows, victims.starts, victims.values, owed)
+        codes, num_emptied = tables.evict(
+            rows, victims.starts, victims.values, owed, due.protected(rows)
+        )
         died = codes == kernels.DONE
         state.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
         for i in np.flatnonzero(~died).tolist():
@@ -154,7 +155,10 @@ class Evictor:
             for row in rows.tolist()
             if state.requests[state.tables.names[row]].last_moves is not None
         ]
-        victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), state.tables.num_rows)
+        if not moved:
+            return 0
+        num_rows = state.tables.columns.num_rows
+        victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), num_rows)
         in_vain = 0
         for i, row in enumerate(moved):
             moves = state.requests[state.tables.names[row]].last_moves

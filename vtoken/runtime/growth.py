@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vtoken.arrays import Ints, Ragged
+from vtoken.arrays import Ints, Ragged, starts_of
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.step import RequestSteps
 from vtoken.runtime.draft import pick
@@ -53,23 +53,24 @@ class TokenAppender:
 
     def __init__(self, state: RuntimeState) -> None:
         self._state = state
-        self._places = Places([], [], [], spare=False)
+        self._places: Places | None = None  # None: token t of every request is at place t
 
     def choose_places(self) -> bool:
         """Choose where each request's next single token is written: a hole, or behind the last.
 
         Whether a request with holes holds more blocks than its live tokens and the next one need.
         """
-        config = self._state.config
-        recycling = config.recycle and config.reclamation != "off"
-        self._places = self._state.tables.choose_places(recycling=recycling)
-        return self._places.spare
+        tables = self._state.tables
+        self._places = None
+        if tables.any_virtual:
+            self._places = tables.choose_places(recycling=self._state.config.recycles)
+        return self._places is not None and self._places.spare
 
-    def required_extent(self, request_id: str, num_tokens: int) -> int | None:
-        """Places that must exist for `num_tokens` tokens in all; None before the first ones."""
+    def required_extent(self, request_id: str, num_tokens: int) -> int:
+        """Places that must exist for `num_tokens` tokens in all."""
         row = self._state.tables.rows.get(request_id)
-        if row is None:
-            return None
+        if self._places is None or row is None:
+            return num_tokens
         num_new = num_tokens - self._places.num_tokens[row]
         if num_new == 1:
             return self._places.next_extent[row]
@@ -109,9 +110,8 @@ class TokenAppender:
         tables = self._state.tables
         known = tables.columns.num_blocks[rows]
         more = np.array(scheduled.num_blocks, dtype=np.int64) - known
-        starts = np.zeros(len(rows) + 1, dtype=np.int64)
         if np.count_nonzero(more) == 0:
-            return starts, NO_BLOCKS
+            return np.zeros(len(rows) + 1, dtype=np.int64), NO_BLOCKS
         joined: list[int] = []
         for i in np.flatnonzero(more).tolist():
             name = scheduled.request_ids[i]
@@ -120,8 +120,7 @@ class TokenAppender:
                     "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
                 )
             joined += self._state.store.blocks_from(name, int(known[i]))
-        np.cumsum(more, out=starts[1:])
-        return starts, np.array(joined, dtype=np.int64)
+        return starts_of(more), np.array(joined, dtype=np.int64)
 
     def plan(self, rows: Ints, grown: Grown, *, lends: bool) -> RequestSteps:
         """The worker's part of the step: all scheduled `rows` [k] that have evicted something, and
@@ -139,11 +138,11 @@ class TokenAppender:
             chosen = np.append(chosen, np.array(beside, dtype=np.int64))
         new_slots = Ragged(grown.slots, grown.starts)
         if len(chosen) != len(rows) or beside:
-            new_slots = pick(chosen, rows, new_slots, tables.num_rows)
+            new_slots = pick(chosen, rows, new_slots, tables.columns.num_rows)
         evicted = moved_ids = moved_slots = nothing = Ragged.empty(len(chosen))
         if not draft.is_empty:
-            evicted = draft.evicted_of(chosen, tables.num_rows)
-            moved_ids, moved_slots = draft.moved_of(chosen, tables.num_rows)
+            evicted = draft.evicted_of(chosen, tables.columns.num_rows)
+            moved_ids, moved_slots = draft.moved_of(chosen, tables.columns.num_rows)
         names, numbers = tables.names, chosen.tolist()
         num_live = columns.num_live[chosen]
         steps = RequestSteps(
@@ -173,6 +172,5 @@ class TokenAppender:
         needs = np.where(holey, -(-loose // size), 0)
         lent = np.array(self._state.store.lend(int(needs.sum())), dtype=np.int64)
         needs[np.cumsum(needs) > len(lent)] = 0  # too few are free: the last ones are read apart
-        starts = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(needs, out=starts[1:])
+        starts = starts_of(needs)
         return Ragged(lent[: starts[-1]], starts)

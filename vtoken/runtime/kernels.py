@@ -42,16 +42,23 @@ def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill
 
 
 @kernel
-def oldest(rows, num_victims, sinks, facts, index, starts, out):
+def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, out):
     """The first num_victims[j] live ids from `sinks` on, of every row; fewer where there are no
-    more. Writes `starts` [k + 1]."""
+    more. Those between the pairs spans[span_starts[j] : span_starts[j + 1]] are passed over.
+    Writes `starts` [k + 1]."""
     put = 0
     starts[0] = 0
     for j in range(len(rows)):
         fact = facts[rows[j]]
         left = num_victims[j]
         t = sinks
+        span = span_starts[j]
         while left > 0 and t < fact.num_tokens:
+            while span < span_starts[j + 1] and spans[span + 1] <= t:
+                span += 2
+            if span < span_starts[j + 1] and spans[span] <= t:
+                t = spans[span + 1]
+                continue
             if index[fact.first_token + t] >= 0:
                 out[put] = t
                 put += 1
@@ -74,9 +81,10 @@ def _rank_bits(score):
 
 
 @kernel
-def lowest(row, num_victims, sinks, recent, scores, facts, index, ids, keys, count, out):
+def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, keys, count, out):
     """The `num_victims` live ids of the lowest `scores`, sparing ids below `sinks` and the newest
     `recent` (one at least); ties fall on the older. Writes them, ascending, to `out`; how many.
+    Ids between the pairs of `spans` [2 m] are passed over, as if they were not there.
 
     `scores` [n] by token id; newer tokens are heavier than any number. `ids`, `keys`, `count`:
     scratch. Selects by three passes over 11, 11 and 10 bits, each of which finds the digit that
@@ -84,7 +92,12 @@ def lowest(row, num_victims, sinks, recent, scores, facts, index, ids, keys, cou
     """
     fact = facts[row]
     num_window = 0
+    span = 0
     for t in range(sinks, fact.num_tokens):
+        while span < len(spans) and spans[span + 1] <= t:
+            span += 2
+        if span < len(spans) and spans[span] <= t:
+            continue
         if index[fact.first_token + t] >= 0:
             ids[num_window] = t
             num_window += 1
@@ -126,9 +139,9 @@ def lowest(row, num_victims, sinks, recent, scores, facts, index, ids, keys, cou
 @kernel
 def pick(wanted, rows, values, starts, place, out, out_starts):
     """The numbers of each of `wanted` [k] rows, those of rows[j] being values[starts[j] :
-    starts[j + 1]]; none for a row that is not in `rows`. `place`: by row, -1 before and after.
+    starts[j + 1]]; none for a row that is not in `rows`. `place`: by row, -1 before.
 
-    Writes `out_starts` [k + 1], and `out` where it is long enough; how long it must be.
+    Writes `out` and `out_starts` [k + 1]; how many numbers they are. `wanted` are distinct.
     """
     for j in range(len(rows)):
         if rows[j] >= 0:
@@ -138,12 +151,8 @@ def pick(wanted, rows, values, starts, place, out, out_starts):
     for i in range(len(wanted)):
         j = place[wanted[i]]
         if j >= 0:
-            if total + starts[j + 1] - starts[j] <= len(out):
-                for at in range(starts[j], starts[j + 1]):
-                    out[total + at - starts[j]] = values[at]
-            total += starts[j + 1] - starts[j]
+            for at in range(starts[j], starts[j + 1]):
+                out[total] = values[at]
+                total += 1
         out_starts[i + 1] = total
-    for j in range(len(rows)):
-        if rows[j] >= 0:
-            place[rows[j]] = -1
     return total

@@ -19,6 +19,7 @@ from vtoken.policies import Policy, View
 from vtoken.policies.base import chooses_together
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.batch import TableBatch
+from vtoken.runtime.requests import Compared
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
@@ -58,12 +59,13 @@ class PolicyRunner:
         """Whether `policy` has failed and is not asked any more."""
         return policy in self._state.suspended
 
-    def victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
-        """The ids [live - budget] that `rules` evict from `table`; None while they cannot say."""
+    def victims(self, table: TokenTable) -> Ints | None:
+        """The ids [live - budget] that die of `table` now; None while its policy cannot say."""
+        config = self._state.config
         try:
-            return self._victims(table, rules)
+            return self._victims(table, config)
         except Exception as error:  # a policy of another package may raise anything
-            self._suspend(rules.policy, error)
+            self._suspend(self._state.rules(table.request_id, config).policy, error)
             return None
 
     def chooses_together(self, policy: Policy) -> bool:
@@ -79,17 +81,16 @@ class PolicyRunner:
         """Those of the due `rows` [k] of which `policy` can say what dies, and what; None where it
         has to be asked request by request.
         """
-        state = self._state
+        state, due = self._state, self._state.due
         scores: list[Floats] = []
         if policy.reads is not None:
             requests = [state.requests[state.tables.names[row]] for row in rows.tolist()]
             told = [self._scoring.told(one, policy.reads, state.config) for one in requests]
-            due = state.due
             waits = np.array([one is None for one in told], dtype=np.bool_)
             late = rows[waits]
             due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
             rows, scores = rows[~waits], [one for one in told if one is not None]
-        batch = TableBatch(state.tables, rows, state.due.budget[rows], scores)
+        batch = TableBatch(state.tables, rows, due.budget[rows], scores, due.protected(rows))
         try:
             found = policy.select_many(batch)
         except Exception as error:  # a policy of another package may raise anything
@@ -97,12 +98,14 @@ class PolicyRunner:
             return rows[:0], Ragged.empty()
         return None if found is None else (rows, found)
 
-    def would_name(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
-        """`victims` of what is not in force; raises RefusedError where the policy fails."""
+    def would_name(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
+        """`victims` under a configuration that is not in force; raises RefusedError where the
+        policy fails.
+        """
         try:
-            return self._victims(table, rules)
+            return self._victims(table, config)
         except Exception as error:
-            name = rules.policy.name
+            name = self._state.rules(table.request_id, config).policy.name
             raise RefusedError(
                 f"policy {name} fails on {table.request_id}: {error!r}",
                 field="policy.name",
@@ -110,43 +113,53 @@ class PolicyRunner:
                 bound="a policy that names the tokens it owes",
             ) from None
 
-    def _victims(self, table: TokenTable, rules: VTokenConfig) -> Ints | None:
-        if self.is_suspended(rules.policy):
+    def _victims(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
+        policy = self._state.rules(table.request_id, config).policy
+        if self.is_suspended(policy):
             return None
-        view = self._view(table, rules, rules.policy)
-        return None if view is None else _checked(rules.policy, view)
+        view = self._view(table, config, policy)
+        return None if view is None else _checked(policy, view)
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
         state = self._state
         shadow = state.shadow.asked
-        own = (rules.policy for rules in state.own_rules.values())
         return (
             state.config.policy.profiles
             or (shadow is not None and shadow.profiles)
-            or any(policy is not None and policy.profiles for policy in own)
+            or any(policy.profiles for policy in state.own_policies.values())
         )
 
-    def compare(self, table: TokenTable, rules: VTokenConfig, victims: Ints) -> None:
+    def compare(self, table: TokenTable, victims: Ints) -> None:
         """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
         shadow = self._state.shadow
         policy = shadow.asked
         if policy is None:
             return
         try:
-            fits = rules.budget_tokens >= policy.min_budget_tokens()
-            view = self._view(table, rules, policy) if fits else None
-            if view is None:
+            view = self._view(table, self._state.config, policy)
+            if view is None or view.budget_tokens < policy.min_budget_tokens():
                 shadow.wait()
             else:
-                shadow.count(victims, _checked(policy, view))
+                chosen = _checked(policy, view)
+                shadow.count(victims, chosen)
+                self._state.requests[table.request_id].compared = Compared(
+                    policy,
+                    self._state.step,
+                    table.num_tokens,
+                    table.num_dead + len(victims),
+                    victims,
+                    chosen,
+                )
         except Exception as error:
             shadow.fail(error)
 
-    def take_profiles(self, table: TokenTable, rules: VTokenConfig) -> None:
+    def take_profiles(self, table: TokenTable) -> None:
         """Have policies that profile look at the request, once there are scores of its prompt."""
-        request, shadow = self._state.requests[table.request_id], self._state.shadow
-        policies = [rules.policy] if shadow.asked is None else [rules.policy, shadow.asked]
+        state = self._state
+        request, shadow = state.requests[table.request_id], state.shadow
+        acting = state.rules(table.request_id).policy
+        policies = [acting] if shadow.asked is None else [acting, shadow.asked]
         if table.num_tokens < request.prefill_end:
             return
         for policy in policies:
@@ -154,26 +167,30 @@ class PolicyRunner:
                 continue
             try:
                 self.require(policy)
-                view = self._view(table, rules, policy, profiled=False)
+                view = self._view(table, state.config, policy, profiled=False)
                 if view is not None:
                     kept = {p: seen for p, seen in request.profiles.items() if p in policies}
                     request.profiles = {**kept, policy: policy.profile(view)}
             except Exception as error:
-                if policy is rules.policy:
+                if policy is acting:
                     self._suspend(policy, error)
                 else:
                     shadow.fail(error)
 
     def _view(
-        self, table: TokenTable, rules: VTokenConfig, policy: Policy, *, profiled: bool = True
+        self, table: TokenTable, config: VTokenConfig, policy: Policy, *, profiled: bool = True
     ) -> View | None:
-        """What `policy` sees of a request; None while what it needs is not there."""
-        state = self._state
-        request = state.requests[table.request_id]
-        ids = table.live_ids()
-        view = View(
-            ids, table.num_tokens, request.num_prompt_tokens, rules.budget_tokens, request.seed
-        )
+        """What `policy` sees of a request under `config`: its live tokens that are not protected,
+        and the budget that the protected ones leave. None while what it needs is not there.
+        """
+        state, name = self._state, table.request_id
+        request, rules = state.requests[name], state.rules(name, config)
+        ids, budget = table.live_ids(), rules.budget_tokens
+        protection = state.protection(name, config)
+        if protection.num_tokens:
+            protected = protection.covers(ids)
+            ids, budget = ids[~protected], budget - int(np.count_nonzero(protected))
+        view = View(ids, table.num_tokens, request.num_prompt_tokens, budget, request.seed)
         if policy.profiles and profiled:
             if policy not in request.profiles:
                 return None  # its prompt is not complete
@@ -185,7 +202,9 @@ class PolicyRunner:
                 return None  # wait rather than guess
             view.scores = scores
         if "token_ids" in policy.needs and self.vocabulary is not None:
-            view.vocabulary_ids = words = self.vocabulary.words(table.request_id, ids)
+            if state.is_embedded(name):
+                return None  # nothing says which words they are
+            view.vocabulary_ids = words = self.vocabulary.words(name, ids)
             view.special = self.vocabulary.special(words)
             view.punctuation = self.vocabulary.punctuation(words)
         for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
@@ -221,7 +240,9 @@ def _checked(policy: Policy, view: View) -> Ints:
     found = found.astype(np.int64)
     strangers = found[~np.isin(found, live, assume_unique=True)]
     if len(strangers):
-        raise InvariantViolation("policy", f"victims {strangers[:5].tolist()} are not live")
+        raise InvariantViolation(
+            "policy", f"victims {strangers[:5].tolist()} are not live, or protected"
+        )
     if found[-1] == live[-1]:
         raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")
     return found

@@ -1,14 +1,15 @@
-"""What holes, copies and plans cost on this machine: measured while it runs, in µs.
+"""What holes, copies, plans and probes cost on this machine: measured while it runs, in µs.
 
 Knows neither tables nor gates. The worker reports, for each step, how many tokens it packed for
-attention and how many it copied, and how long both took; the relocator reports how long a round was
-planned. A price is the median of its newest `WINDOW` samples, so that one slow step says little.
+attention, how many it copied and how many requests it probed, and how long each took; the relocator
+reports how long a round was planned. A price is the median of its newest `WINDOW` samples, so that
+one slow step says little.
 
 A price is measured from `MIN_SAMPLES` samples on. Before, a prior holds:
 - hole: 0. Nothing is known to be packed, and the gates are the paper's. Where attention never packs
   (CUDA) no sample ever comes, so this stays
 - copy: the price of a hole. Either is one read and one write of a token's K and V in every layer
-- plan: 0
+- plan, probe: 0. On CUDA the host does not wait for a probe, and this stays
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Prices:
         self.holes = Samples()
         self.copies = Samples()
         self.plans = Samples()
+        self.probes = Samples()
 
     @property
     def hole_us(self) -> float:
@@ -68,6 +70,11 @@ class Prices:
         """Planning one request of a round."""
         return self.plans.us or 0.0
 
+    @property
+    def probe_us(self) -> float:
+        """Probing the decode query of one request, on all layers of its signals."""
+        return self.probes.us or 0.0
+
     def worth(self, estimate: Estimate) -> Worth:
         """What a round saves and costs at these prices."""
         moving = estimate.moved_tokens * self.copy_us
@@ -77,11 +84,11 @@ class Prices:
         )
 
     def document(self) -> dict[str, Price]:
-        """Of a hole, a copy and a plan, with where each comes from."""
+        """Of a hole, a copy, a plan and a probe, with where each comes from."""
         return {
             name: Price(
                 us=round(us, 4),
-                per="request" if samples is self.plans else "token",
+                per="token" if samples in (self.holes, self.copies) else "request",
                 source="prior" if samples.us is None else "measured",
                 samples=samples.count,
             )
@@ -89,5 +96,6 @@ class Prices:
                 ("hole", self.hole_us, self.holes),
                 ("copy", self.copy_us, self.copies),
                 ("plan", self.plan_us, self.plans),
+                ("probe", self.probe_us, self.probes),
             )
         }

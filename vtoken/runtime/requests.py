@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken.arrays import Floats
+from vtoken.arrays import Floats, Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import Policy
@@ -18,15 +18,30 @@ from vtoken.runtime.wasted_moves import LastMoves
 
 @dataclass(slots=True)
 class Asked:
-    """A signal that the worker keeps for a request, from `layers`, and its newest answer."""
+    """A signal that the worker keeps for a request, and its newest answer."""
 
     signal: Signal
-    layers: tuple[int, ...]
     reader: Policy  # who acts by it, or else shadows who does
     asking: bool = False  # the worker was asked to tell it in the newest step,
     asked_from: int = 0  # and in every step since this one
     scores: Floats | None = None  # the newest answer, by token id
     scores_step: int = 0  # step of the report that `scores` came with
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What died of a request in one eviction, beside what the shadow would have evicted.
+
+    `victims`, `chosen`: ascending ids. `num_dead`: dead tokens of the request after it, so that a
+    later eviction that was not compared is noticed.
+    """
+
+    policy: Policy  # the shadow
+    step: int
+    num_tokens: int
+    num_dead: int
+    victims: Ints
+    chosen: Ints
 
 
 @dataclass(slots=True)
@@ -53,10 +68,11 @@ class RequestState:
     signals_for: tuple[VTokenConfig, Policy | None] | None = None
     # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
+    compared: Compared | None = None  # the newest eviction at which the shadow was asked
 
-    def scores_of(self, signal: Signal | None) -> Floats | None:
+    def scores_of(self, signal: Signal) -> Floats | None:
         """The newest answer about `signal`, by token id; None while there is none."""
-        asked = None if signal is None else self.signals.get(signal)
+        asked = self.signals.get(signal)
         return None if asked is None else asked.scores
 
 

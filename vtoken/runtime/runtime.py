@@ -26,18 +26,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 import numpy as np
 
-from vtoken.config.request_rules import RequestRules
+from vtoken.config.calibration import CalibrationProfile
+from vtoken.config.prompt_parts import Span
+from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
+from vtoken.policies import make_policy
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
 from vtoken.runtime.block_store import BlockStore
+from vtoken.runtime.canary import CanaryTally
 from vtoken.runtime.events import EventLog
 from vtoken.runtime.eviction import Evictor
 from vtoken.runtime.growth import NewRequest, Scheduled, TokenAppender
@@ -62,7 +67,7 @@ class Runtime:
 
     `state` is what the parts share. The properties are what readers outside the runtime use of it
     all the time; whatever else they read, they read of `state` or of the part that knows it.
-    `vocabulary`: the engine's tokens, if it has a tokenizer.
+    `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
     """
 
     def __init__(
@@ -77,11 +82,17 @@ class Runtime:
         max_chunk_tokens: int = MAX_TOKENS,
         lends_blocks: bool = True,
         vocabulary: Vocabulary | None = None,
+        calibration: CalibrationProfile | None = None,
     ) -> None:
         self.check_every_step = check_every_step
         self.lends_blocks = lends_blocks
         self.state = RuntimeState(
-            geometry, store, config, strict=strict, report_lag_steps=report_lag_steps
+            geometry,
+            store,
+            config,
+            strict=strict,
+            report_lag_steps=report_lag_steps,
+            calibration=calibration,
         )
         self.operations = Operations(partial(tell_operation, self.state))
         self.appender = TokenAppender(self.state)
@@ -129,9 +140,17 @@ class Runtime:
         return self.state.latency
 
     @property
+    def canary(self) -> CanaryTally:
+        return self.state.canary
+
+    @property
     def idle(self) -> bool:
         """Whether nothing may evict, and nobody who holds a block has evicted anything."""
         return not self.state.may_evict and not self.tables.any_virtual
+
+    def protected_spans(self, request_id: str) -> list[Span]:
+        """[start, end) of the request's token ids that are never evicted, ascending."""
+        return self.state.protection(request_id).spans()
 
     def concerns_worker(self, plan: StepPlan) -> bool:
         """Whether the step of `plan` differs from vLLM's own: a request has evicted, or is probed.
@@ -149,15 +168,21 @@ class Runtime:
         *,
         num_prompt_tokens: int = 0,
         max_tokens: int = 0,
+        prompt: Prompt | None = None,
     ) -> None:
         """A request has arrived; `rules` are its own, None when the configuration rules it.
 
-        `max_tokens`: its prompt and output at most.
+        `max_tokens`: its prompt and output at most; `prompt`: what more there is to know of it.
         """
-        if rules is not None:
-            self.state.announce(request_id, rules)
+        prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
+        self.state.announce(request_id, replace(rules or RequestRules(), prompt=prompt))
         self.admission.announce(request_id, num_prompt_tokens, max_tokens)
         self.latency.arrived(request_id, time.monotonic())
+
+    def announce_check(self, request_id: str) -> None:
+        """A request of the quality canary arrives: it evicts nothing, and no figure counts it."""
+        self.canary.request_id = request_id
+        self.state.announce(request_id, RequestRules(policy=make_policy("none", {})))
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request lets go of its blocks: finished, aborted or preempted."""
@@ -184,7 +209,7 @@ class Runtime:
                 {"request_id": request_id, "dead_tokens_restored": num_dead},
             )
         else:
-            self.counters.finished_requests += 1
+            self.counters.finished_requests += request_id != self.canary.request_id
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
@@ -217,8 +242,8 @@ class Runtime:
         if self.appender.choose_places():
             self.relocator.note_held_back()
 
-    def required_extent(self, request_id: str, num_tokens: int) -> int | None:
-        """Places that must exist for `num_tokens` tokens in all; None before the first ones."""
+    def required_extent(self, request_id: str, num_tokens: int) -> int:
+        """Places that must exist for `num_tokens` tokens in all, dead ones included."""
         return self.appender.required_extent(request_id, num_tokens)
 
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
@@ -267,6 +292,7 @@ class Runtime:
             return
         self.prices.copies.add(report.copy_us, report.moved_tokens)
         self.prices.holes.add(report.pack_us, report.packed_tokens)
+        self.prices.probes.add(report.probe_us, report.probed_queries)
         self.counters.packed_tokens += report.packed_tokens
         self.counters.pack_us += report.pack_us
         self.counters.verified_relocations += report.verified_relocations

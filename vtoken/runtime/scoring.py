@@ -1,10 +1,11 @@
 """Scoring, the scheduler's side: which signals the worker keeps for whom, and what came back.
 
 Knows the runtime's state; knows neither how a signal is computed nor what a policy makes of it. A
-request's signals are what its policy reads and, where it differs, what the shadow policy reads.
-Invariants:
-1. numbers are used only for the signal and the layers they were asked for; a signal that nobody
-   read until now starts anew, and nothing dies by it before the first report
+request's signals are what its policy reads and, where it differs, what the shadow policy reads,
+with the layers and heads that the configuration, the calibration profile or else the model's depth
+gives them. Invariants:
+1. numbers are used only for the signal they were asked for, layers and heads included; a signal
+   that nobody read until now starts anew, and nothing dies by it before the first report
 2. numbers are used only while the request has been asked for them in every step since, so none is
    left over from an earlier eviction
 3. where no policy reads a signal, the worker is asked nothing
@@ -13,16 +14,22 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from vtoken.arrays import Bools, Floats, Ints
+from vtoken.config.calibration import default_layer
 from vtoken.config.values import VTokenConfig
+from vtoken.policies import Policy
 from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.requests import Asked, RequestState
 from vtoken.runtime.state import RuntimeState
+from vtoken.wire import Probe
+
+Resolve = Callable[[Signal, VTokenConfig], Signal]
 
 
 class Scoring:
@@ -31,6 +38,8 @@ class Scoring:
     def __init__(self, state: RuntimeState) -> None:
         self._state = state
         self.active = False  # some policy read a signal in the newest step that was committed
+        self._resolved: dict[Signal, Signal] = {}  # under the probe settings
+        self._resolved_for: Probe | None = None
 
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal. If none does, what is held is dropped."""
@@ -39,10 +48,7 @@ class Scoring:
         if (
             state.config.policy.reads is not None
             or (shadow is not None and shadow.reads is not None and state.may_evict)
-            or any(
-                own.policy is not None and own.policy.reads is not None
-                for own in state.own_rules.values()
-            )
+            or any(policy.reads is not None for policy in state.own_policies.values())
         ):
             self.active = True
         elif self.active:
@@ -59,10 +65,9 @@ class Scoring:
         """
         state = self._state
         probes_decode = state.step % state.config.probe_every_steps == 0
-        layers = self.layers(state.config)
         shadow = state.shadow.asked
         probed, want = [], []
-        own, rules = state.own_rules, state.config
+        own, rules = state.request_rules, state.config
         numbers = rows.tolist(), num_before.tolist(), self.soon_due(rows).tolist()
         for request_id, row, known_before, due in zip(names, *numbers, strict=True):
             request = state.requests[request_id]
@@ -70,7 +75,7 @@ class Scoring:
                 rules = state.rules(request_id)
             known = request.signals_for
             if known is None or known[0] is not rules or known[1] is not shadow:
-                self._follow(request, rules, layers)
+                self._follow(request, rules)
                 request.signals_for = rules, shadow
             if not request.signals:
                 continue
@@ -98,12 +103,10 @@ class Scoring:
         if not plan.signals:
             return
         plan.probing = True
-        plan.signal_layers = layers
-        plan.probe_layers = layers if probed else None
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
-    def _follow(self, request: RequestState, rules: VTokenConfig, layers: tuple[int, ...]) -> None:
+    def _follow(self, request: RequestState, rules: VTokenConfig) -> None:
         """From now on a request keeps what its policy reads, and the shadow, if it evicts at all.
 
         Signals that were kept go on, others start anew; one that both read is kept for the policy.
@@ -111,12 +114,12 @@ class Scoring:
         shadow = self._state.shadow.asked if rules.evicts else None
         before, request.signals = request.signals, {}
         for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
-            signal = reader.reads
-            if signal is None or signal in request.signals:
+            if reader.reads is None:
                 continue
-            asked = before.get(signal)
-            if asked is None or asked.layers != layers:
-                asked = Asked(signal, layers, reader)
+            signal = self.resolve(reader.reads, rules)
+            if signal in request.signals:
+                continue
+            asked = before.get(signal) or Asked(signal, reader)
             asked.reader = reader
             request.signals[signal] = asked
 
@@ -126,9 +129,31 @@ class Scoring:
         due: Bools = soon > self._state.due.limit[rows]
         return due
 
-    def layers(self, config: VTokenConfig) -> tuple[int, ...]:
-        """The layers that `config` takes signals from."""
-        return config.probe_layers or (self._state.geometry.num_layers // 2,)
+    def resolve(self, signal: Signal, config: VTokenConfig) -> Signal:
+        """`signal`, as a policy declares it, with the layers and heads that `config` takes it from.
+
+        The same object for as long as the probe settings are the same.
+        """
+        if config.probe is not self._resolved_for:
+            self._resolved, self._resolved_for = {}, config.probe
+        found = self._resolved.get(signal)
+        if found is None:
+            found = self._resolved[signal] = self._resolve(signal, config.probe)
+        return found
+
+    def _resolve(self, signal: Signal, probe: Probe) -> Signal:
+        """The settings come first, then the calibration profile, then a share of the depth.
+
+        The profile's heads are those of its layers: they do not count where other layers are set.
+        """
+        state = self._state
+        profile = None if state.calibration is None else state.calibration.of(signal.kind)
+        layers, heads = [default_layer(state.geometry.num_layers, signal.kind)], probe.heads
+        if probe.layers:
+            layers = probe.layers
+        elif profile is not None and profile.layers:
+            layers, heads = profile.layers, probe.heads or profile.heads
+        return replace(signal, layers=tuple(sorted({*layers})), heads=tuple(sorted({*heads})))
 
     def receive(self, report: WorkerReport) -> None:
         """Take over the numbers of `report` that still answer what is asked."""
@@ -151,8 +176,8 @@ class Scoring:
 
     def told(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
         """The newest answer about `signal`, by token id; None while there is nothing to go by."""
-        asked = request.signals.get(signal)
-        if asked is None or asked.layers != self.layers(config):
+        asked = request.signals.get(self.resolve(signal, config))
+        if asked is None:
             return None
         told, step = asked.scores, asked.scores_step
         if not asked.asking or told is None or step < asked.asked_from:
@@ -161,6 +186,14 @@ class Scoring:
         if self._are_stale(len(told), step, num_tokens, request.prefill_end):
             return None
         return told
+
+    def newest(self, request_id: str) -> Floats | None:
+        """The newest answer about what the request's policy reads, by token id, however old."""
+        rules = self._state.rules(request_id)
+        if rules.policy.reads is None:
+            return None
+        signal = self.resolve(rules.policy.reads, rules)
+        return self._state.requests[request_id].scores_of(signal)
 
     def scores(
         self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
@@ -186,42 +219,44 @@ _FIRST_REPORT = {
 }
 
 
-def swap_notes(old: VTokenConfig, new: VTokenConfig, default_layer: int) -> list[str]:
-    """What a change of policy, shadow, parameters or probed layers means for scores, in words."""
-    default = (default_layer,)
-    same_layers = (old.probe_layers or default) == (new.probe_layers or default)
-    held = {old.policy.reads: old.policy.name}
+def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[str]:
+    """What a change of policy, shadow, parameters or probe settings means for scores, in words."""
+
+    def read(policy: Policy | None, config: VTokenConfig) -> Signal | None:
+        reads = None if policy is None else policy.reads
+        return None if reads is None else resolve(reads, config)
+
+    held = {read(old.policy, old): old.policy.name}
     if old.shadow is not None and old.evicts:
-        held.setdefault(old.shadow.reads, f"shadow {old.shadow.name}")
+        held.setdefault(read(old.shadow, old), f"shadow {old.shadow.name}")
     notes = []
-    after = new.policy.reads
-    if after is not None and (old.policy != new.policy or not same_layers):
-        if after in held and same_layers:
+    before, after = read(old.policy, old), read(new.policy, new)
+    if after is not None and (old.policy != new.policy or before != after):
+        if after in held:
             notes.append(f"scores carry over: {held[after]} and {new.policy.name} read {after}")
         else:
-            was = "other layers" if after in held else old.policy.reads or "no scores"
             notes.append(
-                f"scores start anew: {new.policy.name} reads {after}, until now it was {was}; "
-                f"nothing of a running request is evicted before {_first_report(after)}"
+                f"scores start anew: {new.policy.name} reads {after}, until now it was "
+                f"{before or 'no scores'}; nothing of a running request is evicted before "
+                f"{_first_report(after)}"
             )
         known = (old.policy, old.shadow)
         if new.policy.profiles and new.policy not in known:
             notes.append(f"{new.policy.name} profiles running requests on what it sees from now on")
-    return notes + _shadow_notes(old, new, held if same_layers else {})
+    return notes + _shadow_notes(old, new, read(new.shadow, new), held)
 
 
 def _shadow_notes(
-    old: VTokenConfig, new: VTokenConfig, held: Container[Signal | None]
+    old: VTokenConfig, new: VTokenConfig, reads: Signal | None, held: Container[Signal | None]
 ) -> list[str]:
     shadow = new.shadow
     if shadow is None or (shadow == old.shadow and new.evicts == old.evicts):
         return []
     if not new.evicts:
         return [f"policy none evicts nothing that shadow {shadow.name} could be compared with"]
-    if shadow.reads is None or shadow.reads in held:
+    if reads is None or reads in held:
         return []
-    first = _first_report(shadow.reads)
-    return [f"shadow {shadow.name} is compared on a running request after {first}"]
+    return [f"shadow {shadow.name} is compared on a running request after {_first_report(reads)}"]
 
 
 def _first_report(signal: Signal) -> str:

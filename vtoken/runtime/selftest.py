@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from vtoken.compiled import tell_compiled
+from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import default_config, merge_patch
 from vtoken.protocol.step import WorkerReport
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
@@ -23,6 +25,7 @@ from vtoken.wire import Geometry
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
+PROTECTED = ((5, 6), (9, 11))  # spans of one request
 SHARED_BLOCKS = 3  # that a later request finds in the prefix cache
 BUDGET = {"budget_tokens": 12, "interval_tokens": 2}
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": NUM_BLOCKS, "recycle": False}
@@ -71,7 +74,7 @@ class Pool:
         return taken
 
     def lend(self, num_blocks: int) -> list[int]:
-        return list(self.free)[:num_blocks]
+        return list(islice(self.free, num_blocks))
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
@@ -113,6 +116,7 @@ class _Serving:
         geometry = Geometry(NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS, 1, 4, 64)
         self.runtime = Runtime(geometry, self.pool, config, check_every_step=True)
         self.num_tokens = {"a": 0, "b": 0}
+        self.runtime.announce("b", RequestRules(protect=PROTECTED), num_prompt_tokens=PROMPT_TOKENS)
 
     def run(self) -> None:
         for number in range(NUM_STEPS):

@@ -5,12 +5,15 @@ Knows no engine and takes no decision. Everything that protects KV data is repor
 
 from __future__ import annotations
 
+from vtoken.config.calibration import CalibrationProfile
+from vtoken.config.protection import NOTHING, Protection
 from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies import Policy
 from vtoken.policies.shadow import ShadowTally
 from vtoken.runtime.block_store import BlockStore
+from vtoken.runtime.canary import CanaryTally
 from vtoken.runtime.draft import StepDraft
 from vtoken.runtime.due import DueColumns
 from vtoken.runtime.events import EventLog
@@ -25,9 +28,10 @@ class RuntimeState:
     """The state of one block pool at engine step `step`.
 
     Every part may read all of it. Only the methods of this class assign its fields. `counters`,
-    `events`, `latency`, `shadow`, `draft`, `due` and each `RequestState` are objects of their own,
-    whose docstrings say who changes them. `report_lag_steps`: how many steps may be with the worker
-    while the next one is planned. `config`, of number `revision`, is what the next step takes.
+    `events`, `latency`, `shadow`, `canary`, `draft`, `due` and each `RequestState` are objects of
+    their own, whose docstrings say who changes them. `report_lag_steps`: how many steps may be with
+    the worker while the next one is planned. `calibration`: where this model's signals are taken
+    from, if it was measured. `config`, of number `revision`, is what the next step takes.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class RuntimeState:
         *,
         strict: bool,
         report_lag_steps: int = 0,
+        calibration: CalibrationProfile | None = None,
     ) -> None:
         self.geometry = geometry
+        self.calibration = calibration
         self.store = store
         self.strict = strict
         self.report_lag_steps = report_lag_steps
@@ -52,11 +58,13 @@ class RuntimeState:
         self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled by
         self.draft = StepDraft()  # of the step being planned
         self.requests: dict[str, RequestState] = {}  # all that have a table
-        self.own_rules: dict[str, RequestRules] = {}  # of known requests that brought their own
+        self.request_rules: dict[str, RequestRules] = {}  # of requests that were announced
+        self.own_policies: dict[str, Policy] = {}  # of those that brought their own
         self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
         # What the request that waits first lacked in the last step, and what was kept from it.
         self.wanted_blocks = 0
         self.shadow = ShadowTally()
+        self.canary = CanaryTally()
         self.counters = Counters()
         self.events = EventLog()
         self.latency = LatencyMeter()
@@ -67,7 +75,13 @@ class RuntimeState:
         """The request gets its first blocks in this step."""
         table = self.tables.add(request.request_id)
         self.requests[request.request_id] = request
-        self.due.admit(table.row, self.rules(request.request_id), request.prefill_end)
+        self.due.admit(
+            table.row,
+            self.rules(request.request_id),
+            request.prefill_end,
+            self.protection(request.request_id),
+        )
+        self._note_words(request.request_id)
 
     def release(self, request_id: str) -> None:
         """The request lets go of its blocks, and of its part of the step being planned."""
@@ -98,7 +112,8 @@ class RuntimeState:
         if self._due_under is not self.config:
             self._due_under = self.config
             for request_id, row in self.tables.rows.items():
-                self.due.follow(row, self.rules(request_id))
+                self.due.follow(row, self.rules(request_id), self.protection(request_id))
+                self._note_words(request_id)
 
     def take_draft(self) -> StepDraft:
         """The draft of the step that has been planned; the next one starts with an empty one."""
@@ -133,23 +148,49 @@ class RuntimeState:
         return self._taken
 
     def announce(self, request_id: str, rules: RequestRules) -> None:
-        """A request has arrived that brought `rules` of its own."""
-        self.own_rules[request_id] = rules
+        """A request has arrived that these rules hold for."""
+        self.request_rules[request_id] = rules
+        if rules.policy is not None:
+            self.own_policies[request_id] = rules.policy
 
     def forget(self, request_id: str) -> None:
         """The request is over for good."""
-        self.own_rules.pop(request_id, None)
+        self.request_rules.pop(request_id, None)
+        self.own_policies.pop(request_id, None)
 
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
         """The configuration as it holds for one request; `config`: under that one instead."""
         config = self.config if config is None else config
-        own = self.own_rules.get(request_id)
+        own = self.request_rules.get(request_id)
         return config if own is None else own.under(config)
+
+    def protection(self, request_id: str, config: VTokenConfig | None = None) -> Protection:
+        """What of a request is never evicted; `config`: under that one instead."""
+        own = self.request_rules.get(request_id)
+        return NOTHING if own is None else own.protection(self.config if config is None else config)
+
+    def is_embedded(self, request_id: str) -> bool:
+        """Whether the request's prompt came as embeddings."""
+        own = self.request_rules.get(request_id)
+        return own is not None and own.prompt.is_embedded
+
+    def _note_words(self, request_id: str) -> None:
+        """An event where a request evicts nothing since its policy looks at words."""
+        own = self.request_rules.get(request_id)
+        policy = None if own is None else own.lacks_words(self.config)
+        if policy is not None:
+            self.events.add(
+                self.step,
+                "eviction",
+                f"{policy.name} evicts nothing of {request_id}: its prompt came as embeddings, "
+                "which have no words",
+                {"requests": 1, "tokens": 0, "policy": policy.name},
+            )
 
     @property
     def may_evict(self) -> bool:
-        """Whether the configuration, or a request's own rules, may evict anything."""
-        return self.config.evicts or bool(self.own_rules)
+        """Whether the configuration, or a request's own policy, may evict anything."""
+        return self.config.evicts or bool(self.own_policies)
 
     def suspend(self, policy: Policy) -> None:
         """`policy` has failed: nothing dies by it any more."""

@@ -8,8 +8,7 @@ place or a block are slices of arenas, because requests differ in length by orde
     token_at[first_block * S + p]   p, a physical index: a place in the request's block table
     block_id, block_live, readonly[first_block + i]      i, a logical block
 
-A row's room grows by an eighth at least, and moves to the end of its arena then; what it leaves
-behind is taken back when the arena is full. Costs 4 bytes a token ever, 4 a place, and 9 a block.
+A row's room grows by an eighth at least. Costs 4 bytes a token ever, 4 a place, and 9 a block.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from vtoken.arena import GROWTH, Arena, Column
 
 Int32s = npt.NDArray[np.int32]
 FACTS = np.dtype(
@@ -41,8 +42,7 @@ FACTS = np.dtype(
     ],
     align=True,
 )
-GROWTH = 8  # room grows by 1 / GROWTH
-ROOM_BLOCKS = 8  # and by this many blocks at least
+ROOM_BLOCKS = 8  # by which room grows at least
 
 
 class Columns:
@@ -52,15 +52,21 @@ class Columns:
         self.block_size = block_size
         self._free_rows: list[int] = []
         self.num_rows = 0  # that were ever given
-        self._num_tokens_given = 0
-        self._num_blocks_given = 0
         self._set_facts(np.zeros(8, dtype=FACTS))
-        self.index: Int32s = np.empty(0, dtype=np.int32)
-        self.born_live: Int32s = np.empty(0, dtype=np.int32)
-        self.token_at: Int32s = np.empty(0, dtype=np.int32)
-        self.block_id: Int32s = np.empty(0, dtype=np.int32)
-        self.block_live: Int32s = np.empty(0, dtype=np.int32)
-        self.readonly: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+        s, i4 = block_size, np.int32
+        self._tokens = Arena(Column(i4, fill=-1), Column(i4, share=s))
+        self._blocks = Arena(Column(i4, fill=-1, width=s), Column(i4), Column(i4), Column(np.bool_))
+        self._set_arrays()
+
+    def _set_arrays(self) -> None:
+        self.index: Int32s
+        self.born_live: Int32s
+        self.index, self.born_live = self._tokens.arrays
+        self.token_at: Int32s
+        self.block_id: Int32s
+        self.block_live: Int32s
+        self.readonly: npt.NDArray[np.bool_]
+        self.token_at, self.block_id, self.block_live, self.readonly = self._blocks.arrays
 
     def _set_facts(self, facts: npt.NDArray[Any]) -> None:
         self.facts = facts
@@ -81,8 +87,7 @@ class Columns:
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays, room that is not used included."""
-        arrays = (self.index, self.born_live, self.token_at, self.block_id, self.block_live)
-        return sum(array.nbytes for array in (*arrays, self.readonly, self.facts))
+        return self._tokens.num_bytes + self._blocks.num_bytes + self.facts.nbytes
 
     def take_row(self, number: int) -> int:
         """A row without tokens and blocks."""
@@ -110,80 +115,13 @@ class Columns:
         s = self.block_size
         token_room, block_room = int(self.token_room[row]), int(self.block_room[row])
         if num_tokens > token_room:
-            self._reserve_tokens(row, _room(-(-num_tokens // s), token_room // s) * s)
+            used = -(-int(self.num_tokens[row]) // s) * s
+            wanted = _room(-(-num_tokens // s), token_room // s) * s
+            self._tokens.reserve(self.first_token, self.token_room, row, used, wanted)
         if num_blocks > block_room:
-            self._reserve_blocks(row, _room(num_blocks, block_room))
-
-    def _reserve_tokens(self, row: int, room: int) -> None:
-        start = self._num_tokens_given
-        if start + room > len(self.index):
-            start = self._repack_tokens(room)
-        first, known = int(self.first_token[row]), int(self.num_tokens[row])
-        self.index[start : start + known] = self.index[first : first + known]
-        self.index[start + known : start + room] = -1
-        s = self.block_size
-        born = self.born_live[first // s : first // s - (-known // s)].copy()
-        self.born_live[start // s : (start + room) // s] = 0
-        self.born_live[start // s : start // s + len(born)] = born
-        self.first_token[row] = start
-        self.token_room[row] = room
-        self._num_tokens_given = start + room
-
-    def _repack_tokens(self, more: int) -> int:
-        """Room for `more` behind all rows: what they left behind is taken back."""
-        s = self.block_size
-        total = int(self.token_room.sum()) + more
-        size = max(total + total // GROWTH // s * s, len(self.index))
-        index, born = np.full(size, -1, np.int32), np.zeros(size // s, np.int32)
-        start = 0
-        for row in np.flatnonzero(self.token_room).tolist():
-            first, room = int(self.first_token[row]), int(self.token_room[row])
-            index[start : start + room] = self.index[first : first + room]
-            ends = (first + room) // s, (start + room) // s
-            born[start // s : ends[1]] = self.born_live[first // s : ends[0]]
-            self.first_token[row] = start
-            start += room
-        self.index, self.born_live = index, born
-        return start
-
-    def _reserve_blocks(self, row: int, room: int) -> None:
-        start = self._num_blocks_given
-        if start + room > len(self.block_id):
-            start = self._repack_blocks(room)
-        first, known = int(self.first_block[row]), int(self.num_blocks[row])
-        s, end = self.block_size, start + room
-        for array in (self.block_id, self.block_live, self.readonly):
-            array[start : start + known] = array[first : first + known]
-            array[start + known : end] = 0
-        self.token_at[start * s : (start + known) * s] = self.token_at[
-            first * s : (first + known) * s
-        ]
-        self.token_at[(start + known) * s : end * s] = -1
-        self.first_block[row] = start
-        self.block_room[row] = room
-        self._num_blocks_given = end
-
-    def _repack_blocks(self, more: int) -> int:
-        s = self.block_size
-        total = int(self.block_room.sum()) + more
-        size = max(total + total // GROWTH, len(self.block_id))
-        old = (self.block_id, self.block_live, self.readonly, self.token_at.reshape(-1, s))
-        new = (
-            np.zeros(size, np.int32),
-            np.zeros(size, np.int32),
-            np.zeros(size, np.bool_),
-            np.full((size, s), -1, np.int32),
-        )
-        start = 0
-        for row in np.flatnonzero(self.block_room).tolist():
-            first, room = int(self.first_block[row]), int(self.block_room[row])
-            for before, after in zip(old, new, strict=True):
-                after[start : start + room] = before[first : first + room]
-            self.first_block[row] = start
-            start += room
-        self.block_id, self.block_live, self.readonly = new[:3]
-        self.token_at = new[3].reshape(-1)
-        return start
+            used, wanted = int(self.num_blocks[row]), _room(num_blocks, block_room)
+            self._blocks.reserve(self.first_block, self.block_room, row, used, wanted)
+        self._set_arrays()
 
 
 def _room(needed: int, had: int) -> int:

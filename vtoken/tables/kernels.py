@@ -17,8 +17,8 @@ Equations that hold before and after every kernel, for each row:
 and for the pool: readers[slot] = tokens that live there, over all rows; live[b] = slots of b with a
 reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
 
-A kernel that refuses returns a code and leaves what is wrong in `wrong`; a refused request is not
-changed. `wrong[0]` is the index of the request in the call.
+A kernel that refuses returns a code and writes the numbers of its message to `wrong` [3]; a refused
+request is not changed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.compiled import kernel
+from vtoken.wire import FLAG_SHARED as SHARED
+from vtoken.wire import FLAG_USED as USED
 
 # What a kernel may answer.
 DONE, NO_ROOM, NO_PLACE, OCCUPIED, SHRANK = 0, 1, 2, 3, 4
 UNKNOWN, DEAD, MISCOUNTED, NEWEST = 5, 6, 7, 8
 DOUBLED_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
+PROTECTED = 14
 
-USED, SHARED = 1, 2  # `vtoken.wire.FLAG_USED`, `FLAG_SHARED`; a test compares them
+# What `append` counts.
+WRITTEN, RECYCLED = 0, 1
 
 
 # ---------------------------------------------------------------- the pool
@@ -98,7 +102,7 @@ def append(
     first, rows, totals, joined_starts, joined, s,
     facts, index, born_live, token_at, block_id, block_live, readonly,
     readers, live, holders, usage, owner, counts,
-    slots, starts, written, wrong,
+    slots, starts, written, counted, wrong,
 ):  # fmt: skip
     """Requests `rows` [k] from the `first`-th on now have `totals` [k] tokens, and the blocks
     joined[joined_starts[j]:joined_starts[j + 1]] beside those they had.
@@ -106,14 +110,13 @@ def append(
     Writes the slots of the new tokens and where each request's begin into `slots`, `starts`
     [k + 1]; a token goes into the row's `hole` where it comes alone and there is one. Returns a
     code and the index of the request at which it stopped. `written`: the blocks that requests that
-    have evicted write to, `wrong[1]` of them. `wrong[3]`: holes that were filled.
+    have evicted write to, counted[WRITTEN] of them. counted[RECYCLED]: holes that were filled.
     """
     for j in range(first, len(rows)):
         r = rows[j]
         fact = facts[r]
         num_new = totals[j] - fact.num_tokens
         num_joined = joined_starts[j + 1] - joined_starts[j]
-        wrong[0] = j
         if num_new < 0:
             return SHRANK, j
         if (
@@ -124,7 +127,7 @@ def append(
             return NO_ROOM, j
         for at in range(joined_starts[j], joined_starts[j + 1]):
             if joined[at] < 0 or joined[at] >= len(holders):
-                wrong[4] = joined[at]
+                wrong[0] = joined[at]
                 return NO_BLOCK, j
         place = fact.extent
         if fact.virtual:
@@ -133,11 +136,11 @@ def append(
             else:
                 place = _append_start(fact, s, readonly)
         if place + num_new > (fact.num_blocks + num_joined) * s:
-            wrong[4], wrong[5], wrong[6] = num_new, place, fact.num_blocks + num_joined
+            wrong[0], wrong[1], wrong[2] = num_new, place, fact.num_blocks + num_joined
             return NO_PLACE, j
         for p in range(place, place + num_new):
             if p < fact.num_blocks * s and token_at[fact.first_block * s + p] >= 0:
-                wrong[4] = p
+                wrong[0] = p
                 return OCCUPIED, j
         for at in range(joined_starts[j], joined_starts[j + 1]):
             i = fact.first_block + fact.num_blocks
@@ -149,7 +152,7 @@ def append(
             _hold(joined[at], fact.number, holders, usage, owner, counts)
             fact.num_blocks += 1
         if fact.virtual and num_new == 1 and place == fact.hole:
-            wrong[3] += 1
+            counted[RECYCLED] += 1
             fact.num_recycled += 1
             fact.hole = -1
         put = starts[j]
@@ -173,8 +176,8 @@ def append(
             slots[put] = slot
             put += 1
             if fact.virtual and (p == place or p % s == 0):
-                written[wrong[1]] = b
-                wrong[1] += 1
+                written[counted[WRITTEN]] = b
+                counted[WRITTEN] += 1
             fact.num_tokens += 1
         fact.num_live += num_new
         if num_new:
@@ -222,15 +225,27 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
 
 
 @kernel
+def num_live_in(rows, span_starts, spans, facts, index, out):
+    """Of each of `rows` [k] the live tokens in its pairs of start and end, to `out` [k]."""
+    for j in range(len(rows)):
+        fact = facts[rows[j]]
+        out[j] = 0
+        for span in range(span_starts[j], span_starts[j + 1], 2):
+            for t in range(spans[span], min(spans[span + 1], fact.num_tokens)):
+                out[j] += index[fact.first_token + t] >= 0
+
+
+@kernel
 def evict(
-    rows, starts, ids, owed, s,
+    rows, starts, ids, owed, span_starts, spans, s,
     facts, index, born_live, token_at, block_id, block_live,
     readers, live, counts,
     codes, num_emptied,
 ):  # fmt: skip
     """ids[starts[j]:starts[j + 1]], ascending, of the request rows[j] die.
 
-    `owed` [k]: how many must be named, and the newest token spared; -1: any. `codes` [k]: why a
+    `owed` [k]: how many must be named, and the newest token spared; -1: any. None may be between
+    the pairs of start and end spans[span_starts[j] : span_starts[j + 1]]. `codes` [k]: why a
     request was refused, which then is not changed. `num_emptied` [k]: its blocks that lost their
     last live token.
     """
@@ -240,10 +255,16 @@ def evict(
         num_emptied[j] = 0
         low, high = starts[j], starts[j + 1]
         last = -1
+        span = span_starts[j]
         for at in range(low, high):
             t = ids[at]
             if t <= last or t >= fact.num_tokens:
                 codes[j] = UNKNOWN
+                break
+            while span < span_starts[j + 1] and spans[span + 1] <= t:
+                span += 2
+            if span < span_starts[j + 1] and spans[span] <= t:
+                codes[j] = PROTECTED
                 break
             if index[fact.first_token + t] < 0:
                 codes[j] = DEAD
@@ -304,7 +325,7 @@ def relocate(
     num_ranked = 0
     for n in range(len(blocks)):
         if blocks[n] < 0 or blocks[n] >= len(rank):
-            code, wrong[4] = NO_BLOCK, blocks[n]
+            code, wrong[0] = NO_BLOCK, blocks[n]
             break
         if rank[blocks[n]] >= 0:
             code = DOUBLED_BLOCK
@@ -326,7 +347,7 @@ def relocate(
                 break
             b = slots[n] // s
             if slots[n] < 0 or b >= len(rank) or rank[b] < 0:
-                code, wrong[4] = OUTSIDE, b
+                code, wrong[0] = OUTSIDE, b
                 break
             o = slots[n] % s
             to = rank[b] * s + o
@@ -343,7 +364,7 @@ def relocate(
         for n in range(num_marked):
             index[first + ids[n]] = -2 - index[first + ids[n]]
     if code == DONE and num_left:
-        code, wrong[4] = LOST, fact.num_live - num_left
+        code, wrong[0] = LOST, fact.num_live - num_left
     if code != DONE:
         for n in range(num_ranked):
             rank[blocks[n]] = -1

@@ -23,7 +23,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Bools, Ints
+from vtoken.arrays import Bools, Ints, Ragged
 from vtoken.errors import InvariantViolation, UnknownRequestError
 from vtoken.tables import kernels
 from vtoken.tables.columns import Columns, Int32s
@@ -75,7 +75,7 @@ class TokenTables:
         self._free_numbers: list[int] = []  # heap of those that were given before
         self._last_number = 0  # the highest one that was given
         self.num_changes = 0  # tables made and released, ever
-        self._wrong: Ints = np.zeros(8, dtype=np.int64)
+        self._wrong: Ints = np.zeros(3, dtype=np.int64)
         self._rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
         self._old_rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
 
@@ -101,11 +101,6 @@ class TokenTables:
     def all_rows(self) -> Ints:
         """The rows of all tables [R], oldest table first."""
         return np.fromiter(self.rows.values(), dtype=np.int64, count=len(self.rows))
-
-    @property
-    def num_rows(self) -> int:
-        """As many as arrays by row have places."""
-        return len(self.columns.facts)
 
     @property
     def any_virtual(self) -> bool:
@@ -136,11 +131,11 @@ class TokenTables:
         one. Raises InvariantViolation when blocks are too few, a place is taken or tokens were
         lost; requests before that one have grown then.
         """
-        columns, pool, wrong = self.columns, self.pool, self._wrong
+        columns, pool = self.columns, self.pool
         num_new = int((totals - columns.num_tokens[rows]).sum())
         slots, written = np.empty((2, max(num_new, 0)), dtype=np.int64)
         starts = np.zeros(len(rows) + 1, dtype=np.int64)
-        wrong[:] = 0
+        counted = np.zeros(2, dtype=np.int64)
         first = 0
         while first < len(rows):
             code, first = kernels.append(
@@ -148,7 +143,7 @@ class TokenTables:
                 columns.records, columns.index, columns.born_live, columns.token_at,
                 columns.block_id, columns.block_live, columns.readonly,
                 pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
-                slots, starts, written, wrong,
+                slots, starts, written, counted, self._wrong,
             )  # fmt: skip
             if code == kernels.NO_ROOM:
                 row = int(rows[first])
@@ -156,21 +151,22 @@ class TokenTables:
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
-        return Grown(slots, starts, written[: wrong[1]], int(wrong[3]))
+        num_written, num_recycled = counted.tolist()
+        return Grown(slots, starts, written[:num_written], num_recycled)
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
         name, wrong = self.names[row], self._wrong
         if code == kernels.OCCUPIED:
-            raise InvariantViolation("I2", f"{name}: place {wrong[4]} is occupied")
+            raise InvariantViolation("I2", f"{name}: place {wrong[0]} is occupied")
         if code == kernels.NO_BLOCK:
-            raise InvariantViolation("I4", f"{name} holds {wrong[4]}, which is no block")
+            raise InvariantViolation("I4", f"{name} holds {wrong[0]}, which is no block")
         if code == kernels.SHRANK:
             raise InvariantViolation(
                 "I4", f"{name} has {total} tokens, its table {self.columns.num_tokens[row]}"
             )
         raise InvariantViolation(
             "I4",
-            f"{wrong[4]} tokens at index {wrong[5]} do not fit {wrong[6]} blocks "
+            f"{wrong[0]} tokens at index {wrong[1]} do not fit {wrong[2]} blocks "
             f"of {self.block_size} (request {name})",
         )
 
@@ -194,7 +190,7 @@ class TokenTables:
     def choose_places(self, *, recycling: bool) -> Places:
         """Choose where each request's next single token goes: a hole, if `recycling`, or behind."""
         columns = self.columns
-        next_extent, start = np.zeros((2, self.num_rows), dtype=np.int64)
+        next_extent, start = np.zeros((2, columns.num_rows), dtype=np.int64)
         spare = kernels.choose_places(
             self.block_size, recycling, columns.num_rows,
             columns.records, columns.token_at, columns.readonly, next_extent, start,
@@ -204,10 +200,20 @@ class TokenTables:
 
     # ------------------------------------------------------------ eviction and relocation
 
-    def evict(self, rows: Ints, starts: Ints, ids: Ints, owed: Ints) -> tuple[Ints, Ints]:
+    def num_live_in(self, rows: Ints, spans: Ragged) -> Ints:
+        """Of each of `rows` [k] how many live tokens are in `spans`, pairs of start and end [k]."""
+        out = np.empty(len(rows), dtype=np.int64)
+        columns = self.columns
+        kernels.num_live_in(rows, spans.starts, spans.values, columns.records, columns.index, out)
+        return out
+
+    def evict(
+        self, rows: Ints, starts: Ints, ids: Ints, owed: Ints, protected: Ragged
+    ) -> tuple[Ints, Ints]:
         """ids[starts[i]:starts[i + 1]], ascending, of the requests `rows` [k] die.
 
-        `owed` [k]: how many must be named, and the newest token spared; -1: any. A request whose
+        `owed` [k]: how many must be named, and the newest token spared; -1: any. None may be in
+        `protected`, pairs of start and end for each request [k]. A request whose
         ids are refused is not changed. Returns codes of `kernels` [k], and how many blocks of each
         request [k] lost their last live token.
         """
@@ -215,7 +221,7 @@ class TokenTables:
         codes = np.empty(len(rows), dtype=np.int64)
         num_emptied = np.empty(len(rows), dtype=np.int64)
         kernels.evict(
-            rows, starts, ids, owed, self.block_size,
+            rows, starts, ids, owed, protected.starts, protected.values, self.block_size,
             columns.records, columns.index, columns.born_live, columns.token_at,
             columns.block_id, columns.block_live, pool.readers, pool.live, pool.counts,
             codes, num_emptied,
@@ -230,7 +236,8 @@ class TokenTables:
         """Batch form of `evict_token`, in any order; all or nothing."""
         row = np.array([self[request_id].row])
         ids = np.sort(token_ids)
-        codes, _ = self.evict(row, np.array([0, len(ids)]), ids, np.array([-1]))
+        starts = np.array([0, len(ids)])
+        codes, _ = self.evict(row, starts, ids, np.array([-1]), Ragged.empty(1))
         if codes[0] == kernels.DEAD:
             raise InvariantViolation("I2", f"a victim of {request_id} is already dead")
         if codes[0] != kernels.DONE:
@@ -281,7 +288,7 @@ class TokenTables:
         return out
 
     def _refuse_moves(self, code: int, table: TokenTable) -> NoReturn:
-        name, what = table.request_id, int(self._wrong[4])
+        name, what = table.request_id, int(self._wrong[0])
         if code == kernels.DEAD:
             raise InvariantViolation("I1", f"a moved token of {name} is not live")
         if code == kernels.LOST:

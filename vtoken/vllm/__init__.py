@@ -41,8 +41,10 @@ def register() -> None:
         register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cpu.backend.VTokenCPUBackend")
     selector._cached_get_attn_backend.cache_clear()  # an earlier engine has asked already
     from vtoken.vllm.engine.manager import register_spec
+    from vtoken.vllm.engine.request_arguments import check_prompts
 
     register_spec()
+    check_prompts()
     EngineCore.vtoken_command = _command
 
 

@@ -36,11 +36,36 @@ GRANT = "vtoken.grant"  # scope key: what the caller may do, None until a websoc
 
 @dataclass(slots=True)
 class AccessControl:
-    """What decides whether a call passes, and counts those that do not."""
+    """What decides whether a call passes, and counts those that do not.
+
+    `show_text`: whether the text of requests is shown at all.
+    """
 
     access: Access
+    show_text: bool = False
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)
+
+    def check_text(self, grant: Grant) -> None:
+        """Raises 403 for a caller who may not read the text of requests."""
+        if not self.show_text:
+            raise refuse(
+                403,
+                "this server does not show the text of requests",
+                title="Text is not shown",
+                bound="a server that was started with --vtoken-show-text",
+            )
+        if not grant.can_control:
+            raise refuse(
+                403,
+                f"text is for those who may change things: {grant.read_only_reason}",
+                title="Read-only",
+                bound="the token of --vtoken-control-token-file",
+            )
+
+    def can_read_text(self, grant: Grant) -> bool:
+        """Whether `check_text` would pass."""
+        return self.show_text and grant.can_control
 
 
 class Guard:
@@ -111,6 +136,15 @@ def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
         else:
             scope[GRANT].check_control()
             control.limits.spend(address, "change")
+    except ProblemError as error:
+        control.refusals.note(scope, error)
+        raise
+
+
+def permit_text(scope: Scope, control: AccessControl) -> None:
+    """What a call for the text of a request must pass; raises 403."""
+    try:
+        control.check_text(scope[GRANT])
     except ProblemError as error:
         control.refusals.note(scope, error)
         raise

@@ -124,9 +124,9 @@ class Session:
                 self._replayed = missed.last_seq
                 self._resumed = True
 
-    async def run(self, *, read_only_reason: str = "") -> None:
+    async def run(self, *, read_only_reason: str = "", can_read_text: bool = False) -> None:
         """Send until cancelled; raises TimeoutError (slow client), ProblemError (no engine)."""
-        await self._send(self._hello(read_only_reason))
+        await self._send(self._hello(read_only_reason, can_read_text=can_read_text))
         await self._send_snapshot()
         loop = asyncio.get_running_loop()
         period = 1.0 / self._query.fps
@@ -179,7 +179,7 @@ class Session:
         if fields := self._cursor.delta(self._view):
             await self._send(self._message(wire.Delta, **fields))
 
-    def _hello(self, read_only_reason: str) -> wire.Hello:
+    def _hello(self, read_only_reason: str, *, can_read_text: bool) -> wire.Hello:
         about = self._describe
         hello: wire.Hello = self._message(
             wire.Hello,
@@ -194,6 +194,7 @@ class Session:
             fps=self._query.fps,
             can_control=not read_only_reason,
             read_only_reason=read_only_reason,
+            can_read_text=can_read_text,
             resumed=self._resumed,
         )
         return hello

@@ -18,7 +18,14 @@ from starlette.requests import Request
 
 from vtoken import wire
 from vtoken.bounds import fault, read_json
-from vtoken.commands import GuardP95, GuardPreemptions, TrialSeconds
+from vtoken.commands import (
+    GuardAgreement,
+    GuardCanaries,
+    GuardLogprobLost,
+    GuardP95,
+    GuardPreemptions,
+    TrialSeconds,
+)
 from vtoken_api.problems import refuse
 from vtoken_api.state.segments import MAX_AGE_S
 
@@ -90,6 +97,27 @@ class PatchQuery(ChangeQuery, frozen=True):
         Meta(
             description="take the change back when more requests than this were preempted since "
             "then"
+        ),
+    ] = None
+    guard_canary_agreement: Annotated[
+        GuardAgreement | None,
+        Meta(
+            description="take the change back when the quality canary's agreement since then is "
+            "below this"
+        ),
+    ] = None
+    guard_canary_logprob_lost: Annotated[
+        GuardLogprobLost | None,
+        Meta(
+            description="take the change back when the log-probability lost since then, in nats a "
+            "token, is above this"
+        ),
+    ] = None
+    guard_canary_count: Annotated[
+        GuardCanaries | None,
+        Meta(
+            description="checked requests that a guard on the canary rests on at least; else "
+            f"{wire.GUARD_CANARIES}"
         ),
     ] = None
     guard_for_s: Annotated[

@@ -31,6 +31,7 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.RequestRow,
     wire.RequestDetail,
     wire.TokenPage,
+    wire.TextPage,
     wire.EventPage,
     wire.AuditPage,
     wire.Problem,
@@ -40,7 +41,7 @@ DOCUMENTED: tuple[Any, ...] = (
 PROBLEMS: dict[int, str] = {
     400: "Malformed: not JSON, or not an entity tag",
     401: "The token is missing or wrong, or stands in the URL",
-    403: "Refused: only the control token may, foreign page or foreign host name",
+    403: "Refused: only the control token may, not shown, foreign page or foreign host name",
     404: "Unknown id",
     408: "The body did not arrive within 10 s",
     409: "In conflict with what is going on",

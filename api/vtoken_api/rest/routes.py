@@ -6,6 +6,7 @@ steps, never a copy that has aged in this process.
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import commands, wire
+from vtoken_api.auth.guard import permit_text
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import (
     AuditQuery,
@@ -191,6 +193,29 @@ async def get_tokens(
 ) -> Response:
     call = commands.Tokens(request_id=request_id, start=page.start, limit=page.limit)
     return document(await service.bus.ask(call, wire.TokenPage))
+
+
+@router.get(
+    "/requests/{request_id}/text",
+    summary="The text of a request, token by token, with what became of each",
+    operation_id="vtoken_text",
+    description="The pieces of consecutive tokens are the text; a character of several tokens is "
+    "in the last one's piece. Only on a server that was started with --vtoken-show-text, and only "
+    "for callers who may change things: prompts may be confidential.",
+    openapi_extra=parameters(TokensQuery),
+    responses=answers(ref(wire.TextPage), "Tokens in logical order", 404, 409),
+)
+async def get_text(
+    request: Request,
+    request_id: str,
+    service: Served,
+    page: Annotated[TokensQuery, Depends(query(TokensQuery))],
+) -> Response:
+    permit_text(request.scope, service.auth)
+    call = commands.Text(request_id=request_id, start=page.start, limit=page.limit)
+    source = await service.bus.ask(call, wire.TextSource)
+    text = await asyncio.to_thread(service.texts.decode, source)
+    return document(text, headers={"Cache-Control": "no-store"})
 
 
 @router.get(

@@ -99,10 +99,12 @@ class FlightRecorder:
 
     async def close(self) -> None:
         """Stop; the open segment is finished."""
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
+            await self._finish(self._on_disk(self._end))  # the task may have been at just that
         self._disk.shutdown(wait=False)
 
     async def flush(self) -> None:

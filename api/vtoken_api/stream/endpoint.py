@@ -80,7 +80,12 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
         await session.prepare()
         if websocket.application_state is WebSocketState.CONNECTING:
             await websocket.accept()
-        sender = asyncio.create_task(session.run(read_only_reason=grant.read_only_reason))
+        sender = asyncio.create_task(
+            session.run(
+                read_only_reason=grant.read_only_reason,
+                can_read_text=service.auth.can_read_text(grant),
+            )
+        )
         receiver = asyncio.create_task(_until_disconnect(websocket))
         try:
             await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)

@@ -55,6 +55,7 @@ class Exporter:
     async def files(self, kind: str) -> dict[str, bytes]:
         """Contents by file name. Raises PngUnavailable."""
         from vtoken_console.export import files
+        from vtoken_console.export.dots import with_dots
         from vtoken_console.export.raster import svg_to_png
 
         source, url = self._session.source, self._session.url
@@ -67,7 +68,7 @@ class Exporter:
         if kind == "csv":
             tables = await asyncio.to_thread(files.tables, model, source.feed.series)
             return {f"{stem}-{name}.csv": data for name, data in tables.items()}
-        svg = self._app.export_screenshot(title=f"vtoken console: {url}")
+        svg = with_dots(self._app.export_screenshot(title=f"vtoken console: {url}"))
         if kind == "svg":
             return {f"{stem}.svg": svg.encode()}
         return {f"{stem}.png": await asyncio.to_thread(svg_to_png, svg)}

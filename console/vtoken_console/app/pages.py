@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from textual.app import App
+from textual.screen import Screen
 
 from vtoken_console.app.session import Session
 
@@ -15,14 +16,20 @@ class Pages:
         self._session = session
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
-        """`in_place`: of the page on top."""
+        """`in_place`: of the page on top. In a recording that holds text, the text of then."""
         from vtoken_console.screens.request import RequestScreen
 
-        source = self._session.source
+        source, replay = self._session.source, self._session.replay
         if source is not None:
-            page = RequestScreen(
-                source, request_id, self.open_block, read_only=self._session.read_only
-            )
+            page: Screen[None]
+            if replay is not None and replay.holds_text:
+                from vtoken_console.screens.recorded_text import RecordedTextScreen
+
+                page = RecordedTextScreen(replay, request_id)
+            else:
+                page = RequestScreen(
+                    source, request_id, self.open_block, read_only=self._session.read_only
+                )
             if in_place:
                 await self._app.switch_screen(page)
             else:

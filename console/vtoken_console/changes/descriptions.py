@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from vtoken import wire
     from vtoken_console.look.palette import Paragraph
 
-EVICTION_RULES = frozenset({"policy", "budget_tokens", "interval_tokens", "evict_during"})
+EVICTION_RULES = frozenset(
+    {
+        "policy",
+        "budget_tokens",
+        "budget_ratio",
+        "budget_floor_tokens",
+        "interval_tokens",
+        "evict_during",
+        "protect",
+    }
+)
 
 
 def may_evict(patch: Mapping[str, Any]) -> bool:
@@ -128,6 +138,28 @@ def price_paragraphs(prices: wire.RoundPrices | None) -> list[Paragraph]:
         f"A hole costs {hole} and step, a copy {copy}: a round now saves "
         f"{prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs."
     )
+    return [(told, palette.MUTED_STYLE)]
+
+
+def calibration_paragraphs(found: wire.Calibration | None) -> list[Paragraph]:
+    """Where the policy in force takes its signal from, in one sentence."""
+    if found is None:
+        return []
+    if found.signal is None:
+        return [("The policy in force reads no signal.", palette.MUTED_STYLE)]
+    layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
+    where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
+    if heads:
+        where += f", head{'s' * (len(found.heads) > 1)} {heads}"
+    why = {
+        "configured": "as configured",
+        "profile": f"by the calibration profile {found.fingerprint[:12]}",
+        "default depth": "the default depth"
+        + (", which the profile found no better layer than" if found.fingerprint else ""),
+    }[found.source]
+    told = f"Signal {found.signal} from {where}: {why}."
+    if not found.fingerprint:
+        told += f" No calibration profile: {found.detail}."
     return [(told, palette.MUTED_STYLE)]
 
 

@@ -13,10 +13,16 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
+from vtoken.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
 FIRST = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")
+PROTECTED_PARTS = {
+    "template": "never evict the chat template's first tokens and the answer's header",
+    "system": "never evict the system prompt",
+    "last_user": "never evict the last user turn",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,6 @@ class Field:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-
-    @property
-    def about(self) -> str:
-        """What it is, and where its numbers end."""
-        is_number = self.minimum is not None or self.maximum is not None
-        return f"{self.label.strip()}: {self.summary}" + (f" ({self.bound_text})" * is_number)
 
     @property
     def bound_text(self) -> str:
@@ -76,7 +76,8 @@ def make_fields(
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
     names = [n for n in FIRST if n in config.bounds]
-    names += [n for n in config.bounds if n not in (*FIRST, "policy", "probe", "shadow")]
+    objects = ("policy", "probe", "protect", "shadow", "canary")
+    names += [n for n in config.bounds if n not in (*FIRST, *objects)]
     for name in names:
         b = config.bounds[name]
         fields.append(
@@ -101,9 +102,21 @@ def make_fields(
         fields.append(
             Field(("shadow", "name"), "shadow", "enum", b.summary, asked, is_asked, choices=choices)
         )
+    for part in desired.get("protect", {}) if "protect" in config.bounds else ():
+        fields.append(
+            Field(
+                ("protect", part),
+                f"protect {part}",
+                "bool",
+                PROTECTED_PARTS.get(part, ""),
+                desired["protect"][part],
+                effective["protect"].get(part),
+            )
+        )
     if "probe" in config.bounds:
         for name, kind, text in (
-            ("layers", "list", "probed layers, comma separated; empty: the middle one"),
+            ("layers", "list", "probed layers, comma separated; empty: calibrated, or 0.7 deep"),
+            ("heads", "list", "probed query heads, comma separated; empty: calibrated, or all"),
             ("every_steps", "int", "probe every k-th step"),
         ):
             fields.append(
@@ -117,6 +130,20 @@ def make_fields(
                     1 if kind == "int" else None,
                 )
             )
+    if "canary" in config.bounds:
+        fields += [
+            Field(
+                ("canary", name),
+                f"canary {name}",
+                b.type,
+                b.summary,
+                desired["canary"][name],
+                effective["canary"][name],
+                b.minimum,
+                b.maximum,
+            )
+            for name, b in bounds_of(wire.Canary).items()
+        ]
     return fields
 
 

@@ -23,6 +23,8 @@ class Terms:
     confirm_within_s: int | None = None
     guard_inter_token_p95_ms: float | None = None
     guard_preemptions: int | None = None
+    guard_canary_agreement: float | None = None
+    guard_canary_logprob_lost: float | None = None
 
     def params(self) -> dict[str, Any]:
         """As arguments of a call that patches the configuration."""
@@ -30,25 +32,39 @@ class Terms:
             "confirm_within_s": self.confirm_within_s,
             "guard_inter_token_p95_ms": self.guard_inter_token_p95_ms,
             "guard_preemptions": self.guard_preemptions,
+            "guard_canary_agreement": self.guard_canary_agreement,
+            "guard_canary_logprob_lost": self.guard_canary_logprob_lost,
         }
 
 
-def read_terms(minutes: str, p95_ms: str, preemptions: str) -> Terms:
+def read_terms(
+    minutes: str, p95_ms: str, preemptions: str, agreement: str = "", lost: str = ""
+) -> Terms:
     """The terms as typed; raises ValueError naming what is wrong. Empty: not limited."""
+    from vtoken.wire import MAX_GUARD_LOGPROB  # msgspec: after the first frame
+
     limit = _number("minutes", minutes, "above 0")
     p95 = _number("inter-token p95", p95_ms, "in ms, above 0")
     count = _number("preemptions", preemptions, "0 or more")
-    if limit is None and p95 is None and count is None:
+    least = _number("agreement", agreement, "in 0..1")
+    most = _number("log-probability lost", lost, "in nats, 0 or more")
+    if all(term is None for term in (limit, p95, count, least, most)):
         raise ValueError("a trial needs a time limit or a guard; enter alone applies for good")
-    for name, value, least in (("minutes", limit, 1 / 60), ("inter-token p95", p95, 0.001)):
-        if value is not None and value < least:
+    for name, value, smallest in (("minutes", limit, 1 / 60), ("inter-token p95", p95, 0.001)):
+        if value is not None and value < smallest:
             raise ValueError(f"{name} = {value:g} is not above 0")
+    if least is not None and not 0 <= least <= 1:
+        raise ValueError(f"agreement = {least:g} is not in 0..1")
+    if most is not None and not 0 <= most <= MAX_GUARD_LOGPROB:
+        raise ValueError(f"log-probability lost = {most:g} is not in 0..{MAX_GUARD_LOGPROB:g}")
     if count is not None and (count < 0 or count != int(count)):
         raise ValueError(f"preemptions = {preemptions} is not a whole number, 0 or more")
     return Terms(
         None if limit is None else max(1, round(limit * 60)),
         p95,
         None if count is None else int(count),
+        least,
+        most,
     )
 
 
@@ -81,8 +97,9 @@ def ending(trial: wire.Trial, server_now: float, *, short: bool = False) -> str:
     return "on trial"
 
 
-def guard_text(guard: wire.Guard | None, status: wire.Status | None) -> str:
-    """What a guard allows, beside what it stands at."""
+def guard_text(trial: wire.Trial, status: wire.Status | None) -> str:
+    """What the guard of a trial allows, beside what it stands at."""
+    guard = trial.guard
     if guard is None:
         return ""
     parts = []
@@ -92,4 +109,20 @@ def guard_text(guard: wire.Guard | None, status: wire.Status | None) -> str:
         parts.append(f"p95 ≤ {units.latency(guard.inter_token_p95_ms, 0)} (now {at})")
     if guard.preemptions is not None:
         parts.append(f"preemptions ≤ {guard.preemptions}")
+    found = _canary(trial.revision, status)
+    if guard.canary_agreement is not None:
+        agreed = units.percent(found.agreement if found else None, 0)
+        parts.append(f"agreement ≥ {units.percent(guard.canary_agreement, 0)} (now {agreed})")
+    if guard.canary_logprob_lost is not None:
+        lost = found.logprob_lost if found else None
+        parts.append(f"lost ≤ {guard.canary_logprob_lost:g} (now {units.nats(lost, 0)})")
+    if guard.canary_agreement is not None or guard.canary_logprob_lost is not None:
+        parts.append(f"{found.count if found else 0} of {guard.canary_count} canaries")
     return ", ".join(parts)
+
+
+def _canary(revision: int, status: wire.Status | None) -> wire.CanaryGroup | None:
+    """The quality canary's figures of `revision`, of the policy that most of its requests had."""
+    groups = status.canary.groups if status and status.canary else []
+    mine = [group for group in groups if group.revision == revision]
+    return max(mine, key=lambda group: group.count, default=None)

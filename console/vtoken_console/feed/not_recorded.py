@@ -32,7 +32,7 @@ class NotRecorded(AsyncClient):
     def _detail(self, path: str) -> str:
         what, _, name = path.strip("/").partition("/")
         if what == "requests":
-            return "tokens and block tables are not in it, only the row in the panel of requests."
+            return "its text, tokens and blocks are not in it, only its row in the panel."
         if what == "blocks" and name.isdigit():
             return f"slots are not in it. {self._block(int(name))}"
         return "there is no server to ask; nothing was sent"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vtoken import wire
-from vtoken.recording import Entry, Index, RecordingError, RecordingReader, scan
+from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
 from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import Feed
@@ -58,6 +58,7 @@ class Replay:
         self._at_end = False
         self._skipping = False  # to the next key frame, after a gap
         self._moment = moment  # None once it was gone to
+        self._text: tuple[Text, wire.TextLine] | None = None  # that was read last
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ controls
@@ -118,6 +119,35 @@ class Replay:
 
     def _now_ts(self) -> float:
         return self._playhead.ts(time.monotonic())
+
+    # ------------------------------------------------------------ text
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether text of requests may be in the recording."""
+        header = self._reader.header
+        return bool(self.index.texts) or (header is not None and header.holds_text)
+
+    async def text(self, request_id: str) -> wire.TextLine | None:
+        """The newest text of a request at the moment that is shown, or before; None where there is
+        none. Raises RecordingError.
+        """
+        bar = self.replay
+        assert bar is not None
+        text = self.index.text_before(request_id, bar.ts)
+        if text is None:
+            return None
+        if self._text is None or self._text[0] != text:
+            self._text = text, await asyncio.to_thread(self._read_text, text)
+        return self._text[1]
+
+    def _read_text(self, text: Text) -> wire.TextLine:
+        with RecordingReader(self._path) as reader:
+            reader.seek(text.place)
+            entry = reader.next()
+        if entry is None or not isinstance(entry.line, wire.TextLine):
+            raise RecordingError(self._path, "has changed since it was opened", text.place.number)
+        return entry.line
 
     # ------------------------------------------------------------ playing
 
@@ -199,7 +229,7 @@ class Replay:
                 return None
             if entry is None:
                 return None
-            self._next = _message(entry, self.feed.picture)
+            self._next = self._message(entry, self.feed.picture)
         return self._next
 
     def _apply_next(self) -> None:
@@ -223,6 +253,28 @@ class Replay:
             self._skipping = True
             self.note = f"a gap before {time.strftime('%H:%M:%S', time.localtime(message.ts))}"
             self.note += f" ({reason}): the picture stands still until the next snapshot"
+
+    def _read_past(self, place: Place, line: bytes) -> _Past:
+        try:
+            return self._past.decode(line)
+        except msgspec.MsgspecError as error:
+            if self._reader.is_of_another_type(line):
+                return _Past("")
+            raise RecordingError(self._path, f"not a recording: {error}", place.number) from error
+
+    def _message(self, entry: Entry, picture: Picture) -> wire.StreamMessage | None:
+        """The message of a line. What an audit line says goes to `picture` at once: no message
+        depends on it. A text line is indexed, in case the file has grown since the scan.
+        """
+        line = entry.line
+        if isinstance(line, wire.AuditLine):
+            picture.add_audit([line.entry])
+        elif isinstance(line, wire.TextLine):
+            if self.index.complete:
+                self.index.add_text(line.page.request_id, self._clock_ts, entry.place)
+        elif not isinstance(line, wire.RecordingHeader):
+            return line
+        return None
 
     # ------------------------------------------------------------ jumping
 
@@ -251,7 +303,7 @@ class Replay:
         self._reader.seek(begin.place)
         self._next, self._skipping, self._clock_ts = None, False, frame.ts
         while (found := self._reader.raw()) is not None and found[0].number < frame.place.number:
-            past = self._past.decode(found[1])
+            past = self._read_past(*found)
             if past.type == "hello" and past.epoch != epoch:
                 epoch = past.epoch
                 others.clear()
@@ -265,7 +317,7 @@ class Replay:
                 picture.sample(past.status)
         entry = None if found is None else Entry(found[0], self._reader.decode(*found))
         while entry is not None:
-            message = _message(entry, picture)
+            message = self._message(entry, picture)
             if message is not None:
                 if max(self._clock_ts, message.ts) > goal and picture.model.synced:
                     self._next = message
@@ -277,11 +329,3 @@ class Replay:
                     picture.add_audit(audit)
             entry = self._reader.next()
         return picture
-
-
-def _message(entry: Entry, picture: Picture) -> wire.StreamMessage | None:
-    """The message of a line; an audit line goes to `picture` at once: no message depends on it."""
-    line = entry.line
-    if isinstance(line, wire.AuditLine):
-        picture.add_audit([line.entry])
-    return None if isinstance(line, wire.RecordingHeader | wire.AuditLine) else line

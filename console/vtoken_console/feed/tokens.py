@@ -19,7 +19,9 @@ NOWHERE = -1  # block of a dead token whose slot was given back or recycled
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """`position` [T], `block` [T] (NOWHERE), `offset` [T], `live` [T], `score` [T] (NaN: none)."""
+    """`position` [T], `block` [T] (NOWHERE), `offset` [T], `live` [T], `score` [T] (NaN: none),
+    `protected` [T].
+    """
 
     step: int
     position: Ints
@@ -27,6 +29,7 @@ class TokenTable:
     offset: Ints
     live: npt.NDArray[np.bool_]
     score: F32
+    protected: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.live)
@@ -51,6 +54,7 @@ def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
         offset=np.array([NOWHERE if r.offset is None else r.offset for r in rows], np.int64),
         live=np.array([r.live for r in rows], bool),
         score=np.array([np.nan if r.score is None else r.score for r in rows], np.float32),
+        protected=np.array([r.protected for r in rows], bool),
     )
 
 
@@ -65,18 +69,33 @@ def live_share(table: TokenTable, per_cell: int) -> F32:
     return share
 
 
+def any_protected(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:
+    """Whether every cell of `per_cell` tokens [ceil(T / per_cell)] holds a protected one."""
+    starts = np.arange(0, len(table), per_cell)
+    if not len(starts):
+        return np.zeros(0, np.bool_)
+    found: npt.NDArray[np.bool_] = np.logical_or.reduceat(table.protected, starts)
+    return found
+
+
 def score_rank(table: TokenTable, per_cell: int) -> F32:
     """The highest rank 0..1 among live scored tokens in every cell; NaN where there is none."""
-    rank = np.full(len(table), -1, np.float32)
-    scored = np.flatnonzero(table.live & ~np.isnan(table.score))
-    order = scored[np.argsort(table.score[scored], kind="stable")]
-    rank[order] = np.linspace(0, 1, len(order), dtype=np.float32)
+    rank = np.nan_to_num(score_ranks(table.live, table.score), nan=-1)
     starts = np.arange(0, len(table), per_cell)
     if not len(starts):
         return np.zeros(0, np.float32)
     best = np.maximum.reduceat(rank, starts)
     best[best < 0] = np.nan
     return best
+
+
+def score_ranks(live: npt.NDArray[np.bool_], score: F32) -> F32:
+    """The rank 0..1 of each token [T] among the live scored ones; NaN where it is not one."""
+    rank = np.full(len(score), np.nan, np.float32)
+    scored = np.flatnonzero(live & ~np.isnan(score))
+    order = scored[np.argsort(score[scored], kind="stable")]
+    rank[order] = np.linspace(0, 1, len(order), dtype=np.float32)
+    return rank
 
 
 def slot_states(table: TokenTable, blocks: list[int], block_size: int) -> npt.NDArray[np.uint8]:

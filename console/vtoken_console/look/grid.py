@@ -43,6 +43,10 @@ class Grid:
     def lines(self) -> int:
         return self.rows * self.cell_height
 
+    @property
+    def cell_area(self) -> int:
+        return self.cell_width * self.cell_height
+
     def cell_of_block(self, block: int) -> int:
         return block // self.per_cell
 
@@ -68,10 +72,16 @@ class Grid:
         return range(min(first * per_row, self.num_blocks), min(last * per_row, self.num_blocks))
 
 
-def fit_pool(num_blocks: int, width: int, height: int, *, min_cell_width: int = 1) -> Grid:
+MAX_ASPECT = 4  # columns of a cell for each of its lines; 2 is a square on most screens
+
+
+def fit_pool(
+    num_blocks: int, width: int, height: int, *, min_cell_width: int = 1, text_columns: int = 1
+) -> Grid:
     """The grid that shows all blocks in width x height with the fewest blocks a cell.
 
-    A pool smaller than the widget gets larger cells, up to 8 x 3, about square on the screen.
+    A pool smaller than the widget gets the cells that cover most of it, of at most MAX_ASPECT
+    columns and at least one column a line. Cells of `text_columns` or more come before larger ones.
     """
     width, height = max(width, min_cell_width), max(height, 1)
     num_blocks = max(num_blocks, 1)
@@ -80,12 +90,13 @@ def fit_pool(num_blocks: int, width: int, height: int, *, min_cell_width: int = 
     best = Grid(num_blocks, per_cell, columns, min_cell_width, 1)
     if per_cell > 1:
         return best
-    for cell_width, cell_height in ((2, 1), (3, 1), (4, 2), (6, 2), (6, 3), (8, 3)):
-        if cell_width < min_cell_width or cell_width > width:
+    for cell_height in range(1, height + 1):
+        columns = -(-num_blocks // (height // cell_height))
+        cell_width = min(width // columns, MAX_ASPECT * cell_height)
+        if cell_width < max(min_cell_width, cell_height):
             continue
         grid = Grid(num_blocks, 1, width // cell_width, cell_width, cell_height)
-        if grid.lines <= height:
-            best = grid
+        best = max(best, grid, key=lambda g: (g.cell_width >= text_columns, g.cell_area))
     return best
 
 
@@ -113,8 +124,14 @@ def fit_region(
 
 
 def text_width(block_size: int) -> int:
-    """Columns of a cell that tells its live count, one mark and a gap."""
+    """Columns of a cell with its live count, one mark and a gap."""
     return len(str(block_size)) + 2
+
+
+def has_ids(grid: Grid, block_size: int) -> bool:
+    """Whether a cell has room for its block's id on a line above its live count."""
+    columns = max(text_width(block_size), text_width(grid.num_blocks - 1))
+    return grid.per_cell == 1 and grid.cell_height > 1 and grid.cell_width >= columns
 
 
 def fit(
@@ -131,7 +148,13 @@ def fit(
         return fit_blocks(num_blocks, width, block_size)
     if zoom is Zoom.REGION:
         return fit_region(num_blocks, width, height, block_size, min_cell_width=min_cell_width)
-    return fit_pool(num_blocks, width, height, min_cell_width=min_cell_width)
+    return fit_pool(
+        num_blocks,
+        width,
+        height,
+        min_cell_width=min_cell_width,
+        text_columns=text_width(block_size),
+    )
 
 
 def next_zoom(zoom: Zoom, pool: Grid, block_size: int) -> Zoom | None:

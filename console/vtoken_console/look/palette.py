@@ -34,9 +34,22 @@ THETA = "#e3b3ff"  # the threshold, wherever it is drawn
 
 
 @lru_cache(maxsize=4096)
-def style(color: str | None = None, background: str | None = None, *, bold: bool = False) -> Style:
+def style(
+    color: str | None = None,
+    background: str | None = None,
+    *,
+    bold: bool = False,
+    strike: bool = False,
+    underline: bool = False,
+) -> Style:
     """The style of these colours, the same object every time."""
-    return Style(color=color, bgcolor=background, bold=bold or None)
+    return Style(
+        color=color,
+        bgcolor=background,
+        bold=bold or None,
+        strike=strike or None,
+        underline=underline or None,
+    )
 
 
 NO_STYLE = style()
@@ -63,6 +76,7 @@ EVENT_LOOK: dict[str, tuple[str, Style]] = {
     "operation": ("o", KEY_INK),
     "violation": ("X", BAD_STYLE),
     "server": ("·", MUTED_STYLE),
+    "canary": ("!", WARN_STYLE),
     "eviction": ("-", MUTED_STYLE),
     "reclaimed": ("+", GOOD_STYLE),
 }

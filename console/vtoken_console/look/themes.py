@@ -18,9 +18,10 @@ from rich.style import Style
 from textual.theme import Theme as TextualTheme
 
 from vtoken_console.look import palette
-from vtoken_console.look.ramp import CHOICES, Ramp, ink_on, of_number, ramps
+from vtoken_console.look.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
 
 NAMES = ("dark", "light")
+SCORE_SHADES = 5
 DEPTHS = ("truecolor", "256", "16")
 SYSTEMS = {
     "truecolor": ColorSystem.TRUECOLOR,
@@ -103,6 +104,7 @@ _ROLE_NUMBERS = {
     "dark": {"BAR_BACKGROUND": 234, "NOTICE_BACKGROUND": 234, "BORDER": 239},
     "light": {"BAR_BACKGROUND": 255, "NOTICE_BACKGROUND": 254, "BORDER": 250, "THETA": 91},
 }
+_SHADE_NUMBERS = {"dark": (233, 235, 237, 23, 24), "light": (231, 255, 189, 153, 117)}
 _HUE_NUMBERS = {
     "dark": (74, 179, 72, 168, 140, 185, 80),
     "light": (25, 130, 29, 131, 62, 100, 30),
@@ -201,6 +203,20 @@ def theme(name: str, depth: str) -> Theme:
     if depth == "16":
         found = dict.fromkeys(found, found["shade"]) | {"ascii": found["ascii"]}
     return Theme(name, depth, roles, found, hues)
+
+
+@lru_cache(maxsize=8)
+def score_shades(current: Theme) -> tuple[str, ...]:
+    """Backgrounds of text from the lowest score to the highest; none where sixteen colours are all.
+
+    Text stays readable on all of them.
+    """
+    if current.depth == "16":
+        return ()
+    if current.depth == "256":
+        return tuple(of_number(number) for number in _SHADE_NUMBERS[current.name])
+    ground, bar = current.color(palette.BACKGROUND), current.color(palette.BAR)
+    return tuple(mix(ground, bar, n * 0.1) for n in range(SCORE_SHADES))
 
 
 def choices(current: Theme) -> tuple[str, ...]:

@@ -69,6 +69,11 @@ def percent(ratio: float | None, width: int = 6) -> str:
     return ("–" if ratio is None else f"{ratio * 100:.1f}%").rjust(width)
 
 
+def nats(value: float | None, width: int = 6) -> str:
+    """A difference of log-probabilities: ` 0.132`; a dash where it is not known."""
+    return ("–" if value is None else f"{value:.3f}").rjust(width)
+
+
 def clock(ts: float) -> str:
     """Local wall-clock time of a Unix time: 14:02:11."""
     return time.strftime("%H:%M:%S", time.localtime(ts))

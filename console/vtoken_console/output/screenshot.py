@@ -18,6 +18,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from vtoken_console.app.app import ConsoleApp
+from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.look.themes import NAMES
 from vtoken_console.output.screenshot_scenarios import SCENARIOS, Scenario
@@ -95,6 +96,8 @@ async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None
         app.colours.set_theme(scenario.look, "truecolor")
     elif scenario.look:
         app.colours.set_mode(Mode(scenario.look))
+    if scenario.config is not None and app.source is not None:
+        await app.source.rest.patch_config(dict(scenario.config))
     target = app.dashboard.query_one(scenario.focus)
     if scenario.view in ("all", scenario.focus.removeprefix("#")):
         target.focus()
@@ -105,7 +108,7 @@ async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None
 
 
 def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
-    svg = app.export_screenshot(title=f"vtoken console: {name}")
+    svg = with_dots(app.export_screenshot(title=f"vtoken console: {name}"))
     path = out / f"console-{name}.svg"
     path.write_text(svg, encoding="utf-8")
     try:

@@ -6,7 +6,9 @@ back after it, so that pictures can be taken in any order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
 
@@ -15,6 +17,7 @@ SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
 class Scenario:
     """`keys` are pressed with `focus` focused; `undo`: the scenario changes the server.
 
+    `config`: a merge patch of the configuration that is applied first.
     `source`: "live", "guide" for the first minute, "replay" of what the flight recorder holds.
     """
 
@@ -22,6 +25,7 @@ class Scenario:
     size: tuple[int, int] = NORMAL
     focus: str = "#pool"
     undo: bool = False
+    config: Mapping[str, Any] | None = None
     source: str = "live"
     look: str = ""  # a theme or a colour mode, by name
     view: str = "all"
@@ -30,6 +34,9 @@ class Scenario:
 
 LOWER_THETA = ("t", "left", "left", "left", "left", "left")
 ON_TRIAL = ("t", "left", "left", "ctrl+t", "tab", *"500", "tab", "0", "enter")
+
+SHADOW = {"shadow": {"name": "streaming_llm"}}
+TO_EVICTION_S = 15.0
 
 SCENARIOS: dict[str, Scenario] = {
     "pool": Scenario(),
@@ -41,7 +48,11 @@ SCENARIOS: dict[str, Scenario] = {
     "region": Scenario(("z",), size=(64, 20)),
     "blocks": Scenario(("z",)),
     "slots": Scenario(("z", "z"), settle_s=2.5),
-    "request": Scenario(("enter",), focus="#requests", settle_s=2.5),
+    # The shadow is compared at the next eviction of the request.
+    "text": Scenario(
+        ("enter",), focus="#requests", config=SHADOW, undo=True, settle_s=TO_EVICTION_S
+    ),
+    "request": Scenario(("enter", "t"), focus="#requests", settle_s=2.5),
     "control": Scenario(LOWER_THETA),
     "policy": Scenario(("P",)),
     "trial-terms": Scenario((*LOWER_THETA, "ctrl+t")),

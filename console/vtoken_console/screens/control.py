@@ -19,6 +19,7 @@ from vtoken.client import ProblemError
 from vtoken_console.changes import controls
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
+    calibration_paragraphs,
     confirm_paragraphs,
     gate_paragraphs,
     irreversible,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from vtoken_console.feed.source import Source
 
 ASK_AFTER_S = 0.15  # a value must rest this long before the server is asked about it
-OUTCOME_LINES = 10
+OUTCOME_LINES = 10  # its border included
 
 
 class ControlScreen(ModalScreen[None]):
@@ -73,7 +74,7 @@ class ControlScreen(ModalScreen[None]):
         self._guide = GuidePanel(id="guide")
         self._ask_timer: Timer | None = None
         self._height = 0
-        self._idling = True  # the outcome tells of the setting under the cursor
+        self._idling = True  # no change is drafted
         self._draft_number = 0  # rises with every change of the draft
         self._asking = False  # a what-if is under way
         self._settled = False  # an answer to an action stands until the next change of the draft
@@ -116,9 +117,9 @@ class ControlScreen(ModalScreen[None]):
             return
         chosen = self._form.draft.get(POLICY, config.desired.policy.name)
         self._form.set_fields(make_fields(config, model.hello.policies, str(chosen)))
-        room = self.app.size.height * 9 // 10 - OUTCOME_LINES - 2 - (config.trial is not None)
+        room = self.app.size.height * 96 // 100 - OUTCOME_LINES - 2 - (config.trial is not None)
         room -= GUIDE_LINES if self._guide.display else 0
-        height = max(4, min(len(self._form.fields) + 1, room))
+        height = max(4, min(self._form.num_lines, room))
         if height != self._height:  # a style set anew lays the page out anew
             self._form.styles.height = self._height = height
         title = f"settings · desired revision {config.revision}"
@@ -142,15 +143,13 @@ class ControlScreen(ModalScreen[None]):
 
     def _idle(self) -> None:
         self._idling = True
-        field = self._form.current
         status = self._source.feed.model.status
         muted = palette.MUTED_STYLE
-        about = [(field.about, muted)] if field else []
         self._outcome.say(
-            *about,
             ("Change a value to see what it would do. An automatic round now:", muted),
             *gate_paragraphs(self._gates, self._gates),
             *price_paragraphs(status.prices if status is not None else None),
+            *calibration_paragraphs(status.calibration if status is not None else None),
         )
 
     def on_form_changed(self) -> None:

@@ -1,10 +1,14 @@
-"""One request: its tokens in logical order, its blocks, its token table; one cursor in all."""
+"""One request: its tokens in logical order, its blocks, its token table; or its text as it reads.
+
+One cursor in all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -12,27 +16,33 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
-from vtoken.client import ProblemError
+from vtoken.client import ProblemError, RequestText
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
+from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows
 from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
+from vtoken_console.widgets.keybar import key_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
 from vtoken_console.widgets.notice import SHOWN_S, problem_text
 
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken_console.feed.source import Source
+    from vtoken_console.feed.tokens import TokenTable
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
+# What a server answers that shows no text, has none, or is older than the call.
+NO_TEXT = (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
 KEYS = (
     ("tab", "next panel"),
     ("arrows", "move"),
     ("enter", "block"),
+    ("t", "text"),
     ("c", "compact this"),
     ("esc", "back"),
     ("?", "help"),
@@ -45,7 +55,7 @@ class Summary(LinesWidget):
 
     def __init__(self) -> None:
         super().__init__(id="summary")
-        self.detail: wire.RequestDetail | None = None
+        self.detail: wire.RequestRow | None = None
         self.problem = ""
         self.said: Span = ("", palette.TEXT_STYLE)  # what the last action came to
         self.said_until = 0.0
@@ -98,15 +108,16 @@ def _figures(*named: tuple[str, int]) -> list[Span]:
 
 
 class RequestKeys(LinesWidget):
+    shows_text = False
+
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         keys = [(key, label) for key, label in KEYS if key != "c" or not view.read_only_reason]
+        if self.shows_text:
+            keys = [(key, "tokens" if key == "t" else label) for key, label in keys if key != "tab"]
         for droppable in ("arrows", "tab", "?"):
             if sum(len(key) + len(label) + 3 for key, label in keys) > width:
                 keys = [(key, label) for key, label in keys if key != droppable]
-        spans: list[Span] = []
-        for key, label in keys:
-            spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
-        return [merge(cut(spans, width))]
+        return [merge(cut(key_spans(keys), width))]
 
 
 class RequestScreen(Screen[None]):
@@ -120,6 +131,7 @@ class RequestScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("enter", "block", show=False),
+        Binding("t", "text", show=False),
         Binding("c", "compact", show=False),
     ]
 
@@ -139,6 +151,8 @@ class RequestScreen(Screen[None]):
         self._loading = False
         self._next_load = 0.0
         self.token = 0
+        self._text = RequestText(request_id)
+        self._text_refused = False
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
@@ -148,10 +162,14 @@ class RequestScreen(Screen[None]):
                 yield TokenStrip(id="strip")
                 yield BlockTable(id="table")
             yield TokenRows(id="rows")
+        yield TextPanel(id="text")
         yield RequestKeys(id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#rows").border_title = "token table"
+        hello = self._source.feed.model.hello
+        if self._source.replay is None and hello is not None and hello.can_read_text:
+            self.action_text()
         self.set_interval(REFRESH_S, self._ask)
         self._ask()
         self.add_class("-composed")
@@ -180,6 +198,8 @@ class RequestScreen(Screen[None]):
                 total, start = page.total, start + max(1, len(page.rows))
                 if not page.rows:
                     break
+            if self._shows_text and not self._text_refused:
+                await self._read_text(detail)
         except ProblemError as error:
             gone = error.problem.status == 404
             summary.problem = "This request has finished." if gone else problem_text(error.problem)
@@ -200,7 +220,41 @@ class RequestScreen(Screen[None]):
         if config is not None and config.effective.policy.name == detail.policy:
             strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
         self.query_one(TokenRows).table = table
+        if self._shows_text and not self._text_refused:
+            self._show_text(detail, table)
         self._place(self.token)
+
+    async def _read_text(self, detail: wire.RequestDetail) -> None:
+        config = self._source.feed.model.config
+        try:
+            revision = 0 if config is None else config.revision
+            await self._source.rest.refresh_text(self._text, detail.dead, revision)
+        except ProblemError as error:
+            problem = error.problem
+            if problem.status not in NO_TEXT or problem.field == "request_id":
+                raise  # the server is gone, or the request
+            self._text_refused = True  # until it is asked for again
+            remedy = f"It takes {problem.bound}." if problem.bound else ""
+            self.query_one(TextPanel).show_problem(f"No text: {problem.detail}.", remedy)
+
+    def _show_text(self, detail: wire.RequestDetail, table: TokenTable) -> None:
+        from vtoken_console.feed import tokens
+
+        panel = self.query_one(TextPanel)
+        panel.show_text(
+            self._text.tokens[: len(table)],  # which was read before
+            self._text.shadow,
+            num_prompt=self._text.num_prompt,
+            policy=detail.policy,
+            scores=table.score.tolist(),
+            ranks=tokens.score_rank(table, 1).tolist(),
+        )
+        if panel.follows:
+            self.token = panel.cursor
+
+    @property
+    def _shows_text(self) -> bool:
+        return self.has_class("-text")
 
     def _place(self, token: int) -> None:
         table = self.query_one(TokenStrip).table
@@ -211,22 +265,36 @@ class RequestScreen(Screen[None]):
         blocks.table, blocks.token = table, self.token
         self.query_one(TokenStrip).go(self.token)
         self.query_one(TokenRows).go(self.token)
+        self.query_one(TextPanel).go(self.token)
         blocks.redraw()
         self.query_one(Summary).redraw()
 
     def on_token_moved(self, event: TokenMoved) -> None:
+        self.query_one(TextPanel).follow_from(event.token)
         self._place(event.token)
 
     def on_block_table_moved(self, event: BlockTable.Moved) -> None:
         table = self.query_one(TokenStrip).table
         token = table.first_in_block(event.block) if table is not None else None
         if token is not None:
+            self.query_one(TextPanel).follows = False
             self._place(token)
 
     async def action_block(self) -> None:
         block = self.query_one(BlockTable).block
         if block is not None:
             await self._open_block(block)
+
+    def action_text(self) -> None:
+        """The text in the place of tokens and blocks, or these again."""
+        self._text_refused = False
+        self.toggle_class("-text")
+        keys = self.query_one(RequestKeys)
+        keys.shows_text = self._shows_text
+        keys.redraw()
+        self.query_one("#text" if self._shows_text else "#strip").focus()
+        self._next_load = 0.0
+        self._ask()
 
     def action_compact(self) -> None:
         self.run_worker(self._compact(), group="control")

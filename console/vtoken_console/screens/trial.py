@@ -37,6 +37,7 @@ class TrialScreen(ModalScreen[Terms | None]):
 
     def compose(self) -> ComposeResult:
         now = units.latency(self._p95_ms, 0)
+        canary = "0..1, of the quality canary"
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             subtitle = "tab next   enter start   esc cancel"
@@ -45,6 +46,8 @@ class TrialScreen(ModalScreen[Terms | None]):
                 ("minutes", "taken back unless kept within", str(DEFAULT_MINUTES), "minutes"),
                 ("p95", "taken back when inter-token p95 passes", "", f"ms, now {now}"),
                 ("preemptions", "taken back after more preemptions than", "", "since the change"),
+                ("agreement", "taken back when agreement is below", "", canary),
+                ("lost", "taken back when log-prob. lost is above", "", "nats a token"),
             ):
                 with Horizontal(classes="term"):
                     yield Label(f" {label}", classes="term-label")
@@ -68,9 +71,8 @@ class TrialScreen(ModalScreen[Terms | None]):
         self._said.show(view)
 
     def action_start(self) -> None:
-        values = [
-            self.query_one(f"#{name}", Input).value for name in ("minutes", "p95", "preemptions")
-        ]
+        names = ("minutes", "p95", "preemptions", "agreement", "lost")
+        values = [self.query_one(f"#{name}", Input).value for name in names]
         try:
             self.dismiss(read_terms(*values))
         except ValueError as error:

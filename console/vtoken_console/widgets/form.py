@@ -1,5 +1,7 @@
 """The rows of the settings form: new value, desired, effective, bounds; stepped or typed.
 
+Below them the whole of the setting under the cursor, see `setting_detail`.
+
 Knows no server. The screen reads `draft` and hears of every change by `Changed`.
 """
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from vtoken_console.changes.fields import Field, Path
 
 LABEL, VALUE = 22, 16
+BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the column of the bounds
+LEAST_ROWS = 3  # of settings, however long the detail
 
 
 class Form(Scroller):
@@ -45,6 +49,7 @@ class Form(Scroller):
         self.draft: dict[Path, Any] = {}
         self._typed: tuple[Path, str] | None = None
         self._first = first
+        self._detail: list[Line] = []
 
     def set_fields(self, fields: list[Field]) -> None:
         """New rows; the cursor stays on its setting, or goes to the one asked for at first."""
@@ -68,12 +73,43 @@ class Form(Scroller):
     def moved(self) -> None:
         self._typed = None
 
+    @property
+    def num_lines(self) -> int:
+        """Lines with room for every setting, whichever is under the cursor."""
+        from vtoken_console.widgets.setting_detail import num_lines
+
+        return self.HEAD + len(self.fields) + max(map(num_lines, self.fields), default=0)
+
     def num_rows(self, view: View) -> int:
         return len(self.fields)
 
+    @property
+    def page_rows(self) -> int:
+        return max(1, self.content_size.height - self.HEAD - len(self._detail))
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        from vtoken_console.widgets.setting_detail import detail_lines
+
+        field, self._detail = self.current, []
+        if field is not None and view.model is not None:
+            budget = next((f for f in self.fields if f.path == ("budget_tokens",)), None)
+            self._detail = detail_lines(
+                field,
+                self.value_of(field),
+                self.value_of(budget) if budget is not None else None,
+                view.model,
+                width,
+                max(2, height - self.HEAD - LEAST_ROWS),
+            )
+        return super().build_lines(view, width, height)
+
+    def build_foot(self, view: View, width: int) -> list[Line]:
+        return self._detail
+
     def build_head(self, view: View, width: int) -> list[Line]:
         muted = palette.MUTED_STYLE
-        names = f"{'desired':<{VALUE}}{'effective':<{VALUE}}bounds"
+        names = f"{'desired':<{VALUE}}{'effective':<{VALUE}}"
+        names += "bounds" if width >= BOUNDS + len("bounds") else ""
         return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
@@ -98,9 +134,15 @@ class Form(Scroller):
                 units.fit(show_value(field.effective), VALUE - 1) + " ",
                 palette.WARN_STYLE if waiting else muted,
             ),
-            (field.bound_text, palette.FAINT_STYLE),
+            (self._bounds(field, width - BOUNDS), palette.FAINT_STYLE),
         ]
         return merge(spans)
+
+    @staticmethod
+    def _bounds(field: Field, room: int) -> str:
+        """The bounds where they have room; all of them are in the detail."""
+        count = f"{len(field.choices)} choices" if field.choices else ""
+        return next((text for text in (field.bound_text, count) if len(text) <= room), "")
 
     def _set(self, field: Field, value: Any) -> None:
         if value == field.desired:

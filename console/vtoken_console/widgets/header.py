@@ -92,7 +92,10 @@ class Header(LinesWidget):
             if status.policy.name == "none":
                 parts.append([[("no eviction", text)]])
             else:
-                budget = f" budget {units.count(status.budget_tokens)}"
+                kept = units.count(status.budget_tokens)
+                if status.budget_ratio:
+                    kept = f"{status.budget_ratio:.0%} of prompt"
+                budget = f" budget {kept}"
                 kept = f" (+{units.count(status.interval_tokens)})"
                 name = (status.policy.name, text)
                 parts.append([[name, (budget + kept, muted)], [name]])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
+
+
+def key_spans(keys: Iterable[tuple[str, str]]) -> list[Span]:
+    """Keys and what they do, one behind the other."""
+    spans: list[Span] = []
+    for key, label in keys:
+        spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+    return spans
 
 
 def _label(key: Key, view: View) -> str:
@@ -36,7 +45,4 @@ class KeyBar(LinesWidget):
         shown: list[tuple[Key, str]] = [(key, _label(key, view)) for key in usable]
         while shown and sum(len(k.shown) + len(label) + 3 for k, label in shown) > width:
             shown.remove(max(shown, key=lambda pair: pair[0].rank))
-        spans: list[Span] = []
-        for key, label in shown:
-            spans += [(f" {key.shown}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
-        return [merge(spans)]
+        return [merge(key_spans((key.shown, label) for key, label in shown))]

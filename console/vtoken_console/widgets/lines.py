@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -46,6 +47,11 @@ def merge(spans: Iterable[Span]) -> Line:
 def width_of(spans: Iterable[Span]) -> int:
     """Columns of a line, counting a character as one."""
     return sum(len(text) for text, _ in spans)
+
+
+def cells_of(spans: Iterable[Span]) -> int:
+    """Columns of a line, counting as a terminal does."""
+    return sum(cell_len(text) for text, _ in spans)
 
 
 def spread(left: Iterable[Span], right: Iterable[Span], width: int, blank: Style) -> Line:
@@ -129,6 +135,7 @@ class LinesWidget(Widget):
     """A widget whose content is `build_lines(view, width, height)`."""
 
     ALLOW_SELECT = False
+    WIDE = False  # whether there may be characters that take two columns, or none
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         self._entitling = False
@@ -168,7 +175,11 @@ class LinesWidget(Widget):
             return
         for y in range(max(len(lines), len(old))):
             before, after = (x[y] if y < len(x) else EMPTY for x in (old, lines))
-            for first, last in changed_columns(before, after, width):
+            if self.WIDE:
+                ranges = [(0, width)] if before != after else []
+            else:
+                ranges = changed_columns(before, after, width)
+            for first, last in ranges:
                 self._strips.pop(y, None)
                 self.refresh(Region(first, y, last - first, 1))
 
@@ -222,7 +233,7 @@ class LinesWidget(Widget):
                 own = style if self._theme is None else self._theme.resolve(style)
                 look = looks[style] = base + own
             segments.append(Segment(text, look))
-        used, width = width_of(line), self.content_size.width
+        used, width = cells_of(line) if self.WIDE else width_of(line), self.content_size.width
         if used > width:
             return Strip(segments, used).adjust_cell_length(width)
         if used < width:

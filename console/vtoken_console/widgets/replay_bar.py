@@ -14,6 +14,7 @@ from textual.message import Message
 from vtoken_console.feed.playhead import Bar
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
+from vtoken_console.widgets.keybar import key_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 
 KEYS = (
@@ -126,9 +127,7 @@ class ReplayBar(LinesWidget, can_focus=True):
         if bar.note:
             note = f" {bar.note}"
             return spread([(note, palette.WARN_STYLE)], right, width, palette.TEXT_STYLE)
-        spans: list[Span] = []
-        for key, label in KEYS:
-            spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+        spans = key_spans(KEYS)
         near = self._near(bar)
         if near:
             spans = [(f" {near}", palette.THETA_STYLE)]

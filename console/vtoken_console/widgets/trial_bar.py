@@ -30,7 +30,7 @@ class TrialBar(LinesWidget):
             (" ON TRIAL ", palette.style("#000000", palette.WARN, bold=True)),
             (f" {ending(trial, view.server_now, short=width < NARROW)}", palette.WARN_STYLE),
         ]
-        guard = guard_text(trial.guard, view.model.status)
+        guard = guard_text(trial, view.model.status)
         right: list[Span] = []
         if not view.read_only_reason:
             for action, label in (("confirm", "keep"), ("undo", "take back")):

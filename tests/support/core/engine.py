@@ -16,6 +16,8 @@ from typing import Any
 
 from tests.support.core.store import SimpleStore
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
+from vtoken.config.calibration import CalibrationProfile
+from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
@@ -65,6 +67,7 @@ class CoreEngine:
         check_every_step: bool = True,
         store: SimpleStore | None = None,
         worker: SimulatedWorker | None = None,
+        calibration: CalibrationProfile | None = None,
     ) -> None:
         self.block_size = block_size
         self.store = store or SimpleStore(num_blocks)
@@ -81,6 +84,7 @@ class CoreEngine:
             num_kv_heads=2,
             head_size=8,
             bytes_per_token=num_layers * 2 * 2 * 8 * 4,
+            num_heads=4,
         )
         if not isinstance(config, VTokenConfig):
             config = merge_patch(
@@ -88,6 +92,7 @@ class CoreEngine:
                 {"verify_ratio": 1.0} | (config or {}),
                 num_blocks=num_blocks,
                 num_layers=num_layers,
+                num_heads=geometry.num_heads,
             )
         self.runtime = Runtime(
             geometry,
@@ -95,6 +100,7 @@ class CoreEngine:
             config,
             strict=strict,
             check_every_step=check_every_step,
+            calibration=calibration,
         )
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -115,6 +121,8 @@ class CoreEngine:
         prefix: str | None = None,
         prefix_tokens: int = 0,
         seed: int = 0,
+        rules: RequestRules | None = None,
+        prompt: Prompt | None = None,
     ) -> None:
         """Queue a request; its first `prefix_tokens` are those of every request with `prefix`."""
         most = (self.store.num_blocks - 1) * self.block_size
@@ -122,6 +130,8 @@ class CoreEngine:
             raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
         if not 0 <= prefix_tokens <= prompt_tokens:
             raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
+        if request_id not in self.runtime.state.request_rules:
+            self.runtime.announce(request_id, rules, num_prompt_tokens=prompt_tokens, prompt=prompt)
         self.runtime.latency.arrived(request_id, self.clock())
         self.waiting.append(
             Request(

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tests.support.core.engine import CoreEngine, Request
 from vtoken.arrays import Bools, Ints
@@ -58,6 +59,9 @@ class Words:
     def words(self, request_id: str, ids: Ints) -> Ints:
         del request_id
         return ids % 97
+
+    def known_words(self, request_id: str, start: int, stop: int) -> Ints:
+        return self.words(request_id, np.arange(start, stop))
 
     def special(self, words: Ints) -> Bools:
         return words == 0

@@ -112,11 +112,11 @@ class SimulatedWorker:
         for request_id, contents in after.items():
             if contents != before[request_id]:
                 report.violation = f"relocation of {request_id}: a retained token changed"
-        if plan.signal_layers:
-            for request_id, signal in plan.want_scores:
-                assert signal in plan.signals[request_id]
-                num_tokens = len(self.mirrors[request_id].contents)
-                report.scores[request_id, signal] = self.score(request_id, num_tokens)
+        for request_id, signal in plan.want_scores:
+            assert signal in plan.signals[request_id]
+            assert signal.layers
+            num_tokens = len(self.mirrors[request_id].contents)
+            report.scores[request_id, signal] = self.score(request_id, num_tokens)
         return report
 
     def _num_packed(self, plan: StepPlan) -> int:

@@ -5,23 +5,34 @@ Reads the runtime's tables into columns; the estimate over them is `vtoken.plann
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from vtoken.arrays import Ints
+from vtoken.arrays import Bools, Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.planning.worth import MAX_STEPS, Estimate, RequestColumns, Worth, estimate_round
 from vtoken.protocol.step import NO_IDS
-from vtoken.runtime.due import NEVER
+from vtoken.runtime.due import NEVER, phases
 from vtoken.runtime.prices import Prices
-from vtoken.runtime.relocation.round_planner import recycles
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
 
 NOTHING = Estimate(0.0, 0, 0, 0)
-Row = tuple[int, int, int, int, int, int]
+
+
+class _Facts(NamedTuple):
+    """Of the requests that a round looks at, one number each; `limit` = budget + interval."""
+
+    num_live: Ints
+    extent: Ints
+    num_blocks: Ints
+    num_full: Ints
+    limit: Ints
+    budget: Ints
+    in_prompt: Ints | Bools
 
 
 class RoundPricer:
@@ -41,12 +52,13 @@ class RoundPricer:
         """Of a round once the tokens `victims`, by request, are dead."""
         if not self._prices.hole_us:
             return None
-        rows = [
-            self._row_after(table, config, victims.get(table.request_id, NO_IDS))
+        after = [
+            self._after(table, config, victims.get(table.request_id, NO_IDS))
             for table in self._state.tables
             if table.virtual or table.request_id in victims
         ]
-        return self._prices.worth(self._estimate(_columns(rows), config))
+        table = np.array(after, dtype=np.int64).reshape(-1, len(_Facts._fields))
+        return self._prices.worth(self._estimate(_Facts(*np.ascontiguousarray(table.T)), config))
 
     def estimate(self, config: VTokenConfig) -> Estimate:
         """Of a round now. Requests with a relocation in flight are left out (I4)."""
@@ -60,30 +72,45 @@ class RoundPricer:
         rows = rows[~np.array(waits, dtype=np.bool_)]
         if len(rows) == 0:
             return NOTHING
-        live, blocks, limit = columns.num_live[rows], columns.num_blocks[rows], due.limit[rows]
-        evicts, dying = limit < NEVER, limit - due.budget[rows] + 1
-        due_in = np.where(evicts, np.maximum(1, limit + 1 - live), MAX_STEPS)
-        in_prompt = columns.num_tokens[rows] < due.prefill_end[rows]
-        asked = RequestColumns(
-            live,
+        facts = _Facts(
+            columns.num_live[rows],
             columns.extent[rows],
-            blocks,
+            columns.num_blocks[rows],
             columns.num_full[rows],
-            np.where(in_prompt, 1, due_in),
-            np.where(in_prompt, blocks, np.where(evicts, dying, 0)),
+            due.limit[rows],
+            due.budget[rows],
+            columns.num_tokens[rows] < due.prefill_end[rows],
         )
-        return self._estimate(asked, config)
+        return self._estimate(facts, config)
 
-    def _estimate(self, columns: RequestColumns, config: VTokenConfig) -> Estimate:
+    def _estimate(self, facts: _Facts, config: VTokenConfig) -> Estimate:
+        """A prompt's next chunk may evict whatever its budget is; all blocks have holes then."""
+        evicts = facts.limit < NEVER
+        due_in = np.where(evicts, np.maximum(1, facts.limit + 1 - facts.num_live), MAX_STEPS)
+        dying = np.where(evicts, facts.limit - facts.budget + 1, 0)
+        in_prompt = facts.in_prompt != 0
+        columns = RequestColumns(
+            facts.num_live,
+            facts.extent,
+            facts.num_blocks,
+            facts.num_full,
+            np.where(in_prompt, 1, due_in),
+            np.where(in_prompt, facts.num_blocks, dying),
+        )
         return estimate_round(
             columns,
             self._state.geometry.block_size,
-            recycles=recycles(config),
+            recycles=config.recycles,
             fills_holes=config.planner == "plug",
         )
 
-    def _row_after(self, table: TokenTable, config: VTokenConfig, dead: Ints) -> Row:
-        """All-dead blocks have left then, except shared ones where they are kept."""
+    def _after(
+        self, table: TokenTable, config: VTokenConfig, dead: Ints
+    ) -> tuple[int, int, int, int, int, int, bool]:
+        """The `_Facts` of one request once its tokens `dead` are dead.
+
+        All-dead blocks have left then, except shared ones where they are kept.
+        """
         grid = table.grid()
         live = (grid >= 0) & ~np.isin(grid, dead)
         a_block = np.count_nonzero(live, axis=1)
@@ -91,27 +118,13 @@ class RoundPricer:
         if keeps_dead_shared_blocks(config):
             stays |= [self._state.store.is_shared(block) for block in table.blocks]
         places = np.flatnonzero(live[stays])
-        num_full = int(np.count_nonzero(a_block == table.block_size))
-        extent = int(places[-1]) + 1 if len(places) else 0
-        eviction = self._next_eviction(table, config, len(places))
-        return len(places), extent, int(np.count_nonzero(stays)), num_full, *eviction
-
-    def _next_eviction(
-        self, table: TokenTable, config: VTokenConfig, num_live: int
-    ) -> tuple[int, int]:
-        """In how many steps of attention the request evicts again, at least 1, and how much.
-
-        A prompt's next chunk may evict whatever its budget is; all blocks have holes after that.
-        """
         rules = self._state.rules(table.request_id, config)
-        if table.num_tokens < self._state.requests[table.request_id].prefill_end:
-            return 1, len(table.blocks)
-        if not rules.evicts:
-            return MAX_STEPS, 0
-        dying = rules.interval_tokens + 1
-        return max(1, rules.budget_tokens + dying - num_live), dying
-
-
-def _columns(rows: Iterable[Row]) -> RequestColumns:
-    table = np.array([*rows], dtype=np.int64).reshape(-1, len(RequestColumns._fields))
-    return RequestColumns(*np.ascontiguousarray(table.T))
+        return (
+            len(places),
+            int(places[-1]) + 1 if len(places) else 0,
+            int(np.count_nonzero(stays)),
+            int(np.count_nonzero(a_block == table.block_size)),
+            phases(rules)[0],
+            rules.budget_tokens,
+            table.num_tokens < self._state.requests[table.request_id].prefill_end,
+        )

@@ -72,6 +72,8 @@ class Relocator:
             self._last_round_empty = False
         if self._operations.pending:
             self._run_operations(freed)
+        elif not state.tables.any_virtual:
+            return  # all blocks but the last of a request are full
         elif missing_blocks > 0 and state.config.reclamation == "auto":
             self._reclaim(freed, batch_size=state.geometry.num_blocks)
         else:

@@ -83,7 +83,7 @@ class RoundPlanner:
                 layout.grid[stays],
                 layout.movable[stays],
                 layout.writable[stays],
-                recycles(config),
+                config.recycles,
             )
             num_live = table.num_live - len(dead)
             if num_excess_blocks(len(kept.blocks), num_live, table.block_size) > 0:
@@ -158,12 +158,7 @@ class RoundPlanner:
             writable = ~table.readonly
         else:
             writable = np.array([self._state.store.is_writable(b) for b in blocks.tolist()])
-        return Layout(table.request_id, blocks, grid, movable, writable, recycles(config))
-
-
-def recycles(config: VTokenConfig) -> bool:
-    """Whether a new token may be written to a dead slot of its request."""
-    return config.recycle and config.reclamation != "off"
+        return Layout(table.request_id, blocks, grid, movable, writable, config.recycles)
 
 
 def has_excess(table: TokenTable) -> bool:

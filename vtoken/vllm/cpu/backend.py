@@ -159,12 +159,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
             )
         else:
             self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)
-        if (
-            step is not None
-            and step.probe is not None
-            and extract_layer_index(layer.layer_name) in step.probe_layers
-        ):
+        if step is not None and step.probe is not None:
             step.probe.add(
+                extract_layer_index(layer.layer_name),
                 query,
                 kv_cache,
                 step.layout,

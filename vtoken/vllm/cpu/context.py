@@ -52,7 +52,6 @@ class StepContext:
     lent: LentRequests | None = None
     apart: ApartRequests | None = None
     probe: StepProbe | None = None
-    probe_layers: frozenset[int] = frozenset()
     pack_ns: int = 0
 
     @property

@@ -49,7 +49,7 @@ class CPUDataPath:
         self._copies = CPUCopyEngine([self._cache], layout)
         self._packed = PackedSlots(NUM_BLOCKS, self.block_size, num_layers=1)
         self.layer_number = extract_layer_index(layer.layer_name)
-        self.scores = HostScores(lambda _: layout.views(self._cache)[0])
+        self.scores = HostScores(lambda _: layout.views(self._cache)[0], self.num_heads)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         self._layer.impl.do_kv_cache_update(
@@ -74,7 +74,6 @@ class CPUDataPath:
         step.lent, step.apart = self._lent(reads, lent), self._apart(reads)
         if probed:
             step.probe = StepProbe(probed, NUM_BLOCKS, self.block_size)
-            step.probe_layers = frozenset([self.layer_number])
         context.set_current(step)
         try:
             metadata = self._builder.build(0, self._common(reads))

@@ -9,16 +9,17 @@ where they are.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from vtoken.arrays import Floats, Ints
+from vtoken.arrays import Bools, Floats, Ints
 from vtoken.compiled import kernel
 from vtoken.vllm.cpu.layout import Bits, KVLayout
-from vtoken.vllm.worker.probe import ProbedRequest, probe
+from vtoken.vllm.worker.probe import ProbedRequest, probe, share_of
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -39,18 +40,23 @@ HALF_SCALE = np.float32(2.0**112)  # float16's exponents as float32's
 class StepProbe:
     """One step's probes. Rows are there, zero, from the start; `add` adds one layer's attention.
 
-    All requests that ask with one query share a ragged buffer of rows.
+    All requests that ask with one query, and put layers and heads together alike, share a ragged
+    buffer of rows. `single_ns`: what single queries have taken so far; `num_single`: how many.
     """
 
     def __init__(self, requests: Sequence[ProbedRequest], num_blocks: int, block_size: int) -> None:
         self._chunks = [request for request in requests if request.num_new > 1]
-        single = [request for request in requests if request.num_new == 1]
-        self._single: SingleQueries | None = None
-        if single:
-            self._single = SingleQueries(single, num_blocks, block_size)
+        single: dict[Any, list[ProbedRequest]] = {}
+        for request in requests:
+            if request.num_new == 1:
+                single.setdefault(request.row_key[1:], []).append(request)
+        self._single = [SingleQueries(some, num_blocks, block_size) for some in single.values()]
+        self.num_single = len({one.request_id for some in single.values() for one in some})
+        self.single_ns = 0
 
     def add(
         self,
+        layer: int,
         query: torch.Tensor,
         cache: torch.Tensor,
         layout: KVLayout,
@@ -58,16 +64,23 @@ class StepProbe:
         scale: float,
         soft_cap: float,
     ) -> None:
-        """Add the attention of `query` [T, Hq, D] over the keys in `cache` [N, H, S, 2D]."""
-        if self._single is not None:
-            self._single.add(query, cache, layout, scale, soft_cap)
+        """Add the attention of `layer`'s `query` [T, Hq, D] over the keys in `cache` [N, H, S, 2D];
+        nothing where no request is probed on that layer.
+        """
+        started = time.perf_counter_ns()
+        for single in self._single:
+            if layer in single.signal.layers:
+                single.add(layer, query, cache, layout, scale, soft_cap)
+        self.single_ns += time.perf_counter_ns() - started
         if self._chunks:
             keys, _ = layout.views(cache)
-            probe(self._chunks, query, keys, scale=scale, soft_cap=soft_cap)
+            probe(self._chunks, layer, query, keys, scale=scale, soft_cap=soft_cap)
 
 
 class SingleQueries:
-    """The requests that ask with one query, as columns.
+    """The requests that ask with one query and put layers and heads together alike, as columns.
+
+    `signal`: of one of them.
 
     Request r has the live tokens starts[r] .. starts[r + 1] of `rows` and of `_place`, by id, and
     the blocks block_starts[r] .. block_starts[r + 1] of `_blocks`, each once. Its token j is
@@ -77,6 +90,7 @@ class SingleQueries:
     """
 
     def __init__(self, requests: list[ProbedRequest], num_blocks: int, block_size: int) -> None:
+        self.signal, self._heads = requests[0].signal, requests[0].heads
         asking: list[ProbedRequest] = []
         row_of: list[int] = []  # of each of `requests`; signals of one request share a row
         for request in requests:
@@ -97,23 +111,32 @@ class SingleQueries:
         if wrong >= 0:
             raise IndexError(f"slot {slots[wrong]} is not in a cache of {num_blocks} blocks")
         self._blocks = blocks
-        self.rows: Floats = np.zeros(len(slots), dtype=np.float32)
+        self.rows: Floats = np.zeros((self.signal.parts, len(slots)), dtype=np.float32)
         for request, row in zip(requests, row_of, strict=True):
-            part = self.rows[self._starts[row] : self._starts[row + 1]]
-            request.rows = torch.from_numpy(part)[None]
+            part = self.rows[:, self._starts[row] : self._starts[row + 1]]
+            request.rows = torch.from_numpy(part)[:, None]
         self._most = int(np.diff(self._block_starts).max()) * block_size
         self._scratch: Floats = np.empty(0, dtype=np.float32)
 
     def add(
         self,
+        layer: int,
         query: torch.Tensor,
         cache: torch.Tensor,
         layout: KVLayout,
         scale: float,
         soft_cap: float,
     ) -> None:
-        memory = layout.memory(cache)
+        signal = self.signal
         heads, head_size = query.shape[1:]
+        own = self._heads.own(signal, heads)
+        if own == []:
+            return
+        chosen = np.ones(heads, dtype=np.bool_)
+        if own is not None:
+            chosen[:] = False
+            chosen[own] = True
+        memory = layout.memory(cache)
         group = heads // cache.shape[1]
         block = cache.shape[2] * head_size
         size = (group + 1) * self._most + (group + 2) * block
@@ -131,7 +154,10 @@ class SingleQueries:
             self._scratch,
             np.float32(scale),
             np.float32(soft_cap),
-            self.rows,
+            chosen,
+            np.float32(share_of(signal, self._heads, heads)),
+            signal.over_heads == "max",
+            self.rows[signal.layers.index(layer) if signal.parts > 1 else 0],
         )
 
 
@@ -181,15 +207,19 @@ def add_rows(
     scratch: Floats,
     scale: np.float32,
     soft_cap: np.float32,
+    chosen: Bools,
+    share: np.float32,
+    greatest: bool,
     rows: Floats,
 ) -> None:
-    """Add to `rows` the attention of one query a request, the mean over its heads.
+    """Add to `rows` the attention of one query a request over the `chosen` [Hq] heads.
 
     `bits`, `shape`: the cache's `Memory`; `form`: what its elements are. `query` [R, Hq * D].
     `scratch`: (G + 1) * m + (G + 2) * S * D floats, G the query heads of a KV head, m the most
     slots that the blocks of one request have.
 
-        rows[j] += sum over heads h of exp(x_hj - max x_h) / (sum of exp(x_h - max x_h) * Hq)
+        a_hj = exp(x_hj - max x_h) / (sum of exp(x_h - max x_h) * share)
+        rows[j] += sum over heads h of a_hj; if `greatest`, the maximum of rows[j] and all a_hj
     """
     kv_heads, block_size, head_size = shape[1], shape[2], shape[3]
     size = block_size * head_size
@@ -206,6 +236,8 @@ def add_rows(
         logits = rest[: group * num_slots].reshape(group, num_slots)
         row = rest[group * num_slots : group * num_slots + end - first]
         for kv_head in range(kv_heads):
+            if not chosen[kv_head * group : (kv_head + 1) * group].any():
+                continue
             for g in range(group):
                 head = (kv_head * group + g) * head_size
                 for d in range(head_size):
@@ -220,9 +252,14 @@ def add_rows(
                 for g in range(group):
                     dots(keys, spread[g], sums, logits[g, to : to + block_size])
             for g in range(group):
+                if not chosen[kv_head * group + g]:
+                    continue
                 softmax(logits[g], place[first:end], scale, soft_cap, row)
-                weight = ONE / (sum_of(row) * np.float32(num_heads))
-                add_scaled(row, weight, rows[first:end])
+                weight = ONE / (sum_of(row) * share)
+                if greatest:
+                    raise_to_scaled(row, weight, rows[first:end])
+                else:
+                    add_scaled(row, weight, rows[first:end])
 
 
 @kernel
@@ -340,3 +377,9 @@ def sum_of(row: Floats) -> np.float32:
 def add_scaled(row: Floats, weight: np.float32, total: Floats) -> None:
     for j in range(len(row)):
         total[j] += row[j] * weight
+
+
+@kernel
+def raise_to_scaled(row: Floats, weight: np.float32, total: Floats) -> None:
+    for j in range(len(row)):
+        total[j] = max(total[j], row[j] * weight)

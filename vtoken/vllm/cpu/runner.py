@@ -42,7 +42,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         seconds = time.perf_counter() - started
         log.info("vToken: self-test of the data path: %.1f s, %s", seconds, tell_compiled())
-        scores = HostScores(self._vtoken_keys)
+        scores = HostScores(self._vtoken_keys, layer.impl.num_heads)
         return StepExecutor(block_size, self.vtoken_copies.contents, scores)
 
     def _vtoken_keys(self, layer: int) -> torch.Tensor:
@@ -63,6 +63,8 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         if step is None:
             if done is not None:
                 self.executor.note_packing(done.pack_ns // 1000, done.packed_tokens)
+                if done.probe is not None:
+                    self.executor.note_probe(done.probe.single_ns // 1000, done.probe.num_single)
             return
         if len(step.rows):
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
@@ -83,7 +85,6 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
             tell_holes(told, step)
         if step.probed:
             told.probe = StepProbe(step.probed, told.num_blocks, told.block_size)
-            told.probe_layers = step.probe_layers
         context.set_current(told)
 
 

@@ -139,20 +139,15 @@ class PagedImplMixin:
             output_block_scale,
         )
         if step is not None and step.probe is not None:
-            self._probe(step, step.probe, layer, query, kv_cache)
+            self._probe(step.probe, layer, query, kv_cache)
         return result
 
     def _probe(
-        self,
-        step: steps.CUDAStep,
-        probe: DeviceProbe,
-        layer: Any,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
+        self, probe: DeviceProbe, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor
     ) -> None:
-        if extract_layer_index(layer.layer_name) in step.physical.probe_layers:
-            soft_cap = float(self.logits_soft_cap or 0.0)
-            probe.add_layer(query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap)
+        number = extract_layer_index(layer.layer_name)
+        soft_cap = float(self.logits_soft_cap or 0.0)
+        probe.add_layer(number, query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap)
 
 
 class _SlotLayoutMixin:

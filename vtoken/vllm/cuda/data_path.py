@@ -50,7 +50,9 @@ class CUDADataPath:
         streams: Streams = CUDAStreams(self.device) if self._on_cuda else HostStreams()
         self._copies = CUDACopyEngine([self._cache], streams, use_triton=self._on_cuda)
         self.layer_number = extract_layer_index(layer.layer_name)
-        self.scores = DeviceScores(lambda _: keys_of(self._cache), self.device, streams)
+        self.scores = DeviceScores(
+            lambda _: keys_of(self._cache), self.num_heads, self.device, streams
+        )
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         at = upload(slots, self.device)
@@ -85,7 +87,7 @@ class CUDADataPath:
             ),
         )
         if probed:
-            physical.probed, physical.probe_layers = [*probed], frozenset([self.layer_number])
+            physical.probed = [*probed]
         pages = PageTables(self.block_size, self.device)
         steps.set_current(steps.make_step(physical, pages, use_triton=self._on_cuda))
         try:

@@ -23,10 +23,17 @@ from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 
 
 class DeviceHalf:
-    """`caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`."""
+    """`caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
+    heads of this rank.
+    """
 
     def __init__(
-        self, caches: Sequence[torch.Tensor], device: torch.device, *, copy_sync: bool = False
+        self,
+        caches: Sequence[torch.Tensor],
+        num_heads: int,
+        device: torch.device,
+        *,
+        copy_sync: bool = False,
     ) -> None:
         block_size = caches[0].shape[2]
         on_cuda = device.type == "cuda"
@@ -34,7 +41,7 @@ class DeviceHalf:
         self.device = device
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
         keys = [keys_of(cache) for cache in caches]
-        scores = DeviceScores(keys.__getitem__, device, streams)
+        scores = DeviceScores(keys.__getitem__, num_heads, device, streams)
         self.executor = StepExecutor(block_size, self.copies.contents, scores)
         self.pages = PageTables(block_size, device)
         self.triton_probe = on_cuda
@@ -50,12 +57,11 @@ class DeviceHalf:
     def leaves_full_graphs(self) -> bool:
         """Whether Python has to run inside attention in this step, which full graphs never do."""
         plan = self.executor.plan
-        return plan is not None and (
-            plan.probe_layers is not None
-            or any(
-                not part.dense and len(part.new_slots) for part in plan.requests.parts().values()
-            )
-        )
+        if plan is None:
+            return False
+        requests = plan.requests
+        holey = ~requests.dense & (requests.new_slots.counts > 0)
+        return len(plan.probed) > 0 or bool(holey.any())
 
     def present(self, step: PhysicalStep | None, slot_mapping: torch.Tensor | None) -> None:
         """Correct `slot_mapping` [tokens] int64 and tell attention about the step; None: clear."""

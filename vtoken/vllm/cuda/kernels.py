@@ -147,19 +147,24 @@ def _probe_sum_kernel(
     tile_sum,
     seq_lens,
     scores,  # [R, n] float32, added to
+    chosen,  # [c] int32: heads that count
+    num_chosen,
+    share,
     score_row,
     width,
     tiles,
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
+    GREATEST: tl.constexpr,
 ):
     request, tile = tl.program_id(0), tl.program_id(1)
     length = tl.load(seq_lens + request)
     token = tile * TILE + tl.arange(0, TILE)
     live = token < length
     total = tl.zeros((TILE,), dtype=tl.float32)
-    for head in range(HEADS):
+    for number in range(num_chosen):
+        head = tl.load(chosen + number)
         row = request.to(tl.int64) * HEADS + head
         top = tl.full((1,), float("-inf"), dtype=tl.float32)
         norm = tl.zeros((1,), dtype=tl.float32)
@@ -171,9 +176,12 @@ def _probe_sum_kernel(
             norm = norm * tl.exp(top - higher) + tl.sum(sums * tl.exp(tops - higher), axis=0)
             top = higher
         x = tl.load(logits + row * width + token, mask=live, other=float("-inf"))
-        total += tl.exp(x - top) / norm
+        weight = tl.exp(x - top) / norm
+        total = tl.maximum(total, weight) if GREATEST else total + weight
     at = scores + request * score_row + token
-    tl.store(at, tl.load(at, mask=live, other=0.0) + total / HEADS, mask=live)
+    before = tl.load(at, mask=live, other=0.0)
+    after = tl.maximum(before, total) if GREATEST else before + total / share
+    tl.store(at, after, mask=live)
 
 
 def probe_scores(
@@ -186,18 +194,22 @@ def probe_scores(
     scale: float,
     queries: torch.Tensor,
     rows: torch.Tensor,
+    heads: torch.Tensor,
+    share: float,
+    greatest: bool = False,
     soft_cap: float = 0.0,
     tile: int = 64,
 ) -> None:
     """Add to `scores` [R, n] the attention that one query a request gives to its live tokens.
 
-    Mean over heads of softmax(q k). Request i asks with row `queries[i]` of `query` [T, Hq, D],
-    contiguous in (Hq, D), and sees the `seq_lens[i]` slots in row `rows[i]` of `table` [rows, m],
-    in logical order; `key` [slots, H, D]. All of `table`, `seq_lens`, `queries`, `rows` are int32.
-    Two launches, and more where the logits of all requests would take more than `MAX_LOGITS`.
+    The sum over `heads` [c] of softmax(q k) / `share`; if `greatest`, the maximum over them and of
+    `scores`. Request i asks with row `queries[i]` of `query` [T, Hq, D], contiguous in (Hq, D), and
+    sees the `seq_lens[i]` slots in row `rows[i]` of `table` [rows, m], in logical order; `key`
+    [slots, H, D]. All of `table`, `seq_lens`, `queries`, `rows`, `heads` are int32. Two launches,
+    and more where the logits of all requests would take more than `MAX_LOGITS`.
     """
-    heads, width = query.shape[1], scores.shape[1]
-    at_once = max(1, MAX_LOGITS // (heads * width))
+    width = scores.shape[1]
+    at_once = max(1, MAX_LOGITS // (query.shape[1] * width))
     for start in range(0, len(scores), at_once):
         part = slice(start, start + at_once)
         _probe_some(
@@ -208,7 +220,10 @@ def probe_scores(
             scores[part],
             queries[part],
             rows[part],
+            heads,
             scale,
+            share,
+            greatest,
             soft_cap,
             tile,
         )
@@ -222,16 +237,19 @@ def _probe_some(
     scores: torch.Tensor,
     queries: torch.Tensor,
     rows: torch.Tensor,
+    heads: torch.Tensor,
     scale: float,
+    share: float,
+    greatest: bool,
     soft_cap: float,
     tile: int,
 ) -> None:
     requests, width = scores.shape
-    heads, dim = query.shape[1:]
+    num_heads, dim = query.shape[1:]
     tiles = triton.cdiv(width, tile)
-    group = heads // key.shape[1]
-    logits = torch.empty((requests, heads, width), dtype=torch.float32, device=query.device)
-    tops = torch.empty((requests, heads, tiles), dtype=torch.float32, device=query.device)
+    group = num_heads // key.shape[1]
+    logits = torch.empty((requests, num_heads, width), dtype=torch.float32, device=query.device)
+    tops = torch.empty((requests, num_heads, tiles), dtype=torch.float32, device=query.device)
     sums = torch.empty_like(tops)
     _probe_logits_kernel[(requests, key.shape[1], tiles)](
         query,
@@ -264,10 +282,14 @@ def _probe_some(
         sums,
         seq_lens,
         scores,
+        heads,
+        len(heads),
+        float(share),
         scores.stride(0),
         width,
         tiles,
-        HEADS=heads,
+        HEADS=num_heads,
         TILES=TILES_AT_ONCE,
         TILE=tile,
+        GREATEST=greatest,
     )

@@ -36,7 +36,8 @@ def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
     layer = next(iter(layers.values()))
     SelfTest(CUDADataPath(layer, builder, runner.kv_caches[0])).run()
     settings = read_settings(runner.vllm_config.additional_config or {})
-    return DeviceHalf(runner.kv_caches, runner.device, copy_sync=settings.copy_sync)
+    num_heads = layer.impl.num_heads
+    return DeviceHalf(runner.kv_caches, num_heads, runner.device, copy_sync=settings.copy_sync)
 
 
 class GuardedRunnerMixin:

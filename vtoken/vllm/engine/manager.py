@@ -52,11 +52,9 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """Places that must exist for `num_tokens` tokens in all, dead ones included."""
-        runtime = self.runtime
-        if runtime is None:
+        if self.runtime is None:
             return num_tokens
-        extent = runtime.required_extent(request_id, num_tokens)
-        return num_tokens if extent is None else extent
+        return self.runtime.required_extent(request_id, num_tokens)
 
     def get_num_blocks_to_allocate(
         self,
@@ -126,6 +124,8 @@ class VTokenAttentionManager(FullAttentionManager):
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
         if self.runtime is not None:
+            if request_id == self.runtime.canary.request_id:
+                return  # it has no hashes, and what it computes serves nobody else
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
-from vtoken.config.request_rules import RequestRules, request_rules
+from vtoken.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError, UnsupportedError
@@ -27,10 +28,12 @@ from vtoken.policies import make_policy
 from vtoken.runtime import selftest
 from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
 from vtoken.stream.telemetry import Publisher
+from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.engine.queue import SchedulerQueue
-from vtoken.vllm.engine.tokenizer import VLLMVocabulary
+from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
 from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry, SchedulingState
 
@@ -58,6 +61,7 @@ def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
         num_kv_heads=config.model_config.get_total_num_kv_heads(),
         head_size=spec.head_size,
         bytes_per_token=ranks * layers * spec.page_size_bytes // spec.block_size,
+        num_heads=ranks * config.model_config.get_num_attention_heads(config.parallel_config),
     )
 
 
@@ -76,19 +80,22 @@ class VTokenSchedulerMixin:
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config)
+        calibration = load_calibration(settings.calibration, config)
+        if calibration.profile is None:
+            log.info("vToken: no calibration profile: %s", calibration.detail)
         self.vtoken = Runtime(
             geometry,
             VLLMBlockStore(manager),
-            initial_config(
-                settings, num_blocks=geometry.num_blocks, num_layers=geometry.num_layers
-            ),
+            initial_config(settings, geometry),
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             lends_blocks=config.device_config.device_type == "cpu",
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
+            calibration=calibration.profile,
         )
+        self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
         manager.num_withheld = self._num_withheld
         _require(self.vtoken)
@@ -98,6 +105,8 @@ class VTokenSchedulerMixin:
             vllm_version=vllm.__version__,
             model=str(config.model_config.served_model_name or config.model_config.model),
             device=str(config.device_config.device_type),
+            calibration_file=calibration.file,
+            calibration_detail=calibration.detail,
         )
         self._publisher = Publisher(self.vtoken.events, max_hz=settings.telemetry_hz)
         self.vtoken_controller = Controller(
@@ -105,15 +114,17 @@ class VTokenSchedulerMixin:
             self._publisher.endpoint,
         )
         self.vtoken_controller.note_started()
+        self.vtoken_canary = Checks(self, self.vtoken)
         self._last_step_end = 0.0
 
     # ------------------------------------------------------------ the step
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self.vtoken_controller.before_step()
-        self.vtoken.begin_step(*self._upcoming())
-        output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
+        with self.vtoken_canary.step():
+            self.vtoken.begin_step(*self._upcoming())
+            output = super().schedule(throttle_prefills)  # type: ignore[misc]
+            plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
         if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
         return output
@@ -124,6 +135,7 @@ class VTokenSchedulerMixin:
             report = getattr(model_runner_output, "vtoken", None)
             self.vtoken.finish_step(report, plan.step)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.vtoken_canary.take_outputs(result)
         now = time.monotonic()
         served: list[str] = []
         num_tokens = 0
@@ -158,17 +170,19 @@ class VTokenSchedulerMixin:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
         held, known = manager.req_to_blocks, self.vtoken.tables.rows
         requests = [self.requests[request_id] for request_id in request_ids]  # type: ignore[attr-defined]
+        new = {
+            request.request_id: NewRequest(
+                request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
+            )
+            for request in requests
+            if request.request_id not in known
+        }
+        self.vtoken_canary.samples.started(new)
         return Scheduled(
             request_ids,
             [request.num_computed_tokens for request in requests],
             [len(held[request_id]) for request_id in request_ids],
-            {
-                request.request_id: NewRequest(
-                    request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
-                )
-                for request in requests
-                if request.request_id not in known
-            },
+            new,
         )
 
     # ------------------------------------------------------------ arriving and letting go
@@ -183,18 +197,43 @@ class VTokenSchedulerMixin:
             rules,
             num_prompt_tokens=request.num_tokens,
             max_tokens=min(request.num_prompt_tokens + request.max_tokens, limit),
+            prompt=Prompt(
+                request.num_prompt_tokens,
+                partial(self._chats.parts, request.prompt_token_ids),
+                is_embedded=request.prompt_embeds is not None,
+            ),
         )
+        self.vtoken_canary.samples.arrived(request)
         super().add_request(request)  # type: ignore[misc]
 
     def _free_blocks(self, request: Any) -> None:
+        self.vtoken_canary.samples.ends(request)
         super()._free_blocks(request)  # type: ignore[misc]
         self.vtoken.forget(request.request_id)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.vtoken.release(request.request_id, preempted=True)
+        self.vtoken_canary.samples.preempted(request.request_id)
+        is_check = self.vtoken_canary.is_check(request.request_id)
+        self.vtoken.release(request.request_id, preempted=not is_check)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if request_ids is None:  # all of them
+            self.vtoken_canary.drop_all()
+        return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+
+    def get_request_counts(self) -> tuple[int, int]:
+        running, waiting = super().get_request_counts()  # type: ignore[misc]
+        checks_running, checks_waiting = self.vtoken_canary.num_counted
+        return running - checks_running, waiting - checks_waiting
+
+    def get_num_unfinished_requests(self) -> int:
+        unfinished = super().get_num_unfinished_requests()  # type: ignore[misc]
+        return int(unfinished + self.vtoken_canary.num_unfinished)
+
     def set_pause_state(self, pause_state: PauseState) -> None:
+        if pause_state != PauseState.UNPAUSED:
+            self.vtoken_canary.drop_all()
         super().set_pause_state(pause_state)  # type: ignore[misc]
         self._last_step_end = 0.0  # the time until the next step is not that of a step
         reporter = self.vtoken_controller.reporter
@@ -219,13 +258,14 @@ class VTokenSchedulerMixin:
         if self._last_step_end:
             elapsed_ms = (now - self._last_step_end) * 1e3
             self._facts.step_ms += STEP_MS_SMOOTHING * (elapsed_ms - self._facts.step_ms)
-        idle = not self.has_unfinished_requests()  # type: ignore[attr-defined]
+        unfinished = self.get_num_unfinished_requests() - self.vtoken_canary.num_unfinished
+        idle = not unfinished
         self._last_step_end = 0.0 if idle else now
         self._count_requests()
         self._publisher.publish(self.vtoken_controller.frame, force=idle)
 
     def _count_requests(self) -> None:
-        self._facts.running, self._facts.waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        self._facts.running, self._facts.waiting = self.get_request_counts()
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:

@@ -18,12 +18,14 @@ from typing import Any
 from msgspec import structs
 
 from vtoken.bounds import bounds_of, read_json, span
+from vtoken.calibration import store
 from vtoken.config.values import VTokenConfig
 from vtoken.credentials import CredentialError, read_token_file
-from vtoken.errors import RefusedError
+from vtoken.errors import ProfileError, RefusedError
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
+from vtoken.vllm.startup.calibration import OFF
 from vtoken.vllm.startup.model_argument import flag_values, take_model
 from vtoken.wire import Bound, ConfigValues, pool_limits
 
@@ -82,6 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="CUDA: wait on the host for every relocation (an ablation)",
     )
+    trust(
+        "--vtoken-calibration",
+        metavar="FILE|off",
+        help="the model's calibration profile, see `vtoken calibrate` (default: the one that it "
+        "wrote, if there is one); off: a layer at 0.7 of the depth, for key norms at 0.6",
+    )
     access = parser.add_argument_group("vToken, who may do what (docs/security.md)").add_argument
     access(
         "--vtoken-read-token-file",
@@ -92,6 +100,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--vtoken-control-token-file",
         metavar="FILE",
         help="changing needs the token in FILE; needed to change anything beyond loopback",
+    )
+    access(
+        "--vtoken-show-text",
+        action="store_true",
+        help="the text of running requests may be read, by those who may change things",
     )
     access(
         "--vtoken-state-dir",
@@ -161,7 +174,25 @@ def api_part(args: argparse.Namespace) -> dict[str, Any]:
             if name != "state_dir":
                 read_token_file(path)
             part[name] = str(Path(path).absolute())
+    if args.vtoken_show_text:
+        part["show_text"] = True
     return part
+
+
+def calibration_part(choice: str | None) -> dict[str, Any]:
+    """The setting `calibration`; a bad file fails here, before the model loads: ProfileError."""
+    if choice is None or choice == OFF:
+        return {} if choice is None else {"calibration": OFF}
+    store.read(Path(choice))
+    return {"calibration": str(Path(choice).absolute())}
+
+
+def chat_template_part(flags: list[str]) -> dict[str, str]:
+    """The setting `chat_template`: vLLM keeps its flag to the API server."""
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--chat-template", "--chat_template")
+    template: str | None = given.parse_known_args(flags)[0].chat_template
+    return {} if template is None else {"chat_template": template}
 
 
 def asked_elsewhere(flags: list[str]) -> dict[str, str]:
@@ -195,7 +226,8 @@ def server_command(argv: list[str]) -> list[str]:
             parser.error("MODEL is missing")
         patch = initial_patch(args)
         api = api_part(args)
-    except CredentialError as error:
+        calibration = calibration_part(args.vtoken_calibration)
+    except (CredentialError, ProfileError) as error:
         parser.error(str(error))
     except RefusedError as error:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
@@ -204,6 +236,8 @@ def server_command(argv: list[str]) -> list[str]:
     settings: dict[str, Any] = {
         "strict": args.vtoken_strict,
         "check_every_step": args.vtoken_check_every_step,
+        **calibration,
+        **chat_template_part(rest),
     }
     if args.vtoken_experimental_cuda:
         settings |= {"experimental_cuda": True, "copy_sync": args.vtoken_copy_sync}

@@ -102,7 +102,6 @@ class PhysicalStep:
     writes: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
     holey: HoleyRows = field(default_factory=HoleyRows.none)
     probed: list[ProbedRequest] = field(default_factory=list)
-    probe_layers: frozenset[int] = frozenset()
 
 
 class StepExecutor:
@@ -168,6 +167,11 @@ class StepExecutor:
         if self.report is not None:
             self.report.pack_us, self.report.packed_tokens = pack_us, packed_tokens
 
+    def note_probe(self, probe_us: int, probed_queries: int) -> None:
+        """The step's probes of so many single queries took so long, over all layers."""
+        if self.report is not None:
+            self.report.probe_us, self.report.probed_queries = probe_us, probed_queries
+
     def apply(self) -> None:
         """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror, here or
         on another rank.
@@ -201,8 +205,6 @@ class StepExecutor:
             self._follow(batch, np.flatnonzero(numbers < 0), plan)
         if plan.signals or self._keeping:
             self._keep_signals(batch, plan, step)
-        if plan.probe_layers is not None:
-            step.probe_layers = frozenset(plan.probe_layers)
         self._probed = step.probed
         return step
 
@@ -229,12 +231,13 @@ class StepExecutor:
             if mirror is None:
                 continue
             kept = plan.signals.get(name, ())
-            mirror.keep(kept, plan.signal_layers, self._scores.make_keeper)
+            mirror.keep(kept, self._scores.make_keeper)
             if name in plan.probed:
                 probed.append((name, first, num_new, mirror))
         if probed:
             rows = self.mirrors.rows_of([name for name, *_ in probed])
-            step.probed = ProbedRequest.of_many(probed, self.mirrors.live(rows))
+            live = self.mirrors.live(rows)
+            step.probed = ProbedRequest.of_many(probed, live, self.ranks.heads)
 
     def forward_ended(self) -> None:
         """Once a step, by `attach` at the latest."""

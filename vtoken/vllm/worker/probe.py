@@ -4,32 +4,40 @@ Plain torch on any device, where nothing here makes the host wait for the device
 
 Runs after the stock kernel, which it does not touch. For every request the keys of its live tokens
 are gathered by id, so the result depends on what is live, not on where it lies. What a row is, and
-what becomes of it, stands in `vtoken.policies.signals`.
+what becomes of it, stands in `vtoken.policies.signals`. The rows here are one rank's part of it: of
+a mean over heads, the sum over its own heads divided by the number of all of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from vtoken.arrays import Ints, Ragged
-from vtoken.policies.signals import Signal
+from vtoken.policies.signals import SIMILAR, Signal
 from vtoken.protocol.mirror import Mirror
+from vtoken.vllm.worker.heads import RankHeads
 
 MAX_QUERIES = 256  # rows of attention held at once, and
 MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each
+MAX_COSINES = 1 << 20  # on a host, where what leaves the core's cache costs twice the time
+MIN_COSINE_ROWS = 64  # so that keys are read once for many
 MAX_KEYS = 4096  # tokens whose keys are held at once, as float32
+ALL_HEADS = RankHeads()
 
 
 @dataclass(slots=True)
 class ProbedRequest:
     """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`.
 
-    `ids` [n], `slots` [n]: its live tokens, those that ask included. `rows`: what the layers so far
-    gave, as `Keeper.add` takes it; None before the first one. Both tensors are where the cache is.
+    `ids` [n], `slots` [n]: its live tokens, those that ask included. `rows` [P, k, n]: what the
+    layers so far gave to each of the signal's `parts`, as `folded` takes it; None before the first
+    one. Slots and rows are where the cache is.
     """
 
     request_id: str
@@ -39,6 +47,7 @@ class ProbedRequest:
     signal: Signal
     ids: Ints
     slots: torch.Tensor
+    heads: RankHeads = ALL_HEADS
     rows: torch.Tensor | None = None
 
     @classmethod
@@ -49,55 +58,120 @@ class ProbedRequest:
 
     @classmethod
     def of_many(
-        cls, requests: Sequence[tuple[str, int, int, Mirror]], live: tuple[Ragged, Ragged]
+        cls,
+        requests: Sequence[tuple[str, int, int, Mirror]],
+        live: tuple[Ragged, Ragged],
+        heads: RankHeads = ALL_HEADS,
     ) -> list[ProbedRequest]:
         """`of` for several requests; `live`: the ids and slots of their live tokens."""
         ids, slots = live
         places = torch.from_numpy(slots.values).split(slots.counts.tolist())
         return [
-            cls(request_id, first, num_new, mirror, signal, ids.of(i), places[i])
+            cls(request_id, first, num_new, mirror, signal, ids.of(i), places[i], heads)
             for i, (request_id, first, num_new, mirror) in enumerate(requests)
             for signal in mirror.keepers
         ]
 
+    @property
+    def row_key(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str, str]:
+        """Single queries with equal keys have the same row, whatever becomes of it."""
+        signal = self.signal
+        aggregate = signal.layers, signal.heads, signal.over_heads, signal.over_layers
+        return self.request_id, *aggregate
+
+
+def share_of(signal: Signal, heads: RankHeads, num_heads: int) -> int:
+    """What a rank of `num_heads` query heads divides by, so that means over heads, and over layers
+    where they are put together at once, are sums.
+    """
+    if signal.over_heads == "max":
+        return 1
+    layers = len(signal.layers) if signal.parts == 1 else 1
+    return heads.total(signal, num_heads) * layers
+
 
 def probe(
-    requests: list[ProbedRequest],
+    requests: Sequence[ProbedRequest],
+    layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
     *,
     scale: float,
     soft_cap: float,
 ) -> None:
-    """Add one layer's attention of `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows.
+    """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows of
+    the requests whose signals include that layer.
 
     Signals of one request stand next to each other: keys are gathered once for all of them, and the
-    row of a single query, which is the same for every signal, is computed once. Longer prompts are
-    computed for each signal as for it alone, so that none depends on the others by a rounding.
+    row of a single query is computed once for all signals that put heads together alike. Longer
+    prompts are computed for each signal as for it alone, so that none depends on the others by a
+    rounding.
     """
-    of: ProbedRequest | None = None
+    of, keys = "", torch.empty(0)
+    done: dict[Any, torch.Tensor] = {}
     for request in requests:
-        if of is None or of.request_id != request.request_id:
-            of = request
-            k = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
-            layer = _layer_rows(request, query, k, scale, soft_cap)
-        elif request.num_new > 1:
-            layer = _layer_rows(request, query, k, scale, soft_cap)
-        request.rows = layer if request.rows is None else request.rows + layer
+        signal = request.signal
+        if layer not in signal.layers:
+            continue
+        if of != request.request_id:
+            of, done = request.request_id, {}
+            keys = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
+        alike = request.row_key if request.num_new == 1 else signal
+        if alike not in done:
+            done[alike] = _layer_rows(request, query, keys, scale, soft_cap)
+        rows = done[alike]
+        if request.rows is None:
+            request.rows = torch.zeros((signal.parts, *rows.shape), device=rows.device)
+        part = request.rows[signal.layers.index(layer) if signal.parts > 1 else 0]
+        if signal.over_heads == "max":
+            torch.maximum(part, rows, out=part)
+        else:
+            part += rows
+
+
+def folded(signal: Signal, parts: torch.Tensor) -> torch.Tensor:
+    """The rows [k, n], or the key signal [n], of all layers from its `parts` [P, …]."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts.amax(dim=0) if signal.over_layers == "max" else parts.mean(dim=0)
+
+
+def pooled(signal: Signal, values: torch.Tensor) -> torch.Tensor:
+    """`vtoken.policies.signals.pooled` of `values` [n] on any device."""
+    count, radius = signal.num_pooled(len(values)), signal.pool_radius
+    if not count:
+        return values
+    before = values[None, :count]
+    if signal.pool == "mean":
+        around = torch.nn.functional.avg_pool1d(before, 2 * radius + 1, 1, radius)
+    else:
+        around = torch.nn.functional.max_pool1d(before, 2 * radius + 1, 1, radius)
+    return torch.cat([around[0], values[count:]])
 
 
 def _layer_rows(
     request: ProbedRequest, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
 ) -> torch.Tensor:
     """What one layer adds to the rows of `request`; `key` [Hkv, D, n]."""
-    stop = request.first + request.num_new
-    num_rows = request.signal.num_rows(request.num_new)
-    summed = request.signal.kind == "attention_sum"
-    at_once = max(1, min(MAX_QUERIES, MAX_LOGITS // (query.shape[1] * key.shape[-1])))
+    signal, stop = request.signal, request.first + request.num_new
+    num_rows = signal.num_rows(request.num_new)
+    num_heads, num_ids = query.shape[1], key.shape[-1]
+    summed = signal.kind == "attention_sum"
+    own = request.heads.own(signal, num_heads)
+    if own is not None:
+        if not own:
+            return torch.zeros(1 if summed else num_rows, num_ids, device=query.device)
+        key = _pick(key, [head * len(key) // num_heads for head in own], dim=0)
+    share = share_of(signal, request.heads, num_heads)
+    at_once = max(1, min(MAX_QUERIES, MAX_LOGITS // (num_heads * num_ids)))
     parts = []
     for start in range(stop - num_rows, stop, at_once):
         end = min(start + at_once, stop)
-        rows = _rows(query[start:end].float(), key, stop - end, scale, soft_cap)
+        asking = query[start:end]
+        if own is not None:
+            asking = _pick(asking, own, dim=1)
+        weights = _weights(asking.float(), key, stop - end, scale, soft_cap)
+        rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / share
         parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
     return torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
 
@@ -108,16 +182,16 @@ def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return key[slots // block_size, slots % block_size].float()
 
 
-def _rows(
+def _weights(
     query: torch.Tensor, key: torch.Tensor, num_later: int, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """Attention [q, n], mean over heads, of `query` [q, Hq, D] over `key` [Hkv, D, n].
+    """Attention [Hq, q, n] of `query` [q, Hq, D] over `key` [H, D, n], H a divisor of Hq.
 
     The newest tokens are the ones that ask, `num_later` of them after the last query given here.
     """
     num_queries, num_heads, head_size = query.shape
-    num_kv_heads, _, num_ids = key.shape
-    grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_size)  # [Hkv, G * q, D]
+    num_key_heads, _, num_ids = key.shape
+    grouped = query.transpose(0, 1).reshape(num_key_heads, -1, head_size)  # [H, Hq / H * q, D]
     logits = torch.matmul(grouped, key) * scale
     if soft_cap:
         logits = soft_cap * torch.tanh(logits / soft_cap)
@@ -126,22 +200,105 @@ def _rows(
     hidden = torch.ones(num_queries, num_ids, dtype=torch.bool, device=query.device)
     hidden = hidden.triu(newest + 1)
     logits.masked_fill_(hidden, float("-inf"))
-    return torch.softmax(logits, dim=-1).mean(dim=0)
+    return torch.softmax(logits, dim=-1)
 
 
-def key_values(signal: Signal, slots: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The key signal [n] of the tokens in `slots` [n]; `layers` of [N, S, Hkv, D] are summed."""
+def key_values(
+    signal: Signal,
+    slots: torch.Tensor,
+    layers: Sequence[torch.Tensor],
+    num_heads: int,
+    heads: RankHeads = ALL_HEADS,
+) -> torch.Tensor:
+    """A rank's part [P, n] of a key signal of the tokens in `slots` [n], as `folded` takes it.
+
+    `layers`: the keys [N, S, Hkv, D] of each of the signal's layers. `num_heads`: query heads of
+    this rank.
+    """
+    greatest = signal.over_heads == "max"
+    empty = float("-inf") if greatest else 0.0
+    parts = torch.full((signal.parts, len(slots)), empty, device=slots.device)
+    own = heads.own(signal, num_heads)
+    if own == []:
+        return parts
+    share = share_of(signal, heads, num_heads)
+    for number, layer in enumerate(layers):
+        values = _by_head(signal, slots, layer)
+        num_kv_heads = values.shape[1]
+        if own is not None:
+            values = _pick(values, [head * num_kv_heads // num_heads for head in own], dim=1)
+        part = parts[number if signal.parts > 1 else 0]
+        if greatest:
+            torch.maximum(part, values.amax(dim=1), out=part)
+        else:  # a KV head counts as the query heads that read it
+            copies = 1 if own is not None else num_heads // num_kv_heads
+            part += values.sum(dim=1) * (copies / share)
+    return parts
+
+
+def _by_head(signal: Signal, slots: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
+    """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D]."""
     some = slots.split(MAX_KEYS)
-    parts = []
+    if signal.kind == "key_norm":
+        return -torch.cat([gather_keys(layer, at).norm(dim=-1) for at in some])
+    anchor = torch.stack([_unit(gather_keys(layer, at)).sum(dim=0) for at in some])
+    mean = anchor.sum(dim=0) / len(slots)  # [Hkv, D]
+    return -torch.cat([_cosine(gather_keys(layer, at), mean) for at in some])
+
+
+def key_redundancy(
+    signal: Signal,
+    slots: torch.Tensor,
+    layers: Sequence[torch.Tensor],
+    num_heads: int,
+    heads: RankHeads = ALL_HEADS,
+) -> torch.Tensor:
+    """A rank's part [n] of the redundancy of the tokens in `slots` [n]; ranks' parts add up.
+
+    `layers`, `num_heads` as in `key_values`. O(n^2) time for each KV head that is read, and the
+    normalised keys of one layer in memory, as attention has them.
+    """
+    found = torch.zeros(len(slots), device=slots.device)
+    own = heads.own(signal, num_heads)
+    total = heads.total(signal, num_heads) * len(layers)
     for layer in layers:
-        if signal.kind == "key_norm":
-            values = [gather_keys(layer, at).norm(dim=-1).mean(dim=1) for at in some]
-        else:
-            anchor = torch.stack([_unit(gather_keys(layer, at)).sum(dim=0) for at in some])
-            mean = anchor.sum(dim=0) / len(slots)  # [Hkv, D]
-            values = [_cosine(gather_keys(layer, at), mean) for at in some]
-        parts.append(torch.cat(values))
-    return -torch.stack(parts).sum(dim=0)
+        num_kv_heads = layer.shape[2]
+        readers = Counter(
+            head * num_kv_heads // num_heads for head in (range(num_heads) if own is None else own)
+        )
+        if not readers:
+            continue
+        some = [gather_keys(layer, at) for at in slots.split(MAX_KEYS)]
+        unit = torch.cat([_unit(_pick(keys, [*readers], dim=1)) for keys in some])
+        of_heads = redundancy(unit.transpose(0, 1))
+        for values, count in zip(of_heads, readers.values(), strict=True):
+            found += values * (count / total)
+    return found
+
+
+def redundancy(unit: torch.Tensor) -> torch.Tensor:
+    """`vtoken.policies.signals.redundancy` [H, n] of normalised keys [H, n, D], on any device.
+
+    The rows of cosines are made and dropped some at a time.
+    """
+    num_heads, num_tokens, _ = unit.shape
+    columns = unit.transpose(1, 2)
+    places = torch.arange(num_tokens, dtype=torch.int32, device=unit.device)
+    sums = torch.zeros(num_heads, num_tokens, device=unit.device)
+    most = MAX_COSINES if unit.device.type == "cpu" else MAX_LOGITS
+    at_once = max(MIN_COSINE_ROWS, most // (num_heads * num_tokens))
+    for start in range(0, num_tokens, at_once):
+        cosine = torch.matmul(unit[:, start : start + at_once], columns)
+        cosine.diagonal(start, 1, 2).zero_()
+        newest = (cosine > SIMILAR).mul(places).amax(dim=-1, keepdim=True)
+        cosine.scatter_(-1, newest.long(), 0.0)
+        sums += cosine.sum(dim=1)
+    return torch.softmax(sums / num_tokens, dim=-1)
+
+
+def _pick(tensor: torch.Tensor, numbers: Sequence[int], dim: int) -> torch.Tensor:
+    """Those `numbers` of `tensor` along `dim`; an index made on the host would be waited for."""
+    return torch.stack([tensor.select(dim, number) for number in numbers], dim)
 
 
 def _unit(key: torch.Tensor) -> torch.Tensor:
@@ -149,5 +306,5 @@ def _unit(key: torch.Tensor) -> torch.Tensor:
 
 
 def _cosine(key: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Mean over heads [n] of cos(`key` [n, Hkv, D], `anchor` [Hkv, D])."""
-    return torch.nn.functional.cosine_similarity(key, anchor[None], dim=-1).mean(dim=1)
+    """cos [n, Hkv] of `key` [n, Hkv, D] and `anchor` [Hkv, D]."""
+    return torch.nn.functional.cosine_similarity(key, anchor[None], dim=-1)

@@ -6,8 +6,8 @@ are collective, on the host's group: the plan decides in which steps, so every r
 
 1. no rank computes a step that another rank could not apply: all of them raise, before the forward
 2. violations of every rank, and the slowest rank's copy, are in every rank's report
-3. the mean over heads is the mean over ranks of each rank's mean: vLLM gives every rank equally
-   many query heads, and where there are fewer KV heads than ranks, equally many copies of each
+3. a mean over heads is the sum of the ranks' parts, each divided by the number of all heads
+   (`probe.share_of`); a maximum is the maximum of theirs
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from vtoken.errors import MirrorMismatchError
 from vtoken.protocol import digest
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.vllm.worker.heads import RankHeads
 
 Key = TypeVar("Key")
 
@@ -45,7 +46,13 @@ DIFFERENCES = {Told.PLAN: "runs another plan than", Told.MIRRORS: "has another m
 
 
 class Ranks:
-    """This process alone: every plan is its own, nothing is compared or reduced."""
+    """This process alone: every plan is its own, nothing is compared or reduced.
+
+    `heads`: the query heads that this rank holds. `agreed`: no rank differs in the newest step.
+    """
+
+    heads = RankHeads()
+    agreed = True
 
     @staticmethod
     def of_this_worker() -> Ranks:
@@ -63,9 +70,13 @@ class Ranks:
     def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Once a step, when the plan has been applied and before the forward."""
 
-    def mean(self, signals: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """The mean over the ranks of every one of `signals`, of any shape, on one device."""
-        return signals
+    def total(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """The sum over the ranks of every one of `parts`, of any shape, on one device."""
+        return parts
+
+    def greatest(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """The maximum over the ranks, else as `total`."""
+        return parts
 
 
 class Peers(Ranks):
@@ -78,7 +89,7 @@ class Peers(Ranks):
         self._device_group = device_group
         self._size = dist.get_world_size(group)
         self._fault: str | None = None
-        self._agreed = True
+        self.heads = RankHeads(dist.get_rank(group), self._size)
 
     @contextmanager
     def contained(self) -> Iterator[None]:
@@ -125,20 +136,25 @@ class Peers(Ranks):
             for column, what in DIFFERENCES.items()
             for rank in np.flatnonzero(of_all[:, column] != of_all[0, column]).tolist()
         ]
-        self._agreed = not differ
+        self.agreed = not differ
         if differ:
             report.disagreement = f"in step {plan.step}, {', '.join(differ)}"
 
-    def mean(self, signals: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    def total(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        return self._reduced(parts, dist.ReduceOp.SUM)
+
+    def greatest(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        return self._reduced(parts, dist.ReduceOp.MAX)
+
+    def _reduced(self, parts: dict[Key, torch.Tensor], op: Any) -> dict[Key, torch.Tensor]:
         """One reduction for all requests; nothing is shipped from ranks that differ."""
-        if not signals or not self._agreed:
+        if not parts or not self.agreed:
             return {}
-        together = torch.cat([signal.flatten() for signal in signals.values()])
+        together = torch.cat([part.flatten() for part in parts.values()])
         on_host = together.device.type == "cpu"
-        dist.all_reduce(together, group=self._group if on_host else self._device_group)
-        together /= self._size
-        parts = together.split([signal.numel() for signal in signals.values()])
+        dist.all_reduce(together, op, group=self._group if on_host else self._device_group)
+        reduced = together.split([part.numel() for part in parts.values()])
         return {
-            key: part.view(signal.shape)
-            for (key, signal), part in zip(signals.items(), parts, strict=True)
+            key: values.view(part.shape)
+            for (key, part), values in zip(parts.items(), reduced, strict=True)
         }

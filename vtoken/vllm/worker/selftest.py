@@ -22,7 +22,7 @@ import torch
 
 from vtoken.arrays import Ints
 from vtoken.errors import SelfTestError
-from vtoken.policies.signals import Signal
+from vtoken.policies.signals import Signal, redundancy
 from vtoken.protocol.mirror import Mirrors
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import ProbedRequest
@@ -32,6 +32,7 @@ from vtoken.vllm.worker.scores import Scores
 NUM_BLOCKS = 12
 # Largest |difference| from the oracle, of the largest |output|. One token missing shifts more.
 SIGNAL_TOLERANCE = 1e-3  # of the largest |number|; sums are float32 whatever the cache holds
+MIX_LAMBDA = 0.5  # attention and redundancy of the same size are both noticed
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
@@ -182,20 +183,27 @@ class SelfTest:
         p = self._path
         query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
         query = query.to(p.device, p.dtype)
-        attention, keys = Signal("attention_last"), Signal("key_norm")
+        layers = (p.layer_number,)
+        attention, keys = Signal("attention_last", layers=layers), Signal("key_norm", layers=layers)
+        mixed = Signal("attention_last", layers=layers, mix_lambda=MIX_LAMBDA)
+        signals = attention, keys, mixed
         mirrors = Mirrors.of({str(row): read.slots for row, read in enumerate(reads)})
         probed: list[ProbedRequest] = []
         for row, (name, mirror) in enumerate(mirrors.items()):
-            mirror.keep((attention,), (p.layer_number,), p.scores.make_keeper)
+            mirror.keep((attention, mixed), p.scores.make_keeper)
             probed += ProbedRequest.of(name, row, 1, mirror)
         p.attend(query, reads, lent=[9, 10, 11], probed=probed)
-        plan = StepPlan(0, signal_layers=(p.layer_number,))
-        plan.want_scores = tuple((name, asked) for name in mirrors for asked in (attention, keys))
+        plan = StepPlan(0)
+        plan.want_scores = tuple((name, asked) for name in mirrors for asked in signals)
         told = p.scores.finish(probed, plan, mirrors, Ranks())()
         for row, read in enumerate(reads):
             weights = torch.softmax(self._logits(query[row].float().cpu(), read.slots), dim=1)
-            norms = self._key[read.slots].norm(dim=-1)
-            for signal, expected in ((attention, weights.mean(dim=0)), (keys, -norms.mean(dim=1))):
+            key = self._key[read.slots]
+            last, norms = weights.mean(dim=0), key.norm(dim=-1)
+            of_heads = redundancy(key.transpose(0, 1).numpy())
+            repeated = torch.from_numpy(of_heads.mean(axis=0))
+            expected_of = last, -norms.mean(dim=1), mixed.mixed(last, repeated)
+            for signal, expected in zip(signals, expected_of, strict=True):
                 found = torch.from_numpy(told[str(row), signal])
                 error = float((found - expected).abs().max())
                 allowed = SIGNAL_TOLERANCE * float(expected.abs().max())

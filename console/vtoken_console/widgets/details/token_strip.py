@@ -56,6 +56,7 @@ class TokenStrip(LinesWidget, can_focus=True):
         self._grid = grid
         levels = cells.levels(tokens.live_share(table, grid.per_cell)).tolist()
         rank = tokens.score_rank(table, grid.per_cell)
+        protected = tokens.any_protected(table, grid.per_cell).tolist()
         inks = np.where(np.isnan(rank), -1, np.rint(np.nan_to_num(rank) * 4)).astype(int).tolist()
         at = grid.cell_of_block(min(self.cursor, len(table) - 1))
         first_output = grid.cell_of_block(self.num_prompt) if self.num_prompt else -1
@@ -64,7 +65,8 @@ class TokenStrip(LinesWidget, can_focus=True):
         for row in range(min(grid.rows, height - 1)):
             spans: list[Span] = []
             for cell in range(row * grid.columns, min((row + 1) * grid.columns, grid.num_cells)):
-                mark = "S" if cell <= last_sink else "|" if cell == first_output else ""
+                mark = "|" if cell == first_output else "P" if protected[cell] else ""
+                mark = "S" if cell <= last_sink else mark
                 spans.append(
                     self._cell(
                         view, levels[cell], inks[cell], mark, grid.cell_width, cursor=cell == at
@@ -75,7 +77,7 @@ class TokenStrip(LinesWidget, can_focus=True):
         per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"
         title = f"in logical order · {len(table):,} tokens · {per}"
         self.entitle(title)
-        return [*lines, self._legend(view, width)]
+        return [*lines, self._legend(view, width, has_protected=any(protected))]
 
     def _cell(
         self, view: View, level: int, ink: int, mark: str, width: int, *, cursor: bool
@@ -93,7 +95,7 @@ class TokenStrip(LinesWidget, can_focus=True):
             return "▂" * width, palette.style(SCORE_INKS[ink], color)
         return " " * width, palette.style(None, color)
 
-    def _legend(self, view: View, width: int) -> Line:
+    def _legend(self, view: View, width: int, *, has_protected: bool) -> Line:
         muted, ramp = palette.MUTED_STYLE, view.ramp
         spans: list[Span] = [(" ", muted)]
         if ramp.colors:
@@ -103,7 +105,9 @@ class TokenStrip(LinesWidget, can_focus=True):
             spans += [*scale, (" score, low to high  ", muted)]
         else:
             spans.append((f"{ramp.glyphs[0]} dead  {ramp.glyphs[-1]} live  ", muted))
-        spans.append((("S sink  " if self.num_sinks else "") + "| first generated token", muted))
+        marks = "S sink  " if self.num_sinks else ""
+        marks += "P protected  " if has_protected else ""
+        spans.append((f"{marks}| first generated token", muted))
         return merge(cut(spans, width))
 
     def go(self, token: int) -> None:

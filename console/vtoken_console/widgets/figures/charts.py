@@ -1,40 +1,59 @@
 """Memory and latency over time: F, free blocks, inter-token latency, tokens a second, TTFT.
 
-Each axis carries a mark where somebody changed the configuration (▲) or the engine took a trial
-back (▼) or kept it (✓); the last line names the mark under the cursor, or the newest ones.
+Curves with a time axis; bars where a curve has no room or no glyphs. Each axis carries a mark where
+somebody changed the configuration (▲) or the engine took a trial back (▼) or kept it (✓); the last
+line names the mark under the cursor, or the newest ones.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
+from vtoken_console.widgets.figures import plot
 from vtoken_console.widgets.figures.bars import bars, nice_top
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
-    from vtoken_console.feed.series import Marker, Window
+    from vtoken_console.feed.series import F64, Marker, Window
 
-AXIS = 6  # columns of the scale on the left
+AXIS = 7  # columns of the scale on the left
 GAP = 2
+NUM_CHARTS = 5
 LEAST = 20  # columns of the narrowest chart
 LEAST_ROWS = 5  # lines of the lowest one
+ASPECT = 3  # columns of a chart for each of its lines, where there is a choice
+BRIDGED_S = 2.5  # a curve goes on over a gap as long as this
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart's title, values and scale; `line`: a threshold, drawn across."""
+    """One chart's title, values and scale; `text`: a value of the scale; `line`: a threshold."""
 
     title: list[Span]
-    values: list[float]
+    values: F64
     top: float
-    top_text: str
-    line: list[float] | None = None
+    text: Callable[[float], str]
+    line: F64 | None = None
+
+
+def arrange(num: int, width: int, height: int) -> tuple[int, int]:
+    """Rows and columns of `num` charts: as many as fit, in the shape that is nearest to ASPECT."""
+
+    def rank(columns: int) -> tuple[int, float]:
+        rows = max(1, min(-(-num // columns), height // LEAST_ROWS))
+        shape = width / columns / max(1, height / rows)
+        return min(num, rows * columns), -abs(math.log(shape / ASPECT))
+
+    fit = max(1, min(num, (width + GAP) // (LEAST + GAP)))
+    columns = max(range(1, fit + 1), key=rank)
+    return max(1, min(-(-num // columns), height // LEAST_ROWS)), columns
 
 
 class Charts(LinesWidget, can_focus=True):
@@ -71,19 +90,17 @@ class Charts(LinesWidget, can_focus=True):
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
         self.entitle(f"{name} · ▲ changed ▼ taken back")
-        fit = max(1, (width + GAP) // (LEAST + GAP))
-        rows = max(1, min(-(-5 // fit), (height - 1) // LEAST_ROWS))
-        columns = min(fit, -(-5 // rows))
+        rows, columns = arrange(NUM_CHARTS, width, height - 1)
         each = (width - GAP * (columns - 1)) // columns
-        window = view.series.window(span, each - AXIS)
-        charts = _charts(view, window)[: rows * columns]
         tall = (height - 1) // rows
+        is_curve = not view.ascii_only and tall >= plot.LEAST_HEIGHT + 3  # title, axis, its labels
+        window = view.series.window(span, (each - AXIS) * (plot.DOTS_X if is_curve else 1))
+        charts = _charts(view, window)[: rows * columns]
+        draw = self._curve if is_curve else self._bars
         blank = palette.TEXT_STYLE
         lines: list[Line] = []
         for first in range(0, len(charts), columns):
-            drawn = [
-                self._draw(chart, window, tall, view) for chart in charts[first : first + columns]
-            ]
+            drawn = [draw(chart, window, tall, view) for chart in charts[first : first + columns]]
             lines += [
                 merge(
                     span
@@ -95,29 +112,74 @@ class Charts(LinesWidget, can_focus=True):
         lines += [EMPTY] * (height - 1 - len(lines))
         return [*lines, marker_line(view, self.chosen if self.has_focus else None, width)]
 
-    def _draw(self, chart: Chart, window: Window, height: int, view: View) -> list[Line]:
+    def _curve(self, chart: Chart, window: Window, height: int, view: View) -> list[Line]:
+        """Title line, curve, a time axis with a mark at each change, its labels: `height` lines."""
+        faint = palette.FAINT_STYLE
+        num, columns = len(chart.values), len(chart.values) // plot.DOTS_X
+        room = height - 3
+        values = plot.bridged(chart.values, math.ceil(BRIDGED_S * num / window.span_s))
+        markers = {x // plot.DOTS_X: marker for x, marker in window.markers.items()}
+        body = plot.plot(values, room, chart.top, theta=chart.line, marks=markers)
+        parts = 4 if room >= 12 else 2 if room >= 4 else 1
+        scale = {
+            room - 1 - int(n / parts * (room * plot.DOTS_Y - 1)) // plot.DOTS_Y: n / parts
+            for n in range(1, parts + 1)
+        }
+        lines = [_title(chart, columns)]
+        for y, line in enumerate(body):
+            label = chart.text(scale[y] * chart.top) if y in scale else ""
+            lines.append(merge([(label.rjust(AXIS - 1) + " ", faint), *line]))
+        ticks = plot.time_axis(window.span_s, columns)
+        lines.append(self._axis(columns, markers, {x for x, _ in ticks}))
+        lines.append(((_labels(ticks, AXIS, AXIS + columns), faint),))
+        return lines
+
+    def _bars(self, chart: Chart, window: Window, height: int, view: View) -> list[Line]:
         """Title line, bars, and a time axis with a mark at each change: `height` lines."""
         faint = palette.FAINT_STYLE
-        room = max(1, height - 2)
-        body = bars(chart.values, room, chart.top, theta=chart.line, ascii_only=view.ascii_only)
+        line = chart.line.tolist() if chart.line is not None else None
+        body = bars(
+            chart.values.tolist(),
+            max(1, height - 2),
+            chart.top,
+            theta=line,
+            ascii_only=view.ascii_only,
+        )
+        lines = [_title(chart, len(chart.values))]
+        for n, line_ in enumerate(body):
+            label = chart.text(chart.top) if n == 0 else ""
+            lines.append(merge([(label.rjust(AXIS - 1) + " ", faint), *line_]))
+        lines.append(self._axis(len(chart.values), window.markers, set()))
+        return lines[:height]
+
+    def _axis(self, columns: int, markers: dict[int, Marker], ticks: set[int]) -> Line:
+        faint = palette.FAINT_STYLE
         chosen = self.chosen if self.has_focus else None
-        axis: list[Span] = []
-        for x in range(len(chart.values)):
-            marker = window.markers.get(x)
+        spans: list[Span] = [("0".rjust(AXIS - 1) + " ", faint)]
+        for x in range(columns):
+            marker = markers.get(x)
             if marker is None:
-                axis.append(("─", faint))
+                spans.append(("┴" if x in ticks else "─", faint))
             else:
                 glyph, look = _glyph(marker)
-                axis.append((glyph, palette.CURSOR_STYLE if marker == chosen else look))
-        if width_of(chart.title) > AXIS + len(chart.values):
-            chart = replace(chart, title=chart.title[:2])
-        indent = max(0, min(AXIS, AXIS + len(chart.values) - width_of(chart.title)))
-        lines: list[Line] = [merge([(" " * indent, faint), *chart.title])]
-        for n, line in enumerate(body):
-            label = chart.top_text if n == 0 else ""
-            lines.append(merge([(label.rjust(AXIS - 1) + " ", faint), *line]))
-        lines.append(merge([("0".rjust(AXIS - 1) + " ", faint), *axis]))
-        return lines[:height]
+                spans.append((glyph, palette.CURSOR_STYLE if marker == chosen else look))
+        return merge(spans)
+
+
+def _title(chart: Chart, columns: int) -> Line:
+    """The title above `columns` columns of values; its first two parts where it has no room."""
+    title = chart.title if width_of(chart.title) <= AXIS + columns else chart.title[:2]
+    indent = max(0, min(AXIS, AXIS + columns - width_of(title)))
+    return merge([(" " * indent, palette.FAINT_STYLE), *title])
+
+
+def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
+    """Each text below its tick, the first to the right of it and the last to the left."""
+    text = ""
+    for n, (x, label) in enumerate(ticks):
+        back = 0 if n == 0 else len(label) - 1 if n == len(ticks) - 1 else len(label) // 2
+        text = text.ljust(indent + x - back) + label
+    return text[:width]
 
 
 def _charts(view: View, window: Window) -> list[Chart]:
@@ -128,11 +190,9 @@ def _charts(view: View, window: Window) -> list[Chart]:
     assert status is not None
     muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
     fragmentation, total = status.fragmentation, status.blocks.total
-    f, theta = window.row("f").tolist(), window.row("theta_f").tolist()
-    top_f = min(1.0, nice_top(max([0.1, *_known(f), *_known(theta)]) * 1.05))
+    f, theta = window.row("f"), window.row("theta_f")
     word = "theta" if view.ascii_only else "θ"
-    rates = window.row("tokens_per_s").tolist()
-    top_rate = nice_top(max([1.0, *_known(rates)]))
+    rates = window.row("tokens_per_s")
     return [
         Chart(
             [
@@ -142,25 +202,26 @@ def _charts(view: View, window: Window) -> list[Chart]:
                 (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
             ],
             f,
-            top_f,
-            f"{top_f:.2f}",
+            min(1.0, nice_top(_highest(0.1, f, theta) * 1.05)),
+            lambda value: f"{value:.2f}",
             theta,
         ),
         Chart(
             [
                 ("free ", muted),
                 (units.count(status.blocks.free, len(units.count(total))), bold),
+                (" blocks", muted),
             ],
-            window.row("free_blocks").tolist(),
+            window.row("free_blocks"),
             total,
-            units.short_count(total).strip(),
+            _count,
         ),
         _latency(view, window, "ITL p95", "inter_token_p95_ms"),
         Chart(
             [(units.count(view.series.newest("tokens_per_s"), 6), bold), (" tok/s", muted)],
             rates,
-            top_rate,
-            units.short_count(top_rate).strip(),
+            nice_top(_highest(1.0, rates)),
+            _count,
         ),
         _latency(view, window, "TTFT p95", "ttft_p95_ms"),
     ]
@@ -175,8 +236,8 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     newest = (latency.inter_token if inter_token else latency.ttft).p95_ms if latency else None
     trial = config.trial if config else None
     bound = trial.guard.inter_token_p95_ms if trial and trial.guard and inter_token else None
-    values = window.row(name).tolist()
-    top = nice_top(max([1.0, *_known(values), bound or 0.0]))
+    values = window.row(name)
+    top = nice_top(_highest(bound or 1.0, values))
     over = bound is not None and newest is not None and newest > bound
     title: list[Span] = [
         (f"{label} ", palette.MUTED_STYLE),
@@ -184,13 +245,22 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     ]
     if bound is not None:
         title.append((f" guard {units.latency(bound, 0)}", palette.THETA_STYLE))
-    line = [bound] * len(values) if bound is not None else None
-    text = f"{top / 1000:g}s" if top >= 1000 else f"{top:g}ms"
-    return Chart(title, values, top, text, line)
+    line = values * 0 + bound if bound is not None else None
+    return Chart(title, values, top, _milliseconds, line)
 
 
-def _known(values: list[float]) -> list[float]:
-    return [v for v in values if not math.isnan(v)]
+def _highest(least: float, *rows: F64) -> float:
+    """The highest value of `rows`, or `least`."""
+    known: list[float] = [v for row in rows for v in row.tolist() if not math.isnan(v)]
+    return max([least, *known])
+
+
+def _count(value: float) -> str:
+    return units.short_count(value).strip()
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value / 1000:.3g}s" if value >= 1000 else f"{value:.3g}ms"
 
 
 def _glyph(marker: Marker) -> Span:

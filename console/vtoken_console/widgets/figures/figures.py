@@ -1,4 +1,4 @@
-"""Gates, payback, shadow, latency, the console's own cost: in as many columns as fit."""
+"""Gates, payback, shadow, latency, quality, own cost: in as many columns as fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.widgets.figures.sections import (
     COLUMN,
+    canary_section,
     cost_section,
     gates_section,
     latency_section,
@@ -32,6 +33,7 @@ class Figures(LinesWidget):
             gates_section(status, room - 1),
             shadow_section(status),
             latency_section(status),
+            canary_section(status),
             cost_section(view),
         ]
         columns = flow([s for s in sections if s], num, height)

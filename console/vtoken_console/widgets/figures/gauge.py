@@ -70,6 +70,7 @@ class Gauge(LinesWidget):
             ],
             [("–".rjust(6) if silent else units.count(rate, 6), text), (" tok/s", muted)],
             *_latency(status, width),
+            *_canary(status),
             [
                 ("held ", muted),
                 (units.count(reclamation.held_blocks, digits), text),
@@ -114,3 +115,18 @@ def _latency(status: wire.Status, width: int) -> list[list[Span]]:
         text = " ".join(units.latency(value) for value in values)
         groups.append([(f"{label} {names} ", palette.MUTED_STYLE), (text, palette.BOLD_STYLE)])
     return groups
+
+
+def _canary(status: wire.Status) -> list[list[Span]]:
+    """What the quality canary found of requests that evicted; nothing while it is off."""
+    found = status.canary
+    if found is None:
+        return []
+    return [
+        [
+            ("agree ", palette.MUTED_STYLE),
+            (units.percent(found.agreement), palette.BOLD_STYLE),
+            (" lost ", palette.MUTED_STYLE),
+            (units.nats(found.logprob_lost), palette.BOLD_STYLE),
+        ]
+    ]

@@ -1,4 +1,4 @@
-"""The figures behind the picture, as short sections: gates, payback, shadow, latency, own cost.
+"""The figures behind the picture in short sections: gates, payback, latency, quality and others.
 
 Knows no widget. A section is a title line and rows of at most COLUMN columns; what a server does
 not tell is a dash.
@@ -121,6 +121,30 @@ def shadow_section(status: wire.Status) -> list[Line]:
     ]
     if shadow.error:
         lines.append(_row("failed", shadow.error, look=palette.BAD_STYLE))
+    return lines
+
+
+def canary_section(status: wire.Status) -> list[Line]:
+    """Quality on live traffic, evicting requests beside the control group; nothing while off."""
+    found = status.canary
+    if found is None:
+        return []
+    head = f"{'':<{LABEL}}{'evicting':>10}{'control':>10}"
+    lines = [
+        _title("quality canary", f"last {found.window} checks"),
+        ((head, palette.MUTED_STYLE),),
+    ]
+    both = (found, found.control)
+    for label, values in (
+        ("agreement", [units.percent(one.agreement, 10) for one in both]),
+        ("log-prob. lost", [units.nats(one.logprob_lost, 10) for one in both]),
+        ("log-probability", [units.nats(one.logprob, 10) for one in both]),
+        ("checked", [units.count(one.count, 10) for one in both]),
+    ):
+        lines.append(_row(label, "".join(values)))
+    if found.dropped or found.failed:
+        remark = f"failed {found.failed}" if found.failed else ""
+        lines.append(_row("dropped", units.count(found.dropped, 10), remark))
     return lines
 
 

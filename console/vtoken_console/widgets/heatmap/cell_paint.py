@@ -21,6 +21,7 @@ from vtoken_console.widgets.lines import Line, Span, merge
 FREE_LEVEL = LEVELS
 DIM_LEVEL = LEVELS + 1
 STRIPE = "▂"  # the lower quarter of a cell: its worst block
+UPPER_HALF = "▀"
 FREE, HIDDEN = "·", "-"
 SOURCE, DESTINATION, BOTH = 1, 2, 3
 # (glyph, plain glyph) of a move by phase: a source fades out, a destination brightens.
@@ -45,7 +46,10 @@ def hue_of(theme: Theme, number: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class Looks:
-    """The looks of all cells of one drawing; `text`: a cell is a block and tells its live count."""
+    """The looks of all cells of one drawing.
+
+    `text`: a cell is a block and shows its live count; `ids`: and its id on a line of its own.
+    """
 
     theme: Theme
     ramp: Ramp
@@ -53,18 +57,23 @@ class Looks:
     width: int
     height: int
     text: bool
+    ids: bool
     focused: bool
     plain: bool  # ASCII only
     _spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict)
 
-    def row(self, codes: Iterable[int], line: int) -> Line:
-        """Line `line` of the `height` lines of a row of cells."""
+    def row(self, codes: Iterable[int], line: int, first_block: int = 0) -> Line:
+        """Line `line` of the `height` lines of a row of cells; the first is of `first_block`."""
         known = self._spans
         spans: list[Span] = []
-        for code in codes:
+        for block, code in enumerate(codes, first_block):
             look = known.get((code, line))
             if look is None:
                 look = known[code, line] = self._paint(unpack(code), line)
+            if self.ids and line == 0:
+                (text, style), gap = look
+                number = str(block)
+                look = (number + text[len(number) :], style), gap
             spans.extend(look)
         return merge(spans)
 
@@ -142,30 +151,38 @@ class Looks:
     # ------------------------------------------------------------ a cell of figures
 
     def _figures(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        """The mark in the upper right corner, the live count beside it, or in the middle below."""
         room = self.width - 1
         gap = (" ", palette.NO_STYLE)
         hidden, free = cell.mean == DIM_LEVEL, cell.mean == FREE_LEVEL
-        mark = MARKS[cell.mark]
+        coloured = bool(self.ramp.colors)
+        mark, fill = MARKS[cell.mark], " "
         if cell.move:
             mark = MOVES[cell.move][cell.phase][self.plain]
+        elif hidden:
+            mark = " "
         elif cell.kinds:
             mark = self._kind(cell)[0]
-        coloured = bool(self.ramp.colors)
         if hidden:
-            body, style = HIDDEN.rjust(room - 1), palette.style(palette.BORDER)
-            mark = mark if cell.move else " "
+            body, style = HIDDEN, palette.style(palette.BORDER)
         elif free:
-            body = (FREE if coloured else "").rjust(room - 1)
+            body = FREE if coloured else ""
             style = palette.style(palette.FAINT, self.ramp.free_color if coloured else None)
         elif not coloured:
             fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
-            body, style = str(cell.live).rjust(room - 1, fill), palette.TEXT_STYLE
+            body, style = str(cell.live), palette.TEXT_STYLE
         else:
             back = hue_of(self.theme, cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
-            body = str(cell.live).rjust(room - 1)
+            body = str(cell.live)
             style = palette.style(ink_on(back), back, bold=bool(cell.move))
         if cell.cursor:
             style = self._cursor()
+        middle = self.height // 2 if self.ids else 0
         if line == 0:
-            return (body + mark, style), gap
-        return (" " * room, style), gap
+            text = (" " * (room - 1) if self.ids else body.rjust(room - 1, fill)) + mark
+        else:
+            text = (body if line == middle else "").center(room, fill)
+        if line > middle and line == self.height - 1 and style.bgcolor and not self.plain:
+            edge = style.bgcolor.get_truecolor().hex  # half a line between two rows of cells
+            return (UPPER_HALF * room, palette.style(edge)), gap
+        return (text, style), gap

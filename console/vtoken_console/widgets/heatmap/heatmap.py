@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.grid import Zoom, fit, last_zoom, next_zoom
+from vtoken_console.look.grid import Zoom, fit, has_ids, last_zoom, next_zoom, text_width
 from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
@@ -91,9 +91,7 @@ class Heatmap(Pointer, can_focus=True):
 
     def _is_text(self, block_size: int) -> bool:
         grid = self.grid
-        return (
-            grid is not None and grid.per_cell == 1 and grid.cell_width >= len(str(block_size)) + 2
-        )
+        return grid is not None and grid.per_cell == 1 and grid.cell_width >= text_width(block_size)
 
     def _codes(
         self, view: View, model: StreamState, activity: Activity, mode: Mode, room: int
@@ -168,6 +166,7 @@ class Heatmap(Pointer, can_focus=True):
                 grid.cell_width,
                 grid.cell_height,
                 self._is_text(view.model.block_size),
+                has_ids(grid, view.model.block_size),
                 self.has_focus,
                 view.ascii_only,
             )
@@ -179,7 +178,8 @@ class Heatmap(Pointer, can_focus=True):
             known = self._rows.get(number)
             if known is None or known[0] != same:
                 values = row.tolist()
-                drawn = [self._looks.row(values, line) for line in range(grid.cell_height)]
+                block = number * grid.columns * grid.per_cell
+                drawn = [self._looks.row(values, y, block) for y in range(grid.cell_height)]
                 known = (same, drawn)
             rows[number] = known
             lines += known[1]

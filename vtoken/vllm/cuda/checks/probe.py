@@ -49,12 +49,15 @@ def run(
             query = shape.query(batch, device)
             slots = slots_of(blocks, context, shape.block_size)
             lens = torch.full((batch,), context, dtype=torch.int32, device=device)
+            heads = torch.arange(query.shape[1], dtype=torch.int32, device=device)
             each = torch.arange(batch, dtype=torch.int32, device=device)
             pages = page_view(cache)
             key = pages[:, :, 0, : shape.dim]
             scale = shape.dim**-0.5
             scores = torch.zeros((batch, context), device=device)
-            probe = partial(probe_scores, scale=scale, queries=each, rows=each)
+            probe = partial(
+                probe_scores, scale=scale, queries=each, rows=each, heads=heads, share=len(heads)
+            )
             probe(query, key, slots, lens, scores)
             error = scores[:1] - expected_scores(query[:1], cache, slots[:1], scale)
             us = median_us(partial(probe, query, key, slots, lens, scores), device)

@@ -10,6 +10,7 @@ token starts with what queries before it gave to it, nothing.
 
     attention_sum      1 row, float32             4 bytes a live token
     attention_window   W rows, float32            4 W bytes
+    attention_max      W rows, float32            4 W bytes
     attention_hits     W rows, one byte a query   W bytes
     attention_last     the newest row as it came
 """
@@ -22,27 +23,23 @@ import torch
 from vtoken.arrays import Ints
 from vtoken.policies.signals import Keeper, Kind, Signal
 from vtoken.vllm.cuda.copies.transfer import upload
-
-NO_IDS: Ints = np.empty(0, dtype=np.int64)
+from vtoken.vllm.worker.probe import pooled
 
 
 class DeviceKeeper(Keeper[torch.Tensor]):
-    """`ids` [n]: the tokens live at the last `add`. `scores` are theirs [n], on the device; the
-    next `add` may write into them.
-    """
+    """`scores` are on the device."""
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(signal, layers)
-        self.ids: Ints = NO_IDS
+    def __init__(self, signal: Signal, device: torch.device) -> None:
+        super().__init__(signal)
         self._device = device
+
+    def _pooled(self, values: torch.Tensor) -> torch.Tensor:
+        return pooled(self.signal, values)
 
 
 class DeviceLastKeeper(DeviceKeeper):
-    def _add(self, ids: Ints, rows: torch.Tensor) -> None:
-        self.ids, self._row = ids, rows[-1]
-
-    def scores(self) -> torch.Tensor | None:
-        return self._scores() if self.num_queries else None
+    def _add(self, ids: Ints, rows: torch.Tensor) -> None:  # noqa: ARG002
+        self._row = rows[-1]
 
     def _scores(self) -> torch.Tensor:
         return self._row
@@ -54,8 +51,8 @@ class ColumnsKeeper(DeviceKeeper):
     _num_rows = 1
     _dtype = torch.float32
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(signal, layers, device)
+    def __init__(self, signal: Signal, device: torch.device) -> None:
+        super().__init__(signal, device)
         self._data = torch.zeros((self._num_rows, 0), dtype=self._dtype, device=device)
         self._next = 0  # the query slot 0 .. W - 1 that is written next
 
@@ -75,7 +72,6 @@ class ColumnsKeeper(DeviceKeeper):
         elif someone_died:
             self._data[:, :known] = kept
             self._data[:, known : len(before)] = 0
-        self.ids = ids
         return self._data[:, :num_ids]
 
     def _write(self, columns: torch.Tensor, rows: torch.Tensor) -> None:
@@ -97,31 +93,32 @@ class DeviceSumKeeper(ColumnsKeeper):
 
 
 class DeviceWindowKeeper(ColumnsKeeper):
-    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, signal: Signal, device: torch.device) -> None:
         self._num_rows = signal.window_queries
-        super().__init__(signal, layers, device)
+        super().__init__(signal, device)
 
     def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         self._write(self._align(ids), rows)
 
     def _scores(self) -> torch.Tensor:
         rows = min(self.num_queries, self.signal.window_queries)
-        return self._data[:rows, : len(self.ids)].mean(dim=0)
+        kept = self._data[:rows, : len(self.ids)]
+        return kept.amax(dim=0) if self.signal.kind == "attention_max" else kept.mean(dim=0)
 
 
 class DeviceHitsKeeper(ColumnsKeeper):
     _dtype = torch.uint8
 
-    def __init__(self, signal: Signal, layers: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, signal: Signal, device: torch.device) -> None:
         self._num_rows = signal.window_queries
-        super().__init__(signal, layers, device)
+        super().__init__(signal, device)
 
     def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         num_rows, num_ids = rows.shape
         num_seen = torch.arange(
             num_ids - num_rows + 1, num_ids + 1, dtype=torch.float32, device=self._device
         )
-        self._write(self._align(ids), rows * num_seen[:, None] >= len(self.layers))
+        self._write(self._align(ids), rows * num_seen[:, None] >= 1)
 
     def _scores(self) -> torch.Tensor:
         return self._data[:, : len(self.ids)].sum(dim=0, dtype=torch.float32)
@@ -131,12 +128,11 @@ _KEEPERS: dict[Kind, type[DeviceKeeper]] = {
     "attention_sum": DeviceSumKeeper,
     "attention_last": DeviceLastKeeper,
     "attention_window": DeviceWindowKeeper,
+    "attention_max": DeviceWindowKeeper,
     "attention_hits": DeviceHitsKeeper,
 }
 
 
-def make_device_keeper(
-    signal: Signal, layers: tuple[int, ...], device: torch.device
-) -> DeviceKeeper:
-    """The keeper of an attention signal over the probed `layers`, on `device`."""
-    return _KEEPERS[signal.kind](signal, layers, device)
+def make_device_keeper(signal: Signal, device: torch.device) -> DeviceKeeper:
+    """The keeper of an attention signal, on `device`."""
+    return _KEEPERS[signal.kind](signal, device)

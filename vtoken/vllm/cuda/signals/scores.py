@@ -25,21 +25,24 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
 from vtoken.vllm.cuda.signals.keepers import DeviceKeeper, make_device_keeper
-from vtoken.vllm.worker.probe import ProbedRequest, key_values
+from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import Asked, Keys, Told, settled
+from vtoken.vllm.worker.scores import Asked, Keys, Told, Wanted, settled
 
 
 class DeviceScores:
-    """Keepers on `device`; `keys(layer)` is the layer's keys as a view [N, S, Hkv, D]."""
+    """Keepers on `device`. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
+    `num_heads` query heads of this rank.
+    """
 
-    def __init__(self, keys: Keys, device: torch.device, streams: Streams) -> None:
+    def __init__(self, keys: Keys, num_heads: int, device: torch.device, streams: Streams) -> None:
         self._keys = keys
+        self._num_heads = num_heads
         self._device = device
         self._streams = streams
 
-    def make_keeper(self, signal: Signal, layers: tuple[int, ...]) -> DeviceKeeper:
-        return make_device_keeper(signal, layers, self._device)
+    def make_keeper(self, signal: Signal) -> DeviceKeeper:
+        return make_device_keeper(signal, self._device)
 
     def finish(
         self,
@@ -50,28 +53,13 @@ class DeviceScores:
     ) -> Told:
         for request, rows in settled(probed, ranks):
             request.mirror.keepers[request.signal].add(request.ids, rows, request.num_new)
-        owners: dict[Asked, tuple[Ints, int]] = {}
-        own: dict[Asked, torch.Tensor] = {}
-        for request_id, signal in plan.want_scores:
-            mirror = mirrors.get(request_id)
-            if mirror is None:
-                continue
-            if signal.of_keys:
-                ids, slots = mirror.live()
-                layers = [self._keys(layer) for layer in plan.signal_layers]
-                values = key_values(signal, upload(slots, self._device), layers)
-                owner = ids, mirror.num_tokens
-            elif signal in mirror.keepers:
-                keeper = mirror.keepers[signal]
-                assert isinstance(keeper, DeviceKeeper)
-                scores = keeper.scores()
-                if scores is None:
-                    continue
-                values, owner = scores, (keeper.ids, keeper.num_tokens)
-            else:
-                continue
-            own[request_id, signal], owners[request_id, signal] = values, owner
-        return self._send(ranks.mean(own), owners)
+        wanted = Wanted(plan, mirrors, lambda numbers: upload(numbers, self._device))
+        for asked, keeper in wanted.of_attention():
+            scores = keeper.scores()
+            if scores is not None:
+                wanted.add(asked, scores, keeper.ids, keeper.num_tokens)
+        wanted.read_keys(self._keys, self._num_heads, ranks)
+        return self._send(wanted.over(ranks), wanted.owners)
 
     def _send(
         self, values: Mapping[Asked, torch.Tensor], owners: Mapping[Asked, tuple[Ints, int]]

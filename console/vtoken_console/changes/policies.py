@@ -1,0 +1,66 @@
+"""Policies side by side: what each is measured to keep at the present budget, what its probe costs.
+
+Knows no widget and no socket.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vtoken import wire
+
+PROBED = frozenset({"attention", "keys"})  # needs that cost a probe of the model
+
+
+def budget_share(requests: Iterable[wire.RequestRow], budget_tokens: int) -> float | None:
+    """The budget in lengths (prompt and output) of the median running request; None: none runs."""
+    lengths = [r.prompt_tokens + r.output_tokens for r in requests if r.state == "running"]
+    return budget_tokens / statistics.median(lengths) if lengths else None
+
+
+def share_text(share: float | None) -> str:
+    """What the budget leaves of a running request."""
+    if share is None:
+        return "no request runs"
+    if share >= 1:
+        return "the budget holds the median request whole"
+    return f"the budget holds {share:.0%} of the median request"
+
+
+def quality_text(quality: Sequence[wire.Recall], share: float | None) -> str:
+    """Recall at the largest measured budget within `share`; at both ends where that is not known.
+
+    A smaller budget than `share` never flatters; where none is as small, the smallest is taken.
+    """
+    if not quality:
+        return "not measured"
+    points = sorted(quality, key=lambda point: point.keep)
+    if share is None:
+        ends = points if len(points) == 1 else (points[0], points[-1])
+        return ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in ends)
+    within = [point for point in points if point.keep <= share]
+    point = within[-1] if within else points[0]
+    return f"{point.recall:.0%} of {point.samples} at {point.keep:.0%}"
+
+
+def probe_text(
+    info: wire.PolicyInfo, in_force: wire.PolicyInfo | None, price: wire.Price | None
+) -> str:
+    """What a probe costs, measured for what the policy in force reads; else what is probed."""
+    reads = PROBED & set(info.needs)
+    if not reads:
+        return "no probe"
+    alike = in_force is not None and PROBED & set(in_force.needs) == reads
+    if price is None or price.source != "measured" or not alike:
+        return "probes " + " and ".join(sorted(reads))
+    return f"{price.us:,.1f} µs"
+
+
+def remedy(infos: Iterable[wire.PolicyInfo], model: str) -> str:
+    """How to measure the policies, where none is; empty otherwise."""
+    if any(info.quality for info in infos):
+        return ""
+    return f"not measured: vtoken calibrate {model}"

@@ -1,0 +1,319 @@
+"""The text of one request as it reads: dead words struck through, live ones shaded by score.
+
+Beside it, where there is a shadow policy, the same text with what the shadow would have evicted at
+the newest eviction. A cursor stands on one token; on the last one it follows the end.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+
+from vtoken_console.frame.view import View
+from vtoken_console.look import palette
+from vtoken_console.look.asciify import asciify
+from vtoken_console.look.flow import Flow, printable
+from vtoken_console.look.themes import score_shades
+from vtoken_console.widgets.details.token_moved import TokenMoved
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cells_of, cut, merge
+
+if TYPE_CHECKING:
+    from vtoken import wire
+
+MIN_COLUMN = 28  # narrower than this, two texts are not put side by side
+BETWEEN = " │ "
+NO_TEXT = "□"  # a place of a prompt that was given as embeddings
+DEAD_STYLE = palette.style(palette.FAINT, strike=True)
+DIFFERENT_DEAD_STYLE = palette.style(palette.WARN, strike=True)
+DIFFERENT_LIVE_STYLE = palette.style(palette.GOOD, bold=True)
+
+
+class Side:
+    """One of the two texts: which tokens are dead in it, and its lines."""
+
+    def __init__(self) -> None:
+        self.dead: list[bool] = []
+        self.laid_out = Flow(0)
+        self._made_for: tuple[int, bool, bool] | None = None
+
+    def flow(
+        self,
+        tokens: Sequence[wire.TextToken],
+        width: int,
+        *,
+        marks: bool,
+        ascii_only: bool,
+    ) -> Flow:
+        """The lines of `tokens` for `width` columns. `marks`: dead and protected runs between
+        brackets, where neither colour nor a line through the text can be relied on.
+        """
+        made_for = (width, marks, ascii_only)
+        if marks or made_for != self._made_for or len(self.laid_out) > len(tokens):
+            self.laid_out, self._made_for = Flow(width), made_for
+        for n in range(len(self.laid_out), len(tokens)):
+            text = tokens[n].text
+            shown = NO_TEXT if text is None else printable(text)
+            shown = asciify(shown) if ascii_only else shown
+            self.laid_out.add(self._marked(tokens, n, shown) if marks else shown)
+        return self.laid_out
+
+    def _marked(self, tokens: Sequence[wire.TextToken], n: int, text: str) -> str:
+        mark = self._mark(tokens, n)
+        opens = mark and (n == 0 or self._mark(tokens, n - 1) != mark)
+        closes = mark and (n == len(tokens) - 1 or self._mark(tokens, n + 1) != mark)
+        bare = text.lstrip(" ")
+        blanks = text[: len(text) - len(bare)]
+        return f"{blanks}{mark[0] if opens else ''}{bare}{mark[1] if closes else ''}"
+
+    def _mark(self, tokens: Sequence[wire.TextToken], n: int) -> str:
+        return "[]" if self.dead[n] else "{}" if tokens[n].protected else ""
+
+
+class TextPanel(LinesWidget, can_focus=True):
+    """`show_text` gives it what to show; `problem` stands in its place."""
+
+    WIDE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "step(-1)", show=False),
+        Binding("right", "step(1)", show=False),
+        Binding("up", "line(-1)", show=False),
+        Binding("down", "line(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "jump(0)", show=False),
+        Binding("end", "jump(-1)", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.cursor = 0
+        self.follows = True  # the cursor stays on the last token
+        self._problem: tuple[str, ...] = ()
+        self._tokens: Sequence[wire.TextToken] = ()
+        self._shadow: wire.TextShadow | None = None
+        self._ranks: Sequence[float] = ()
+        self._scores: Sequence[float] = ()
+        self._num_prompt = 0
+        self._policy = self._read_at = ""
+        self._sides = Side(), Side()  # in force, and under the shadow
+        self._top = 0
+        self._rows = 1
+
+    # ------------------------------------------------------------ what is shown
+
+    def show_text(
+        self,
+        tokens: Sequence[wire.TextToken],
+        shadow: wire.TextShadow | None,
+        *,
+        num_prompt: int,
+        policy: str,
+        scores: Sequence[float],
+        ranks: Sequence[float],
+        read_at: str = "",
+    ) -> None:
+        """`tokens` [T], their newest `scores` and the `ranks` 0..1 of these (NaN: none), of the
+        first ones or of all. `read_at`: when that was, where it is not now.
+        """
+        self._tokens, self._shadow, self._num_prompt = tokens, shadow, num_prompt
+        self._policy, self._scores, self._ranks, self._problem = policy, scores, ranks, ()
+        self._read_at = read_at
+        acts, would = self._sides
+        acts.dead = _dead(tokens, [token.live for token in tokens])
+        would.dead = _dead(
+            tokens, [t.live if t.shadow_live is None else t.shadow_live for t in tokens]
+        )
+        if self.follows:
+            self.cursor = len(tokens) - 1
+        self.cursor = max(0, min(self.cursor, len(tokens) - 1))
+        self.redraw()
+
+    def show_problem(self, *lines: str) -> None:
+        """Why there is no text, and what to do."""
+        self._problem = lines
+        self.redraw()
+
+    def go(self, token: int) -> None:
+        """Moves the cursor without telling anybody."""
+        self.cursor = max(0, min(token, len(self._tokens) - 1))
+        self.redraw()
+
+    def follow_from(self, token: int) -> None:
+        """Follow the end if `token`, where somebody has put the cursor, is the last one."""
+        self.follows = token >= len(self._tokens) - 1
+
+    # ------------------------------------------------------------ drawing
+
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        self.entitle("text", "")
+        if self._problem:
+            return [EMPTY, *(_paragraphs(self._problem, width))]
+        if not self._tokens or height < 3:
+            return [EMPTY, ((" no text yet …", palette.MUTED_STYLE),)]
+        shadow = self._shadow
+        column = (width - len(BETWEEN)) // 2
+        beside = shadow is not None and column >= MIN_COLUMN
+        flows = [
+            side.flow(
+                self._tokens,
+                column if beside else width,
+                marks=not view.ramp.colors,
+                ascii_only=view.ascii_only,
+            )
+            for side in self._sides[: 1 + beside]
+        ]
+        head = self._head(shadow, column) if shadow is not None and beside else None
+        room = self._rows = height - 1 - (head is not None)
+        at = flows[0].line_of[self.cursor]
+        total = len(flows[0].lines)
+        self._top = max(0, min(max(min(self._top, at), at - room + 1), total - room))
+        lines = [] if head is None else [head]
+        for y in range(room):
+            line = self._line(view, flows[0], 0, self._top + y)
+            if beside:
+                other = flows[1].line_of[self.cursor] - at + self._top + y
+                blank = " " * (column - cells_of(line))
+                line += ((blank, palette.TEXT_STYLE), (BETWEEN, palette.FAINT_STYLE))
+                line += self._line(view, flows[1], 1, other)
+            lines.append(merge(line))
+        where = f"lines {self._top + 1:,}–{min(total, self._top + room):,} of {total:,}"
+        title = f"text · {len(self._tokens):,} tokens"
+        if self._read_at:
+            title += f" · {self._read_at}"
+        if shadow is not None:
+            title += f" · {shadow.agreed:,} of {shadow.evicted:,} victims the same"
+        self.entitle(title, where + " · follows" * self.follows)
+        return [*lines, self._foot(view, width)]
+
+    def _head(self, shadow: wire.TextShadow, column: int) -> Line:
+        right = f"shadow {shadow.policy.name}, at step {shadow.step:,}"
+        spans = cut([(self._policy, palette.BOLD_STYLE)], column)
+        blank = " " * (column - cells_of(spans))
+        spans += [(blank, palette.TEXT_STYLE), (BETWEEN, palette.FAINT_STYLE)]
+        return merge([*spans, *cut([(right, palette.BOLD_STYLE)], column)])
+
+    def _line(self, view: View, flow: Flow, side: int, number: int) -> Line:
+        if not 0 <= number < len(flow.lines):
+            return EMPTY
+        shades = score_shades(view.theme)
+        return merge(
+            [(text, self._look(token, side, shades)) for token, text in flow.lines[number]]
+        )
+
+    def _look(self, n: int, side: int, shades: Sequence[str]) -> Style:
+        if n == self.cursor:
+            return palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+        dead = self._sides[side].dead[n]
+        if self._shadow is not None and self._sides[0].dead[n] != self._sides[1].dead[n]:
+            return DIFFERENT_DEAD_STYLE if dead else DIFFERENT_LIVE_STYLE
+        if dead:
+            return DEAD_STYLE
+        rank = self._ranks[n] if n < len(self._ranks) else float("nan")
+        scored = shades and rank == rank  # NaN: no score
+        shade = shades[round(rank * (len(shades) - 1))] if scored else None
+        return palette.style(palette.TEXT, shade, underline=self._tokens[n].protected)
+
+    def _foot(self, view: View, width: int) -> Line:
+        n, muted, text = self.cursor, palette.MUTED_STYLE, palette.TEXT_STYLE
+        token = self._tokens[n]
+        score = self._scores[n] if n < len(self._scores) else float("nan")
+        words = ["prompt" if n < self._num_prompt else "output", "live" if token.live else "dead"]
+        words += ["protected"] * token.protected
+        words += [f"score {score:.3g}"] if score == score else []
+        if self._shadow is not None and token.shadow_live is not None:
+            words.append("the shadow keeps it" if token.shadow_live else "the shadow evicts it")
+        if token.text is None:
+            words.append("given as an embedding: no text")
+        spans: list[Span] = [(f" token {n:,}  ", muted), (", ".join(words), text), ("   ", muted)]
+        if view.ramp.colors:
+            spans += [("dead", DEAD_STYLE), ("  ", muted)]
+            spans += [("protected", palette.style(palette.TEXT, underline=True)), ("  ", muted)]
+            if shades := score_shades(view.theme):
+                spans += [(" ", palette.style(palette.TEXT, shade)) for shade in shades]
+                spans.append((" score, low to high", muted))
+            if self._shadow is not None:
+                spans += [("  ", muted), ("dead", DIFFERENT_DEAD_STYLE), (" or ", muted)]
+                spans += [("live", DIFFERENT_LIVE_STYLE), (" in one only", muted)]
+        else:
+            spans.append(("[dead]  {protected}", muted))
+        return merge(cut(spans, width))
+
+    # ------------------------------------------------------------ moving
+
+    def _tell(self, token: int) -> None:
+        if self._tokens:
+            self.post_message(TokenMoved(max(0, min(token, len(self._tokens) - 1))))
+
+    @property
+    def _flow(self) -> Flow:
+        """The lines of what is in force, as they are on the screen."""
+        return self._sides[0].laid_out
+
+    def action_step(self, by: int) -> None:
+        """One token on, past those that only begin a character."""
+        at = self.cursor + by
+        while 0 < at < len(self._tokens) - 1 and not self._tokens[at].text:
+            at += by
+        self._tell(at)
+
+    def action_line(self, by: int) -> None:
+        if not self._tokens:
+            return
+        flow = self._flow
+        line, column = flow.line_of[self.cursor], flow.column_of(self.cursor)
+        line = max(0, min(line + by, len(flow.lines) - 1))
+        while 0 < line < len(flow.lines) - 1 and not flow.lines[line]:
+            line += 1 if by > 0 else -1
+        token = flow.token_at(line, column)
+        if token is not None:
+            self._tell(token)
+
+    def action_page(self, by: int) -> None:
+        self.action_line(by * self._rows)
+
+    def action_jump(self, to: int) -> None:
+        self._tell(0 if to == 0 else len(self._tokens) - 1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_line(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_line(-3)
+
+    def on_click(self, event: events.Click) -> None:
+        place = event.get_content_offset(self)
+        if place is None or not self._tokens:
+            return
+        head = self.content_size.height - 1 - self._rows
+        token = self._flow.token_at(self._top + place.y - head, place.x)
+        if token is not None and place.y >= head:
+            self._tell(token)
+
+    def watch_has_focus(self, _focus: bool) -> None:
+        self.redraw()
+
+
+def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:
+    """Which pieces are dead: a character of several tokens is, once one of them is."""
+    dead, held = [], False
+    for token, lives in zip(tokens, live, strict=True):
+        held |= not lives
+        dead.append(held)
+        held &= token.text == ""
+    return dead
+
+
+def _paragraphs(texts: Sequence[str], width: int) -> list[Line]:
+    looks = [palette.WARN_STYLE] + [palette.TEXT_STYLE] * (len(texts) - 1)
+    return [
+        ((f" {line}", look),)
+        for text, look in zip(texts, looks, strict=True)
+        for line in [*textwrap.wrap(text, max(20, width - 2)), ""]
+    ]

@@ -1,0 +1,100 @@
+"""Below the settings: the whole of the one under the cursor, with its choices or its bounds.
+
+A policy is chosen from a table: what each is measured to keep at the present budget, and what its
+probe costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vtoken_console.changes.policies import (
+    budget_share,
+    probe_text,
+    quality_text,
+    remedy,
+    share_text,
+)
+from vtoken_console.look import palette, units
+from vtoken_console.widgets.lines import Line, Span, cut, merge, wrap
+
+if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
+    from vtoken_console.changes.fields import Field
+
+QUALITY = 22  # columns
+MAX_LINES = 4  # of a setting that is no policy
+
+
+def detail_lines(
+    field: Field, value: Any, budget_tokens: Any, model: StreamState, width: int, height: int
+) -> list[Line]:
+    """At most `height` lines, the first a rule; `value` and `budget_tokens` are drafted."""
+    about: list[Span] = [(f" {field.summary}", palette.MUTED_STYLE)]
+    if field.path[-1] != "name":
+        about += _bounds(field, value)
+        return [_rule(field, "", width), *wrap(about, width, min(MAX_LINES, height - 1))]
+    said = wrap(about, width, 2)
+    room = max(1, height - 3 - len(said))  # rule, head and note
+    chosen = field.choices.index(value) if value in field.choices else 0
+    first = max(0, min(chosen - room // 2, len(field.choices) - room))
+    shown = field.choices[first : first + room]
+    place = f"{first + 1}–{first + len(shown)} of {len(field.choices)}"
+    rows = _policies(shown, value, budget_tokens, model)
+    rule = _rule(field, place if len(shown) < len(field.choices) else "", width)
+    return [rule, *said, *(merge(cut(row, width)) for row in rows)][:height]
+
+
+def num_lines(field: Field) -> int:
+    """Lines of the detail where there is room for all."""
+    return len(field.choices) + 5 if field.path[-1] == "name" else MAX_LINES + 1
+
+
+def _rule(field: Field, place: str, width: int) -> Line:
+    title, border = field.label.strip(), palette.style(palette.BORDER)
+    end = f" {place} " if place else ""
+    rest = "─" * max(0, width - len(title) - len(end) - 2)
+    left, right = (title, palette.MUTED_STYLE), (end, palette.FAINT_STYLE)
+    return merge([("─", border), left, (rest, border), right, ("─", border)])
+
+
+def _bounds(field: Field, value: Any) -> list[Span]:
+    if not field.choices:
+        return [(f" ({field.bound_text})", palette.TEXT_STYLE)] if field.bound_text else []
+    spans: list[Span] = [(": ", palette.MUTED_STYLE)]
+    for n, choice in enumerate(field.choices):
+        look = palette.BOLD_STYLE if choice == value else palette.TEXT_STYLE
+        spans += [(" | " if n else "", palette.FAINT_STYLE), (choice, look)]
+    return spans
+
+
+def _policies(
+    names: Sequence[str], value: Any, budget_tokens: Any, model: StreamState
+) -> list[list[Span]]:
+    """A head, a row for each of `names`, and a note."""
+    muted, text, faint = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.FAINT_STYLE
+    infos = {info.name: info for info in (model.hello.policies if model.hello else ())}
+    width = max(len(name) for name in (*infos, *names)) + 2
+    budget = budget_tokens if isinstance(budget_tokens, int) else 0
+    share = budget_share(model.requests.values(), budget) if budget else None
+    status, config = model.status, model.config
+    prices = status.prices if status else None
+    price = prices.probe if prices else None
+    in_force = infos.get(config.effective.policy.name) if config else None
+    note = remedy(infos.values(), status.model if status else "MODEL") or share_text(share)
+    head = f"   {'policy':<{width}}{'needles kept':<{QUALITY}}probe of a request"
+    rows: list[list[Span]] = [[(head, muted)]]
+    for name in names:
+        info, chosen = infos.get(name), name == value
+        kept = quality_text(info.quality, share) if info else ""
+        cost = probe_text(info, in_force, price) if info else ""
+        rows.append(
+            [
+                (f" {'›' if chosen else ' '} ", text),
+                (units.fit(name, width), palette.CURSOR_STYLE if chosen else text),
+                (f"{kept:<{QUALITY}}", text if info and info.quality else faint),
+                (cost, muted),
+            ]
+        )
+    return [*rows, [(f" {note}", faint)]]

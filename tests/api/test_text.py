@@ -1,0 +1,204 @@
+"""The text of a request: what it says, who may read it, and that it is nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.served_core import serving
+from tests.support.serving import SpelledWords
+from vtoken import wire
+from vtoken.client import AsyncClient, ProblemError, Server
+from vtoken.config.request_rules import request_rules
+from vtoken_api.text import MAX_HELD_TOKENS, pieces
+
+CONTROL, READ = "control-token-0123456789", "read-token-0123456789"
+
+
+class Letters:
+    """A tokenizer of one byte a word."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        assert not skip_special_tokens
+        return bytes(ids).decode(errors="replace")
+
+
+def make_evicting() -> LiveEngine:
+    """A request of 203 tokens of which 73 died in one eviction, and a shadow that was asked."""
+    core = make_quiet()
+    core.configure(
+        policy={"name": "random", "params": {"sinks": 3}},
+        shadow={"name": "streaming_llm", "params": {"sinks": 3}},
+        budget_tokens=128,
+        interval_tokens=16,
+        recycle=False,
+        reclamation="paused",
+    )
+    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 3]}))
+    core.admit("a", 201)
+    core.steps(3)
+    return core
+
+
+async def refused(client: AsyncClient, request_id: str = "a") -> wire.Problem:
+    with pytest.raises(ProblemError) as caught:
+        await client.text(request_id)
+    return caught.value.problem
+
+
+async def test_the_pieces_are_the_text_and_the_flags_are_the_table() -> None:
+    core = make_evicting()
+    async with serving(core, show_text=True) as served:
+        client = AsyncClient(served.url)
+        page = await client.text("a", 0, 4096)
+        await client.aclose()
+    assert (page.total, page.prompt_tokens, len(page.rows)) == (203, 201, 203)
+    words = [n % 97 for n in range(203)]
+    assert "".join(row.text or "" for row in page.rows) == SpelledWords().decode(words)
+    assert [row.text for row in page.rows[40:45]] == [" w40", "", "", " 日", " w44"]
+    tokens = core.reporter.tokens("a", 0, 4096).rows
+    assert [row.live for row in page.rows] == [row.live for row in tokens]
+    assert [row.position for row in page.rows] == [row.position for row in tokens]
+    assert [row.token_id for row in page.rows if row.protected] == [0, 1, 2]
+    assert not all(row.live for row in page.rows)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 64])
+async def test_pages_of_any_size_are_the_same_text(limit: int) -> None:
+    core = make_evicting()
+    async with serving(core, show_text=True) as served:
+        client = AsyncClient(served.url)
+        whole = await client.text("a", 0, 4096)
+        rows, start = [], 0
+        while start < whole.total:
+            page = await client.text("a", start, limit)
+            assert (page.start, page.total, len(page.rows)) == (
+                start,
+                whole.total,
+                min(limit, whole.total - start),
+            )
+            rows += page.rows
+            start += limit
+        beyond = await client.text("a", whole.total, limit)
+        await client.aclose()
+    assert rows == whole.rows
+    assert beyond.rows == []
+
+
+async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() -> None:
+    async with serving(make_evicting()) as served:
+        client = AsyncClient(served.url)
+        problem = await refused(client)
+        await client.aclose()
+    assert (problem.status, problem.title) == (403, "Text is not shown")
+    assert problem.bound == "a server that was started with --vtoken-show-text"
+    assert not served.asked("text")
+    assert served.service.auth.refusals.counts[403] == 1
+
+
+async def test_with_tokens_only_the_control_token_reads_text(tmp_path: Path) -> None:
+    files = {}
+    for name, token in (("control", CONTROL), ("read", READ)):
+        path = tmp_path / name
+        path.write_text(token)
+        path.chmod(0o600)
+        files[f"{name}_token_file"] = str(path)
+    async with serving(make_evicting(), show_text=True, **files) as served:
+        reader, controller = (AsyncClient(Server(served.url, t)) for t in (READ, CONTROL))
+        problem = await refused(reader)
+        assert not served.asked("text")
+        assert (await controller.text("a")).total == 203
+        await reader.aclose()
+        await controller.aclose()
+    assert (problem.status, problem.title) == (403, "Read-only")
+    assert problem.bound == "the token of --vtoken-control-token-file"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "field"),
+    [
+        ("/requests/nobody/text", 404, "request_id"),
+        ("/requests/a/text?limit=0", 422, "limit"),
+        ("/requests/a/text?limit=4097", 422, "limit"),
+        ("/requests/a/text?start=-1", 422, "start"),
+        ("/requests/a/text?words=1", 422, "words"),
+    ],
+)
+async def test_a_bad_call_names_what_is_wrong(path: str, status: int, field: str) -> None:
+    async with (
+        serving(make_evicting(), show_text=True) as served,
+        httpx.AsyncClient(base_url=served.url + "/vtoken/v1") as http,
+    ):
+        answer = await http.get(path)
+    problem = msgspec.json.decode(answer.content, type=wire.Problem)
+    assert (answer.status_code, problem.status, problem.field) == (status, status, field)
+
+
+async def test_a_server_without_a_tokenizer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(make_evicting(), show_text=True) as served:
+
+        def get_tokenizer() -> None:
+            raise ValueError("Tokenizer not available when `skip_tokenizer_init=True`")
+
+        monkeypatch.setattr(served.client, "get_tokenizer", get_tokenizer)
+        client = AsyncClient(served.url)
+        problem = await refused(client)
+        await client.aclose()
+    assert (problem.status, problem.title) == (409, "No text")
+    assert "skip_tokenizer_init" in problem.detail
+
+
+async def test_text_is_neither_stored_by_caches_nor_logged_nor_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with (
+        serving(make_evicting(), show_text=True, state_dir=str(tmp_path)) as served,
+        httpx.AsyncClient(base_url=served.url + "/vtoken/v1") as http,
+    ):
+        answer = await http.get("/requests/a/text?limit=4096")
+        assert "w40" in answer.text
+        assert answer.headers["Cache-Control"] == "no-store"
+        await http.post("/compactions", json={"request_id": "a"})
+        audit = (await http.get("/audit")).text
+        recording = (await http.get("/recording")).text
+    assert "compact" in audit
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"compact" in stored
+    for kept in (audit, recording, stored.decode(errors="replace"), caplog.text):
+        assert "w40" not in kept
+        assert "日" not in kept
+
+
+# ---------------------------------------------------------------- decoding
+
+
+@given(st.text(max_size=40), st.integers(0, 40))
+def test_pieces_join_to_the_text_whatever_a_token_is_part_of(text: str, cut: int) -> None:
+    """One byte a token: every character beyond ASCII is of several. A piece that has been given
+    stays when more tokens come."""
+    words = list(text.replace("\ufffd", "").encode())
+    found = pieces(Letters(), words)
+    assert "".join(piece or "" for piece in found) == text.replace("\ufffd", "")
+    assert pieces(Letters(), words[:cut]) == found[:cut]
+
+
+@given(st.lists(st.integers(0, 255), max_size=60))
+def test_bytes_that_are_no_text_hold_back_what_follows_for_some_tokens_only(
+    words: list[int],
+) -> None:
+    ended = [*words, *b"x" * (MAX_HELD_TOKENS + 1)]
+    assert (pieces(Letters(), ended)[-1] or "").endswith("x")
+
+
+def test_a_place_without_a_word_has_no_text_and_the_text_goes_on_behind_it() -> None:
+    words = [*b"ab", wire.NO_WORD, wire.NO_WORD, *"é!".encode()]
+    assert pieces(Letters(), words) == ["a", "b", None, None, "", "é", "!"]

@@ -1,0 +1,150 @@
+"""The text of requests in a replay: as it stood at the moment that is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.console_harness import screen_text, until
+from tests.support.serving import serve
+from tests.support.text_recorded import lines_of, make_evicting, record, text_of
+from vtoken import wire
+from vtoken.recording import Text
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.feed.replay import Replay
+from vtoken_console.screens import recorded_text
+from vtoken_console.screens.recorded_text import RecordedTextScreen
+from vtoken_console.screens.request import RequestScreen
+from vtoken_console.widgets.details.text_panel import TextPanel
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("texts")
+
+
+@pytest.fixture
+async def recording(folder: Path) -> Path:
+    """Made once."""
+    path = folder / "texts.jsonl.gz"
+    if not path.exists():
+        core = make_evicting()
+        try:
+            async with serve(core.handle, show_text=True) as served, core.stepping(0.05):
+                assert (await record(served, path, num_calls=8)).code == 0
+        finally:
+            core.close()
+    return path
+
+
+@contextlib.asynccontextmanager
+async def shown(path: Path, moment: str = "0") -> AsyncIterator[Any]:
+    app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(lambda: app.source is not None and app.dashboard.synced, "no picture")
+        await until(lambda: app.source.replay.indexed and app.source.ready, "not indexed")
+        yield app, pilot
+
+
+async def open_page(app: ConsoleApp, pilot: Any) -> None:
+    app.dashboard.query_one("#requests").focus()
+    await until(lambda: app.dashboard.query_one("#requests").chosen, "no request")
+    await pilot.press("enter")
+    await until(lambda: app.screen is not app.dashboard, "not opened")
+
+
+async def test_back_and_forth_it_is_the_text_of_the_moment(recording: Path) -> None:
+    texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
+    async with shown(recording, moment="0") as (app, pilot):
+        await open_page(app, pilot)
+        assert isinstance(app.screen, RecordedTextScreen)
+        of = app.screen._request_id
+        mine = [line for line in texts if line.page.request_id == of]
+        panel = app.screen.query_one(TextPanel)
+        assert len(mine) > 3
+        for line in (mine[-1], mine[1], mine[-2], mine[0], mine[2]):
+            app.source.seek(line.ts + 1e-4)
+            await until(lambda at=line: panel._tokens == at.page.rows, "the text of another moment")
+        app.source.seek(mine[2].ts - 1e-4)
+        await until(lambda: panel._tokens == mine[1].page.rows, "not the text before")
+        await until(lambda: panel._lines, "not drawn")
+        await pilot.pause()
+        shown_text = screen_text(app)
+        assert "w1 w2" in shown_text
+        assert f"step {mine[1].page.step:,}" in shown_text
+        dead = next(row.token_id for row in mine[1].page.rows if not row.live and row.text)
+        assert panel._look(dead, 0, ()).strike
+        await pilot.press("t")
+        await until(lambda: "a recording does not hold them" in screen_text(app), "nothing said")
+        await pilot.press("escape")
+        await until(lambda: app.screen is app.dashboard, "not left")
+
+
+async def test_before_the_first_text_the_page_says_so(recording: Path) -> None:
+    texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
+    async with shown(recording) as (app, pilot):
+        await open_page(app, pilot)
+        of = app.screen._request_id
+        first = next(line for line in texts if line.page.request_id == of)
+        app.source.seek(first.ts + 1e-4)
+        panel = app.screen.query_one(TextPanel)
+        await until(lambda: text_of(first.page)[:5] in screen_text(app), "no text")
+        app.source.index.texts[of].clear()
+        await until(lambda: "holds no text of this request" in screen_text(app), "not said")
+        assert panel._problem
+
+
+async def test_a_text_that_takes_long_to_read_is_shown(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Replay._read_text
+
+    def slowly(self: Replay, text: Text) -> wire.TextLine:
+        time.sleep(3 * recorded_text.REFRESH_S)
+        return read(self, text)
+
+    monkeypatch.setattr(Replay, "_read_text", slowly)
+    async with shown(recording) as (app, pilot):
+        app.source.seek(app.source.index.last_ts)
+        await open_page(app, pilot)
+        await until(lambda: app.screen.query_one(TextPanel)._tokens, "never shown")
+
+
+async def test_a_recording_without_text_opens_what_it_did(tmp_path: Path, recording: Path) -> None:
+    path = tmp_path / "plain.jsonl"
+    with path.open("wb") as file:
+        for line in lines_of(recording):
+            if isinstance(line, wire.RecordingHeader):
+                line.holds_text, line.schema = False, 1
+            if not isinstance(line, wire.TextLine):
+                file.write(msgspec.json.encode(line) + b"\n")
+    async with shown(path) as (app, pilot):
+        await open_page(app, pilot)
+        assert isinstance(app.screen, RequestScreen)
+        said = "its text, tokens and blocks are not in it"
+        await until(lambda: said in screen_text(app), "not said")
+
+
+async def test_text_of_a_file_that_is_still_written_is_found(
+    tmp_path: Path, recording: Path
+) -> None:
+    lines = lines_of(recording)
+    texts = [n for n, line in enumerate(lines) if isinstance(line, wire.TextLine)]
+    cut = texts[len(texts) // 2]
+    path = tmp_path / "growing.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines[:cut]))
+    async with shown(path) as (app, _):
+        app.source.toggle_pause()
+        app.source.seek(app.source.index.last_ts)
+        await until(lambda: app.source.replay.at_end, "not at its present end")
+        with path.open("ab") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines[cut:])
+        await until(
+            lambda: sum(map(len, app.source.index.texts.values())) == len(texts), "not found"
+        )

@@ -1,0 +1,245 @@
+"""The text of a request in the console, on the real API over the real core."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from tests.support.console_harness import running, screen_text, until
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.serving import Served, serve
+from vtoken.config.request_rules import request_rules
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.look import palette
+from vtoken_console.look.flow import NEWLINE, Flow, printable
+from vtoken_console.look.ramp import luminance
+from vtoken_console.look.themes import DEPTHS, NAMES, score_shades, theme
+from vtoken_console.screens import request
+from vtoken_console.screens.request import RequestScreen
+from vtoken_console.widgets.details.text_panel import TextPanel
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks ten times a second."""
+    monkeypatch.setattr(request, "REFRESH_S", 0.1)
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[LiveEngine]:
+    """One request past its budget, a policy that chooses at random, a shadow that does not."""
+    core = make_quiet()
+    core.configure(
+        policy={"name": "random", "params": {"sinks": 3}},
+        shadow={"name": "streaming_llm", "params": {"sinks": 3}},
+        budget_tokens=64,
+        interval_tokens=16,
+        recycle=False,
+        reclamation="paused",
+    )
+    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 3]}))
+    core.admit("a", 120)
+    core.steps(3)
+    yield core
+    core.close()
+
+
+@pytest.fixture
+async def served(core: LiveEngine) -> AsyncIterator[Served]:
+    async with serve(core.handle, show_text=True) as served:
+        yield served
+
+
+async def open_text(app: ConsoleApp, pilot: Any) -> TextPanel:
+    """Enter on the first request; its text is there."""
+    app.dashboard.query_one("#requests").focus()
+    await pilot.press("enter")
+    await until(lambda: isinstance(app.screen, RequestScreen), "not opened")
+    panel = app.screen.query_one(TextPanel)
+    await until(lambda: panel._tokens and panel._lines, "no text")
+    await pilot.pause()
+    return panel
+
+
+def looks(panel: TextPanel, token: int) -> list[Any]:
+    """How a token is drawn in each of the texts."""
+    return [panel._look(token, side, ()) for side in range(2)]
+
+
+async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marked(
+    core: LiveEngine, served: Served
+) -> None:
+    core.call("patch_config", patch={"shadow": None})
+    core.steps()
+    async with running(served.url) as (app, pilot):
+        panel = await open_text(app, pilot)
+        text = screen_text(app)
+        assert "<s> w1 w2" in text
+        assert " w40 日 w44" in text
+        table = core.runtime.tables["a"]
+        for token in range(table.num_tokens - 1):
+            look = looks(panel, token)[0]
+            part = {40: range(40, 41), 43: range(41, 44)}.get(token, range(token, token + 1))
+            if token not in (41, 42):
+                assert bool(look.strike) is not all(table.is_live(n) for n in part), token
+            assert bool(look.underline) is (token < 3 and table.is_live(token))
+        assert "dead" in text
+
+
+async def test_it_follows_the_end_while_the_request_decodes(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(80, 24)) as (app, pilot):
+        panel = await open_text(app, pilot)
+        core.steps(12)
+        await until(lambda: panel.cursor == 133, "does not follow")
+        assert panel.has_focus
+        assert "follows" in str(panel.border_subtitle)
+        assert len(served.asked("text")) > 1
+        await pilot.press("home")
+        await until(lambda: panel.cursor == 0, "not moved")
+        core.steps()
+        await until(lambda: len(panel._tokens) == 135, "no new token")
+        assert (panel.cursor, panel.follows) == (0, False)
+        await pilot.press("end")
+        await until(lambda: panel.follows and panel.cursor == 134, "does not follow again")
+
+
+async def test_only_new_tokens_are_asked_for_until_something_dies(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        panel = await open_text(app, pilot)
+        dead = core.runtime.tables["a"].num_dead
+        core.steps(4)
+        await until(lambda: len(panel._tokens) == 126, "no new tokens")
+        assert core.runtime.tables["a"].num_dead == dead
+        starts = [call.start for call in served.asked("text")]
+        assert starts[0] == 0
+        assert all(start >= 122 for start in starts[1:])
+        while core.runtime.tables["a"].num_dead == dead:
+            core.steps()
+        await until(lambda: [c.start for c in served.asked("text")].count(0) == 2, "not again")
+        live = core.runtime.tables["a"].live_ids().tolist()
+        await until(lambda: [t.token_id for t in panel._tokens if t.live] == live, "old flags")
+
+
+async def test_the_shadow_stands_beside_and_what_differs_is_marked(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, size=(80, 24)) as (app, pilot):
+        panel = await open_text(app, pilot)
+        assert "shadow streaming_llm" in screen_text(app)
+        await pilot.press("home", *["right"] * 3)
+        await until(lambda: panel.cursor == 3, "not moved")
+        assert "the shadow evicts it" in screen_text(app)  # the oldest but the sinks
+        for token in panel._tokens[4:]:
+            acts, would = looks(panel, token.token_id)
+            if token.shadow_live is None or not token.text or token.token_id == 43:
+                continue
+            assert bool(acts.strike) is not token.live
+            assert bool(would.strike) is not token.shadow_live
+            if token.live != token.shadow_live:
+                assert acts.color != palette.TEXT_STYLE.color
+                assert would.color != palette.TEXT_STYLE.color
+
+
+async def test_t_goes_to_the_tokens_and_back_with_one_cursor(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        panel = await open_text(app, pilot)
+        await pilot.press("home", *["right"] * 5, "t")
+        await until(lambda: not panel.display, "still the text")
+        strip = app.screen.query_one("#strip")
+        await until(lambda: strip.cursor == 5 and strip.has_focus, "another cursor")
+        assert "t text" in screen_text(app)
+        await pilot.press("right", "t")
+        await until(lambda: panel.cursor == 6 and panel.has_focus, "another cursor")
+        assert "t tokens" in screen_text(app)
+
+
+async def test_a_server_that_refuses_is_shown_with_the_way_to_change_it(core: LiveEngine) -> None:
+    async with serve(core.handle) as served, running(served.url) as (app, pilot):
+        app.dashboard.query_one("#requests").focus()
+        await pilot.press("enter")
+        await until(lambda: app.screen.query_one("#strip").table is not None, "no tokens")
+        await pilot.press("t")
+        await until(lambda: "--vtoken-show-text" in screen_text(app), "not said")
+        assert "this server does not show the text of requests" in screen_text(app)
+        refused = served.service.auth.refusals.counts[403]
+        core.steps()
+        strip = app.screen.query_one("#strip")
+        await until(lambda: len(strip.table) == 123, "no refresh")
+        assert served.service.auth.refusals.counts[403] == refused == 1
+
+
+async def test_without_colour_the_dead_are_between_brackets_and_all_is_ascii(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, ascii_only=True) as (app, pilot):
+        panel = await open_text(app, pilot)
+        text = screen_text(app)
+        assert text.isascii()
+        first = next(t.token_id for t in panel._tokens if not t.live)
+        assert "{<s> w1 w2}" in text
+        assert f" [w{first}" in text
+        assert "[dead]  {protected}" in text
+
+
+# ---------------------------------------------------------------- laying out
+
+
+@given(st.lists(st.text(st.sampled_from("ab日 \n"), max_size=9), max_size=30), st.integers(2, 12))
+def test_a_flow_keeps_every_letter_in_order_and_within_its_width(
+    texts: Sequence[str], width: int
+) -> None:
+    flow = Flow(width)
+    for text in texts:
+        flow.add(text)
+    assert all(cell_len("".join(part for _, part in line)) <= width for line in flow.lines)
+    pieces = [piece for line in flow.lines for piece in line]
+    for token, text in enumerate(texts):
+        shown = "".join(part for other, part in pieces if other == token)
+        assert shown.replace(" ", "").replace(NEWLINE, "") == "".join(text.split())
+    tokens = [token for token, _ in pieces]
+    assert tokens == sorted(tokens)
+    for token, group in itertools.groupby(
+        [(token, y) for y, line in enumerate(flow.lines) for token, _ in line], lambda at: at[0]
+    ):
+        assert flow.line_of[token] == next(group)[1]
+
+
+def test_words_are_kept_whole_though_they_are_several_tokens() -> None:
+    flow = Flow(10)
+    for text in ("The", " quick", " br", "own", " fox"):
+        flow.add(text)
+    assert ["".join(part for _, part in line) for line in flow.lines] == ["The quick ", "brown fox"]
+    assert flow.line_of == [0, 0, 0, 1, 1]
+
+
+def test_nothing_that_a_terminal_acts_upon_is_shown() -> None:
+    assert (
+        printable("a\x1b[31m\r\n\tb\u202e\u200dc\x7f\u00a0\x85") == "a␛[31m␍\n    bc\ufffd \ufffd"
+    )
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_readable_on_every_shade_and_shades_are_in_order(name: str, depth: str) -> None:
+    look = theme(name, depth)
+    shades = score_shades(look)
+    assert bool(shades) is (depth != "16")
+    ink = luminance(look.color(palette.TEXT))
+    for shade in shades:
+        low, high = sorted((luminance(shade), ink))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, shade
+    levels = [luminance(shade) for shade in shades]
+    assert levels == sorted(levels, reverse=name == "light")
+    assert len(set(shades)) == len(shades)

@@ -1,0 +1,182 @@
+"""Profiles as files, and the fingerprint that ties one to a model's weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.support.profiles import made_up
+from vtoken.calibration import store
+from vtoken.calibration.model_files import PIECE_BYTES, PIECES, fingerprint, model_folder
+from vtoken.config.calibration import SignalProfile
+from vtoken.errors import ProfileError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with what a model's weights are told by."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"num_hidden_layers": 4, "transformers_version": "5.0", "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = np.random.default_rng(0).normal(size=(2, 64, 512)).astype(np.float32)
+    save_file({"a": weights[0], "b": weights[1]}, folder / "model.safetensors")
+    return folder
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# ---------------------------------------------------------------- the fingerprint
+
+
+def test_a_copy_elsewhere_has_the_same_fingerprint(model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "elsewhere" / "under-another-name")
+    assert fingerprint(copy) == fingerprint(model)
+    assert len(fingerprint(model)) == 32
+
+
+def test_what_only_says_how_a_model_is_run_does_not_matter(model: Path) -> None:
+    before = fingerprint(model)
+    change_config(model, transformers_version="6.0", dtype="bfloat16", _name_or_path="/a")
+    assert fingerprint(model) == before
+    change_config(model, num_hidden_layers=5)
+    assert fingerprint(model) != before
+
+
+def test_other_weights_of_the_same_shape_are_another_model(model: Path) -> None:
+    before = fingerprint(model)
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) // 2, len(content)):  # one of two tensors
+        content[place] ^= 1
+    path.write_bytes(content)
+    assert fingerprint(model) != before
+
+
+def test_pieces_reach_from_the_first_byte_to_the_last(model: Path) -> None:
+    path = model / "model.safetensors"
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    assert path.stat().st_size - header > PIECES * PIECE_BYTES
+    before = fingerprint(model)
+    for place in (header, path.stat().st_size - 1):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        assert fingerprint(model) != before
+        before = fingerprint(model)
+
+
+def test_of_shards_those_of_the_index_count(model: Path) -> None:
+    single = model / "model.safetensors"
+    single.rename(model / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = fingerprint(model)
+    (model / "consolidated.safetensors").write_bytes(b"another format of the same weights")
+    assert fingerprint(model) == before
+
+
+def test_a_small_file_is_read_whole(model: Path) -> None:
+    save_file({"a": np.zeros(4, dtype=np.float32)}, model / "model.safetensors")
+    before = fingerprint(model)
+    save_file({"a": np.ones(4, dtype=np.float32)}, model / "model.safetensors")
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_folder_without_a_model_is_named(model: Path, missing: str) -> None:
+    (model / missing).unlink()
+    with pytest.raises(ProfileError, match=str(model)):
+        fingerprint(model)
+
+
+def test_a_model_that_is_not_here_is_named() -> None:
+    with pytest.raises(ProfileError, match="nobody/nothing is neither a folder nor"):
+        model_folder("nobody/nothing")
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "there" / "profile.json"
+    store.write(made_up(), path)
+    assert store.read(path) == made_up()
+    assert [*path.parent.iterdir()] == [path]  # nothing temporary is left
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_profile_of_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    store.write(made_up(), path)
+    assert store.require(path, model="m", fingerprint=made_up().fingerprint) == made_up()
+    with pytest.raises(ProfileError) as refused:
+        store.require(path, model="other/model", fingerprint="f" * 32)
+    for part in (str(path), "made-up/model", made_up().fingerprint, "other/model", "f" * 32):
+        assert part in str(refused.value)
+    assert "vtoken calibrate other/model" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no calibration profile"),
+        (b"\xff\xfe", "no calibration profile"),
+        (b'{"format": 1, "mod', "no calibration profile"),
+        (b'{"format": 1}', "missing required field"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=why) as refused:
+        store.read(path)
+    assert str(path) in str(refused.value)
+    assert "vtoken calibrate" in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="No such file"):
+        store.read(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"format": 2}, "format 2, this version reads 1"),
+        ({"signals": {"key_norm": SignalProfile([4])}}, r"layers \[4\] of key_norm .* 0\.\.3"),
+        ({"signals": {"key_norm": SignalProfile([0], [-1])}}, r"heads \[-1\] of key_norm"),
+    ],
+)
+def test_a_profile_that_contradicts_itself_is_refused(
+    tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    path = tmp_path / "profile.json"
+    store.write(made_up(**changes), path)
+    with pytest.raises(ProfileError, match=why):
+        store.read(path)
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder is needed")
+    path = tmp_path / "cache" / "calibration" / "profile.json"
+    for attempt in (lambda: store.require_writable(path), lambda: store.write(made_up(), path)):
+        with pytest.raises(ProfileError, match="--output"):
+            attempt()
+
+
+def test_profiles_are_looked_for_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.default_path("ab") == tmp_path / "vtoken" / "calibration" / "ab.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.default_path("ab").is_relative_to(Path.home() / ".cache" / "vtoken")

@@ -1,0 +1,95 @@
+"""What the engine says of its calibration profile: in the status and beside each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.core.harness import LiveEngine, make_engine
+from tests.support.profiles import RECALL, made_up
+from vtoken.config.calibration import default_layer
+from vtoken.wire import Calibration, PolicyInfo, Recall, Status
+
+
+@pytest.fixture
+def engine() -> Iterator[LiveEngine]:
+    live = make_engine(config={"policy": {"name": "h2o", "params": {}}})
+    yield live
+    live.close()
+
+
+def calibrate(engine: LiveEngine) -> None:
+    profile = made_up(num_layers=engine.runtime.geometry.num_layers)
+    engine.runtime.state.calibration = profile
+    engine.facts.calibration_file, engine.facts.calibration_detail = "/cache/p.json", ""
+
+
+def reported(engine: LiveEngine) -> Calibration:
+    status: Status = engine.call("status")
+    assert status.calibration is not None
+    return status.calibration
+
+
+def test_without_a_profile_signals_come_from_the_default_depth(engine: LiveEngine) -> None:
+    engine.facts.calibration_detail = "none of this model"
+    found = reported(engine)
+    assert (found.source, found.signal) == ("default depth", "attention_sum")
+    assert found.layers == [default_layer(engine.runtime.geometry.num_layers, "attention_sum")]
+    assert (found.fingerprint, found.file, found.created_ts) == ("", "", None)
+    assert found.detail == "none of this model"
+
+
+def test_a_profile_says_layers_and_heads(engine: LiveEngine) -> None:
+    calibrate(engine)
+    found = reported(engine)
+    assert (found.source, found.layers, found.heads) == ("profile", [3], [1, 2])
+    assert (found.file, found.fingerprint) == ("/cache/p.json", made_up().fingerprint)
+    assert (found.model, found.created_ts) == ("made-up/model", made_up().created_ts)
+    assert found.detail == ""
+
+
+def test_settings_come_before_the_profile(engine: LiveEngine) -> None:
+    calibrate(engine)
+    engine.configure(probe={"layers": [1]})
+    found = reported(engine)
+    assert (found.source, found.layers, found.heads) == ("configured", [1], [])
+    assert found.fingerprint == made_up().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [("knorm", "key_norm"), ("keydiff", "key_difference")],  # no layer beats chance; not measured
+)
+def test_a_kind_without_layers_in_the_profile_comes_from_the_default_depth(
+    engine: LiveEngine, policy: str, kind: str
+) -> None:
+    calibrate(engine)
+    engine.configure(policy={"name": policy, "params": {}})
+    found = reported(engine)
+    assert found.source == "default depth"
+    assert found.layers == [default_layer(engine.runtime.geometry.num_layers, kind)]
+
+
+def test_a_policy_that_reads_no_signal_says_so(engine: LiveEngine) -> None:
+    calibrate(engine)
+    engine.configure(policy={"name": "streaming_llm", "params": {}})
+    found = reported(engine)
+    assert (found.signal, found.layers) == (None, [])
+
+
+def test_policies_show_the_quality_that_was_measured(engine: LiveEngine) -> None:
+    def qualities() -> dict[str, list[Recall]]:
+        offered: list[PolicyInfo] = engine.call("policies")
+        assert engine.call("describe").policies == offered
+        return {policy.name: policy.quality for policy in offered}
+
+    assert not any(qualities().values())
+    calibrate(engine)
+    known = qualities()
+    assert known.pop("h2o") == RECALL
+    assert not any(known.values())
+
+
+def test_the_default_depth_of_key_norms_is_another() -> None:
+    assert (default_layer(30, "attention_last"), default_layer(30, "key_norm")) == (21, 18)

@@ -1,0 +1,509 @@
+"""Protected tokens: found in chat prompts, named by clients, never evicted by any policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tests.support.core.harness import CoreEngine
+from tests.support.core.live import LiveEngine, make_quiet
+from vtoken.arrays import Ragged
+from vtoken.config.prompt_parts import (
+    NO_PARTS,
+    ChatTemplate,
+    Message,
+    PromptParts,
+    Spans,
+    learn_template,
+)
+from vtoken.config.protection import PROTECT, protection, read_spans
+from vtoken.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.errors import RefusedError
+from vtoken.policies import Policy, View, make_policy
+from vtoken.policies.base import Batch
+from vtoken.runtime.admission import Admission
+from vtoken.wire import Protect
+
+ALL = Protect(template=True, system=True, last_user=True)
+
+# ---------------------------------------------------------------- the parts of a chat
+
+SPECIAL = {"<s>": 1, "</s>": 2, "<|system|>": 3, "<|user|>": 4, "<|bot|>": 5, "[q]": 6, "[a]": 7}
+
+
+def encode(text: str) -> list[int]:
+    """Special tokens whole, every other character a token; two newlines are one, as in BPE."""
+    ids = []
+    while text:
+        special = next((name for name in SPECIAL if text.startswith(name)), None)
+        piece = special or ("\n\n" if text.startswith("\n\n") else text[0])
+        ids.append(SPECIAL.get(piece, 1000 + sum(map(ord, piece)) + len(piece)))
+        text = text[len(piece) :]
+    return ids
+
+
+def turns(messages: list[Message], is_prompt: bool) -> str:
+    """As most templates are: a role header, the content, an end."""
+    names = {"system": "<|system|>\n", "user": "<|user|>\n", "assistant": "<|bot|>\n"}
+    text = "<s>" + "".join(f"{names[m['role']]}{m['content']}</s>\n" for m in messages)
+    return text + ("<|bot|>\n" if is_prompt else "")
+
+
+def with_default_system(messages: list[Message], is_prompt: bool) -> str:
+    if messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": "I help."}, *messages]
+    return turns(messages, is_prompt)
+
+
+def with_a_date(messages: list[Message], is_prompt: bool) -> str:
+    return turns(messages, is_prompt).replace("<|system|>\n", f"<|system|>\nToday: {TODAY[0]}\n")
+
+
+def without_system(messages: list[Message], is_prompt: bool) -> str:
+    if messages[0]["role"] == "system":
+        raise ValueError("System role not supported")
+    return turns(messages, is_prompt)
+
+
+def brackets(messages: list[Message], is_prompt: bool) -> str:
+    """The system prompt is part of the first user turn, and what ends a turn begins the next."""
+    del is_prompt
+    if messages[0]["role"] == "system":
+        first = f"{messages[0]['content']}\n{messages[1]['content']}"
+        messages = [{"role": "user", "content": first}, *messages[2:]]
+    return "".join(
+        f"<s>[q] {m['content']} [a]" if m["role"] == "user" else f" {m['content']} </s>"
+        for m in messages
+    )
+
+
+def thinking(messages: list[Message], is_prompt: bool) -> str:
+    """The past's last turn has an empty thought, the answer to come has none."""
+    text = turns(messages, is_prompt)
+    if messages[-1]["role"] == "assistant" and not is_prompt:
+        head, _, last = text.rpartition("<|bot|>\n")
+        text = f"{head}<|bot|>\n<think></think>{last}"
+    return text
+
+
+def roleless(messages: list[Message], is_prompt: bool) -> str:
+    del is_prompt
+    return "".join(f"{m['content']}\n" for m in messages)
+
+
+TODAY = ["Monday"]
+CHAT: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello, you."},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "\nWhat is it?"},
+]
+
+
+def found(render: Any, messages: list[Message]) -> dict[str, list[str]]:
+    """Part -> its texts, in the prompt that `render` makes of `messages`."""
+    template = learn_template(lambda *chat: encode(render(*chat)))
+    assert template is not None
+    TODAY[0] = "Friday"
+    text = render(messages, True)
+    TODAY[0] = "Monday"
+    ids = encode(text)
+    names = {encode(text[i])[0]: text[i] for i in range(len(text))}
+    names |= {number: name for name, number in SPECIAL.items()} | {encode("\n\n")[0]: "\n\n"}
+    parts = template.find(np.array(ids))
+    return {
+        part: ["".join(names[i] for i in ids[start:end]) for start, end in spans]
+        for part, spans in parts._asdict().items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("render", "messages", "template", "system", "last_user"),
+    [
+        (
+            turns, CHAT,
+            ["<s><|system|>", "<|bot|>"], ["\nBe brief.</s>\n"],
+            ["<|user|>\n\nWhat is it?</s>\n"],
+        ),
+        (
+            turns, CHAT[1:],
+            ["<s><|user|>", "<|bot|>"], [], ["<|user|>\n\nWhat is it?</s>\n"],
+        ),
+        (
+            with_default_system, CHAT[1:2],
+            ["<s><|system|>", "<|bot|>"], ["\nI help.</s>\n"], ["<|user|>\nHello, you.</s>\n"],
+        ),
+        (
+            with_a_date, CHAT[:2],
+            ["<s><|system|>\nToday: ", "<|bot|>"], ["Friday\nBe brief.</s>\n"],
+            ["<|user|>\nHello, you.</s>\n"],
+        ),
+        (
+            without_system, CHAT[1:],
+            ["<s><|user|>", "<|bot|>"], [], ["<|user|>\n\nWhat is it?</s>\n"],
+        ),
+        (
+            brackets, CHAT,
+            ["<s>[q] ", " [a]"], [], ["<s>[q] \nWhat is it?"],
+        ),
+        (
+            thinking, CHAT,
+            ["<s><|system|>", "<|bot|>\n"], ["\nBe brief.</s>\n"],
+            ["<|user|>\n\nWhat is it?</s>\n"],
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)  # fmt: skip
+def test_the_parts_of_a_chat_are_found_whatever_the_template(
+    render: Any,
+    messages: list[Message],
+    template: list[str],
+    system: list[str],
+    last_user: list[str],
+) -> None:
+    assert found(render, messages) == {
+        "template": template,
+        "system": system,
+        "last_user": last_user,
+    }
+
+
+def test_an_answer_that_has_begun_is_no_part() -> None:
+    """Neither is it the user's: vLLM continues the final message of a chat where it is asked to."""
+    begun = encode(turns(CHAT, True) + "It is")
+    template = learn_template(lambda *chat: encode(turns(*chat)))
+    assert template is not None
+    parts = template.find(np.array(begun))
+    assert parts.template[-1][1] == len(begun) - len("\nIt is")
+    assert parts.last_user[0][1] == parts.template[-1][0]
+
+
+def test_a_template_without_roles_is_not_learned() -> None:
+    assert learn_template(lambda *chat: encode(roleless(*chat))) is None
+
+
+@pytest.mark.parametrize("text", ["", "Once upon a time", "<|bot|>\nHi", "<s>"])
+def test_a_prompt_that_is_no_chat_has_no_parts(text: str) -> None:
+    template = learn_template(lambda *chat: encode(turns(*chat)))
+    assert template is not None
+    assert template.find(np.array(encode(text), dtype=np.int64)) == NO_PARTS
+
+
+def test_a_chat_of_another_template_has_no_head() -> None:
+    template = ChatTemplate(head=(9, 9), opening=(9, 4), user=(4,), assistant=(5,))
+    assert template.find(np.array([7, 7, 4, 7, 5])) == PromptParts(((4, 5),), (), ((2, 4),))
+
+
+# ---------------------------------------------------------------- what is protected
+
+PARTS = PromptParts(((0, 3), (57, 60)), ((3, 20),), ((40, 57),))
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted", "budget", "spans", "cut"),
+    [
+        ((), Protect(), 100, [(0, 20), (57, 60)], ()),
+        ((), ALL, 200, [(0, 20), (40, 60)], ()),
+        ((), Protect(template=False, system=False), 100, [], ()),
+        (((5, 7), (30, 31)), Protect(system=False), 100, [(0, 3), (5, 7), (30, 31), (57, 60)], ()),
+        # A quarter, the template first, then the beginning of the system prompt.
+        ((), ALL, 58, [(0, 11), (57, 60)], ("system", "last_user")),
+        ((), Protect(system=False, last_user=True), 58, [(0, 3), (49, 60)], ("last_user",)),
+        ((), ALL, 10, [(0, 2)], ("template", "system", "last_user")),
+        # What the client names comes first and whole; it counts where a part covers it too.
+        (((0, 12),), Protect(), 28, [(0, 12), (57, 60)], ("system",)),
+        (((10, 40),), ALL, 32, [(10, 40)], ("template", "system", "last_user")),
+    ],
+)
+def test_parts_take_a_quarter_of_what_is_left(
+    named: Spans, wanted: Protect, budget: int, spans: Spans, cut: tuple[str, ...]
+) -> None:
+    made = protection(named, PARTS, wanted, budget, 2)
+    assert made.spans() == spans
+    assert made.cut == cut
+    assert made.num_tokens == sum(end - start for start, end in spans)
+    ids = np.arange(70)
+    covered = {t for start, end in spans for t in range(start, end)}
+    assert set(ids[made.covers(ids)].tolist()) == covered
+
+
+@pytest.mark.parametrize(
+    ("value", "spans"),
+    [
+        ("[[3, 5], [0, 2]]", ((0, 2), (3, 5))),
+        ("[0, 2, 2, 5]", ((0, 2), (2, 5))),
+        ([7, 9], ((7, 9),)),
+        ("[]", ()),
+    ],
+)
+def test_spans_come_as_pairs_or_flat(value: Any, spans: Spans) -> None:
+    assert read_spans(value) == spans
+
+
+@pytest.mark.parametrize(
+    ("value", "bound"),
+    [
+        ("[[3, 5]", "as text"), ("{}", "as text"), (5, "a list"), ([1, 2, 3], "as text"),
+        ("[[1, 2, 3]]", "as text"), ("[[1, 2], 3]", "as text"), ([1, 2.0], "as text"),
+        ([0, True], "as text"), ('[["0", "1"]]', "as text"), ("[" * 999, "as text"),
+        ([2, 2], "0 <= start < end"), ([3, 1], "0 <= start < end"), ([-1, 1], "0 <= start < end"),
+        ([0, 4, 3, 5], "start at least 4"),
+    ],
+)  # fmt: skip
+def test_bad_spans_are_refused_with_value_and_bound(value: Any, bound: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        request_rules({PROTECT: value})
+    assert caught.value.field == PROTECT
+    assert caught.value.value is not None
+    assert bound in str(caught.value.bound)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "numbers"),
+    [
+        ({PROTECT: [0, 64], "vtoken_budget_tokens": 64}, PROTECT, ("64", "63")),
+        (
+            {PROTECT: [0, 60], "vtoken_budget_tokens": 64, "vtoken_policy": "streaming_llm"},
+            PROTECT,
+            ("60", "59"),
+        ),
+        (
+            {"vtoken_budget_tokens": 64, "vtoken_budget_ratio": 0.5},
+            "vtoken_budget_ratio",
+            ("64", "0.5"),
+        ),
+        ({"vtoken_budget_ratio": 1.5}, "vtoken_budget_ratio", ("1.5", "0..1")),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused_with_both_numbers(
+    arguments: dict[str, Any], field: str, numbers: tuple[str, str]
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        request_rules(arguments)
+    assert caught.value.field == field
+    said = f"{caught.value.detail} {caught.value.bound}"
+    assert all(number in said for number in numbers)
+
+
+def test_a_span_outside_the_prompt_is_refused_when_the_prompt_is_known() -> None:
+    rules = request_rules({PROTECT: [0, 2, 90, 101]})
+    assert rules is not None
+    rules.prompt = Prompt(101)
+    rules.check_prompt()
+    rules.prompt = Prompt(100)
+    with pytest.raises(RefusedError, match=r"\[90, 101\] leaves the prompt of 100 tokens"):
+        rules.check_prompt()
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def make(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
+    engine = make_quiet(num_blocks=128)
+    engine.configure(**{"policy": {"name": "streaming_llm"}, "interval_tokens": 0} | config)
+    engine.runtime.announce("a", request_rules(arguments), num_prompt_tokens=100)
+    engine.admit("a", 100)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "budget"),
+    [
+        ({"budget_tokens": 60}, None, 60),
+        ({"budget_tokens": 60, "budget_ratio": 0.4, "budget_floor_tokens": 8}, None, 40),
+        ({"budget_ratio": 0.4, "budget_floor_tokens": 50}, None, 50),
+        ({"budget_tokens": 60}, {"vtoken_budget_ratio": 0.7}, 256),
+        ({"budget_floor_tokens": 8}, {"vtoken_budget_ratio": 0.7}, 70),
+        ({"budget_tokens": 60, "budget_ratio": 0.4}, {"vtoken_budget_ratio": 0}, 60),
+        ({"budget_ratio": 0.4}, {"vtoken_budget_tokens": 33}, 33),
+        ({"budget_tokens": 20}, {PROTECT: [0, 30]}, 35),  # streaming_llm needs five more
+    ],
+)
+def test_a_budget_is_in_tokens_or_a_share_of_the_prompt(
+    config: dict[str, Any], arguments: dict[str, Any] | None, budget: int
+) -> None:
+    engine = make(arguments, **config)
+    try:
+        engine.steps(3)
+        detail = engine.reporter.request("a")
+        assert detail.budget_tokens == budget
+        assert detail.live == min(budget + 1, 102)
+    finally:
+        engine.close()
+
+
+def test_a_floor_below_what_the_policy_needs_is_refused_while_a_share_is_set() -> None:
+    engine = make(budget_floor_tokens=2)
+    try:
+        for ratio in (0.5, 0.0):
+            reply = engine.ask("patch_config", patch={"budget_ratio": ratio})
+            refused = reply.problem is not None and reply.problem.field == "budget_floor_tokens"
+            assert refused == (ratio > 0)
+    finally:
+        engine.close()
+
+
+def test_admission_and_what_if_count_the_share() -> None:
+    engine = make(budget_tokens=4096)
+    try:
+        engine.steps(2)
+        patch = {"budget_ratio": 0.2, "budget_floor_tokens": 5}
+        result = engine.call("patch_config", patch=patch, validate_only=True)
+        assert result.what_if.evicted_tokens == 101 - 20
+        admission = Admission(engine.runtime.state, 16)
+        engine.configure(evict_during="both", **patch)
+        engine.runtime.announce("b", None, num_prompt_tokens=1000, max_tokens=1100)
+        assert admission.peak_tokens("b", 1000) == 200 + 16
+    finally:
+        engine.close()
+
+
+# ---------------------------------------------------------------- eviction
+
+EVICTING = ["random", "streaming_llm", "h2o", "tova", "keydiff", "snapkv", "peak_attention"]
+NAMED = ((5, 9), (20, 21))
+
+
+@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("evict_during", ["decode", "both"])
+def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> None:
+    """One asked for all requests at once, or request by request; while the prompt is computed."""
+    params = {
+        "snapkv": {"window": 4},
+        "random": {"sinks": 1, "recent": 2},
+        "peak_attention": {"sinks": 1, "recent": 2},
+    }.get(policy, {})
+    engine = CoreEngine(
+        num_blocks=64,
+        prefill_chunk_tokens=8,
+        config={
+            "policy": {"name": policy, "params": params},
+            "budget_tokens": 24,
+            "interval_tokens": 0,
+            "evict_during": evict_during,
+            "theta_f": 0.0,
+            "low_watermark_blocks": 64,
+        },
+    )
+    parts = PromptParts(((0, 2),), (), ((26, 30),))
+    engine.add("a", 30, rules=RequestRules(protect=NAMED), prompt=Prompt(30, lambda: parts))
+    engine.add("b", 30)
+    for _ in range(40):
+        engine.step()
+        engine.check()
+    tables = engine.runtime.tables
+    assert engine.runtime.protected_spans("a") == [(0, 2), (5, 9), (20, 21)]
+    assert {0, 1, 5, 6, 7, 8, 20} <= set(tables["a"].live_ids().tolist())
+    assert [tables[name].num_live for name in "ab"] == [25, 25]
+    assert engine.runtime.protected_spans("b") == []
+    assert engine.runtime.counters.violations == 0
+
+
+class Stubborn(Policy):
+    """Evicts the oldest, whatever it is shown."""
+
+    name, summary = "stubborn", "-"
+    together = False
+
+    def select_victims(self, view: View) -> Any:
+        return np.arange(view.num_victims)
+
+    def select_many(self, batch: Batch) -> Ragged | None:
+        if not self.together:
+            return None
+        num_victims = 19 - 8
+        return Ragged.joined([np.arange(num_victims)] * len(batch.budget))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
+    policy = Stubborn()
+    policy.together = together
+    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
+    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    engine.add("a", 19, rules=RequestRules(protect=((3, 5),)))
+    engine.step()
+    engine.step()
+    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.tables["a"].num_dead == 0
+    newest = engine.runtime.events.page(0, 100, "violation").events[-1]
+    assert "protected" in newest.summary
+
+
+def test_protection_that_is_switched_on_later_spares_what_still_lives() -> None:
+    engine = make(budget_tokens=40, protect={"system": False})
+    try:
+        parts = PromptParts((), ((0, 70),), ())
+        engine.runtime.announce("b", None, prompt=Prompt(100, lambda: parts))
+        engine.admit("b", 100)
+        engine.steps(3)
+        table = engine.runtime.tables["b"]
+        kept = [*range(4), *range(65, 102)]
+        assert table.live_ids().tolist() == kept
+        engine.configure(protect={"system": True}, budget_tokens=20)
+        engine.steps(1)
+        assert engine.runtime.protected_spans("b") == [(0, 3)]  # a quarter of 20 less the least, 5
+        assert table.live_ids().tolist() == [*range(4), *range(86, 103)]
+        assert engine.reporter.request("b").protection_cut == ["system"]
+    finally:
+        engine.close()
+
+
+def test_documents_say_which_tokens_are_protected() -> None:
+    engine = make({PROTECT: "[[10, 13], [50, 51]]"}, budget_tokens=40)
+    try:
+        for _ in range(2):  # it waits, then it runs
+            detail = engine.reporter.request("a")
+            assert detail.protected == [(10, 13), (50, 51)]
+            assert detail.protection_cut == []
+            engine.steps(2)
+        rows = engine.reporter.tokens("a", 8, 6).rows
+        assert [row.token_id for row in rows if row.protected] == [10, 11, 12]
+    finally:
+        engine.close()
+
+
+def test_a_shadow_is_asked_within_what_the_protected_tokens_leave() -> None:
+    engine = make({PROTECT: [0, 30]}, budget_tokens=40, shadow={"name": "sliding_window"})
+    try:
+        engine.steps(3)
+        shadow = engine.runtime.state.shadow.document()
+        assert shadow is not None
+        assert (shadow.compared, shadow.waiting, shadow.error) == (2, 0, None)
+        assert shadow.agreed == shadow.victims  # the sinks of the other are protected
+    finally:
+        engine.close()
+
+
+# ---------------------------------------------------------------- prompts given as embeddings
+
+
+def test_a_policy_that_looks_at_words_evicts_nothing_of_an_embedded_prompt() -> None:
+    """The event says so; requests whose words are known go on."""
+    engine = make(policy={"name": "fastgen"}, budget_tokens=40)
+    try:
+        engine.runtime.announce("e", None, prompt=Prompt(100, is_embedded=True))
+        engine.admit("e", 100)
+        engine.steps(4)
+        live = {table.request_id: table.num_live for table in engine.runtime.tables}
+        assert live == {"a": 41, "e": 103}
+        said = [e.summary for e in engine.runtime.events.page(0, 100, "eviction").events]
+        assert said[0].startswith("fastgen evicts nothing of e: its prompt came as embeddings")
+        assert engine.reporter.request("e").policy == "none"
+        engine.configure(policy={"name": "streaming_llm"})
+        engine.steps(2)
+        assert engine.runtime.tables["e"].num_live == 41
+        assert engine.runtime.counters.violations == 0
+    finally:
+        engine.close()
+
+
+def test_such_a_policy_is_refused_to_an_embedded_prompt_that_asks_for_it() -> None:
+    rules = RequestRules(policy=make_policy("fastgen", {}), prompt=Prompt(9, is_embedded=True))
+    with pytest.raises(RefusedError, match="embeddings") as caught:
+        rules.check_prompt()
+    assert (caught.value.field, caught.value.value) == ("vtoken_policy", "fastgen")
+    RequestRules(policy=make_policy("fastgen", {}), prompt=Prompt(9)).check_prompt()

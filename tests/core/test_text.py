@@ -1,0 +1,121 @@
+"""What the engine says of a request's words: flags of its table, and the shadow's last answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.core.live import LiveEngine, make_quiet
+from vtoken import wire
+from vtoken.config.request_rules import request_rules
+
+POLICY = {"name": "random", "params": {"sinks": 2, "recent": 1}}
+SHADOW = {"name": "streaming_llm", "params": {"sinks": 2}}
+
+
+@pytest.fixture
+def core() -> Iterator[LiveEngine]:
+    """A request of 40 tokens that waits, a policy and a shadow."""
+    core = make_quiet(block_size=4)
+    core.configure(
+        policy=POLICY,
+        shadow=SHADOW,
+        budget_tokens=20,
+        interval_tokens=5,
+        recycle=False,
+        reclamation="paused",
+    )
+    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 2]}))
+    core.admit("a", 40)
+    yield core
+    core.close()
+
+
+def text_of(core: LiveEngine, request_id: str = "a") -> wire.TextPage:
+    return core.reporter.text(request_id, 0, 4096).page
+
+
+def test_the_shadow_is_compared_on_what_was_live_at_the_newest_eviction(core: LiveEngine) -> None:
+    """Against a dictionary that follows the table step by step."""
+    before: list[int] = []
+    compared = 0
+    for _ in range(60):
+        core.steps()
+        table = core.runtime.tables["a"]
+        live = table.live_ids().tolist()
+        died = sorted(set(before) - set(live))
+        page = text_of(core)
+        if died:
+            # streaming_llm keeps two sinks and the newest: the oldest others would have died.
+            would_die = before[2 : 2 + len(died)]
+            assert page.shadow == wire.TextShadow(
+                policy=wire.PolicyChoice(name="streaming_llm", params={"sinks": 2}),
+                step=core.runtime.step,
+                num_tokens=before[-1] + 1,
+                evicted=len(died),
+                agreed=len(set(died) & set(would_die)),
+            )
+            expected = {n: n not in would_die for n in before}
+            compared += 1
+        if page.shadow is not None:
+            told = {row.token_id: row.shadow_live for row in page.rows}
+            assert {n: kept for n, kept in told.items() if kept is not None} == expected
+        assert [row.token_id for row in page.rows if row.live] == live
+        assert [row.token_id for row in page.rows if row.protected] == [0, 1]
+        before = live
+    assert compared > 5
+
+
+@pytest.mark.parametrize("then", [{"shadow": None}, {"shadow": {"name": "none"}}])
+def test_an_answer_of_a_shadow_that_is_gone_is_not_shown(
+    core: LiveEngine, then: dict[str, Any]
+) -> None:
+    core.steps(3)
+    assert text_of(core).shadow is not None
+    core.call("patch_config", patch=then)
+    core.steps()
+    assert text_of(core).shadow is None
+
+
+def test_an_answer_is_not_shown_after_an_eviction_that_was_not_compared(
+    core: LiveEngine,
+) -> None:
+    """The same shadow comes back, after an eviction without one."""
+    core.steps(3)
+    assert text_of(core).shadow is not None
+    shadowed, table = core.runtime.config, core.runtime.tables["a"]
+    core.call("patch_config", patch={"shadow": None})
+    dead = table.num_dead
+    while table.num_dead == dead:
+        core.steps()
+    core.runtime.state.install(shadowed)
+    core.steps()
+    assert core.runtime.state.shadow.asked is shadowed.shadow
+    assert text_of(core).shadow is None
+    assert all(row.shadow_live is None for row in text_of(core).rows)
+
+
+def test_words_begin_before_the_page_so_that_a_decoder_can_look_back(core: LiveEngine) -> None:
+    core.configure(budget_tokens=400)
+    core.admit("long", 150)
+    core.steps(2)
+    source = core.reporter.text("long", 100, 10)
+    assert [row.token_id for row in source.page.rows] == list(range(100, 110))
+    first = 100 - wire.TEXT_CONTEXT_TOKENS
+    assert source.words == [n % 97 for n in range(first, 110)]
+    assert core.reporter.text("long", 500, 10).words == []
+
+
+def test_a_request_that_waits_has_no_text_yet(core: LiveEngine) -> None:
+    assert core.call("text", request_id="a").page.total == 0
+    assert core.ask("text", request_id="nobody").problem.status == 404  # type: ignore[union-attr]
+
+
+def test_an_engine_that_knows_no_words_says_so(core: LiveEngine) -> None:
+    core.steps(2)
+    core.runtime.policy_runner.vocabulary = None
+    problem = core.ask("text", request_id="a").problem
+    assert problem is not None
+    assert (problem.status, problem.title) == (409, "No text")

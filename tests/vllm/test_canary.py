@@ -1,0 +1,324 @@
+"""The quality canary on the real engine: its figures, its place in the queue, what stays inside.
+
+The reference is Hugging Face: one forward over prompt and output, nothing evicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import reference
+from tests.support.observe import runtime_of
+from tests.support.steps_overlap import async_scheduling
+from vtoken.vllm import engine_args
+from vtoken.vllm.engine.canary import checks as module
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 90, 150))]
+NUM_NEW = 60
+ALWAYS = {"share": 1.0, "control_share": 1.0}
+
+
+def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
+    config = {
+        "policy": {"name": policy},
+        "budget_tokens": 64,
+        "interval_tokens": 8,
+        "canary": ALWAYS,
+        **config,
+    }
+    return engine_args(config, check_every_step=True)
+
+
+def scheduler_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def finish_checks(llm: Any) -> Any:
+    """Step until no check is left; the canary's document."""
+    while scheduler_of(llm).has_unfinished_requests():
+        assert llm.llm_engine.step() == []
+    return scheduler_of(llm).vtoken_controller.reporter.status().canary
+
+
+def full_logprobs(hf_model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """Log-probabilities at the places of `output` [n, vocabulary], nothing evicted."""
+    with torch.no_grad():
+        logits = hf_model(torch.tensor([prompt + output])).logits[0]
+    return torch.log_softmax(logits.float(), dim=-1)[len(prompt) - 1 : -1]
+
+
+def test_without_eviction_every_token_agrees_and_nothing_is_lost(engine: Any, greedy: Any) -> None:
+    with engine(**args("none")) as llm:
+        greedy(llm, PROMPTS, NUM_NEW)
+        found = finish_checks(llm)
+    assert (found.count, found.checked, found.dropped) == (0, 3, 0)
+    control = found.control
+    assert (control.count, control.greedy_count, control.tokens) == (3, 3, 3 * NUM_NEW)
+    assert control.agreement == 1.0
+    assert abs(control.logprob_lost) < 1e-5
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_figures_of_an_evicting_run_equal_an_independent_recomputation(
+    engine: Any, hf_model: Any, overlap: bool
+) -> None:
+    from vllm import SamplingParams
+
+    with async_scheduling() if overlap else _nothing(), engine(**args()) as llm:
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0)
+        inputs = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = [r.outputs[0] for r in llm.generate(inputs, params, use_tqdm=False)]
+        found = finish_checks(llm)
+        assert runtime_of(llm).counters.evicted_tokens > 0
+        again = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        unasked = [r.outputs[0] for r in llm.generate(inputs, again, use_tqdm=False)]
+        twice = finish_checks(llm)
+    agreed, own, full = 0, 0.0, 0.0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        ids = list(output.token_ids)
+        expected = full_logprobs(hf_model, prompt, ids)
+        agreed += int((expected.argmax(dim=-1) == torch.tensor(ids)).sum())
+        full += float(expected.gather(1, torch.tensor(ids)[:, None]).sum())
+        own += sum(step[token].logprob for step, token in zip(output.logprobs, ids, strict=True))
+    num = NUM_NEW * len(PROMPTS)
+    assert 0 < agreed < num  # else the reference shows nothing
+    assert found.agreement == pytest.approx(agreed / num)
+    assert found.logprob == pytest.approx(full / num, abs=1e-4)
+    assert found.logprob_lost == pytest.approx((own - full) / num, abs=1e-4)
+    (group,) = found.groups
+    assert (group.policy, group.revision, group.count) == ("streaming_llm", 1, 3)
+    # The same where nobody asks for log-probabilities: the engine computes them for itself.
+    assert [o.token_ids for o in unasked] == [o.token_ids for o in outputs]
+    assert all(o.logprobs is None for o in unasked)
+    assert twice.count == 6
+    assert twice.logprob_lost == pytest.approx(found.logprob_lost, abs=1e-5)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def add(llm: Any, request_id: str, prompt: list[int], num_new: int, **sampling: Any) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(**{"temperature": 0, "ignore_eos": True} | sampling, max_tokens=num_new)
+    llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+
+
+def run_until_checking(llm: Any) -> Any:
+    """Step until a check has begun and is not over; the check's request."""
+    checks = scheduler_of(llm).vtoken_canary
+    for _ in range(500):
+        llm.llm_engine.step()
+        if checks.running is not None and checks.running.num_computed_tokens:
+            return checks.running
+    raise AssertionError("no check began")
+
+
+def test_a_check_computes_nothing_that_the_prefix_cache_holds_and_adds_nothing(
+    engine: Any, greedy: Any
+) -> None:
+    with engine(enable_prefix_caching=True, **args(interval_tokens=0)) as llm:
+        scheduler, scheduled = scheduler_of(llm), []
+        greedy(llm, PROMPTS[:1], NUM_NEW)
+        cached = dict(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block._cache)
+        update = scheduler.update_from_output
+
+        def note(output: Any, result: Any) -> Any:
+            scheduled.append(dict(output.num_scheduled_tokens))
+            return update(output, result)
+
+        scheduler.update_from_output = note
+        found = finish_checks(llm)
+        after = dict(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block._cache)
+    assert found.checked == 1
+    # 200 prompt tokens are six full blocks of 32 and eight tokens more.
+    assert sum(sum(step.values()) for step in scheduled) == 200 % 32 + NUM_NEW
+    assert all(max(step.values(), default=0) <= module.CHUNK_TOKENS for step in scheduled)
+    assert set(after) <= set(cached)
+
+
+def test_a_check_leaves_no_trace_but_its_figures(engine: Any, greedy: Any) -> None:
+    def counted(llm: Any) -> list[Any]:
+        runtime, counts = runtime_of(llm), scheduler_of(llm).get_request_counts()
+        counters = runtime.counters
+        return [
+            counters.finished_requests,
+            counters.generated_tokens,
+            counters.preemptions,
+            runtime.latency.num_followed,
+            runtime.latency.document(time.monotonic()).ttft.count,
+            counts,
+        ]
+
+    with engine(**args()) as llm:
+        greedy(llm, PROMPTS, NUM_NEW)
+        before = counted(llm)
+        core = llm.llm_engine.engine_core.engine_core
+        while scheduler_of(llm).has_unfinished_requests():
+            outputs, _ = core.step_fn()
+            assert not any(part.outputs or part.finished_requests for part in outputs.values())
+        assert counted(llm) == before
+        assert scheduler_of(llm).requests == {}
+        runtime = runtime_of(llm)
+        state = runtime.state
+        assert (len(runtime.tables), state.request_rules, state.own_policies) == (0, {}, {})
+        assert runtime.canary.document().checked == 3
+        assert scheduler_of(llm).vtoken_canary.samples._samples == {}
+
+
+def test_sampled_requests_lose_but_do_not_agree(engine: Any, greedy: Any) -> None:
+    with engine(**args()) as llm:
+        greedy(llm, PROMPTS, NUM_NEW, min_tokens=1)  # no token may end it: not the first choice
+        add(llm, "warm", PROMPTS[0], NUM_NEW, temperature=1.0, seed=1)
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        found = finish_checks(llm)
+    assert (found.count, found.greedy_count, found.agreement) == (4, 0, None)
+    assert found.logprob_lost is not None
+
+
+def test_only_the_share_is_checked_and_only_while_it_is_on(engine: Any, greedy: Any) -> None:
+    with engine(**args(canary={"share": 0.0})) as llm:
+        greedy(llm, PROMPTS, NUM_NEW)
+        assert scheduler_of(llm).vtoken_canary.num_unfinished == 0
+        assert finish_checks(llm) is None
+        controller = scheduler_of(llm).vtoken_controller
+        controller.patch_config({"canary": {"share": 1.0, "control_share": 0.0}})
+        greedy(llm, [PROMPTS[1][:20]], 4)  # below its budget: of the control group
+        greedy(llm, PROMPTS[:1], NUM_NEW)
+        found = finish_checks(llm)
+        assert (found.count, found.control.count, found.groups[0].revision) == (1, 0, 2)
+
+
+def test_a_request_that_saw_two_revisions_is_not_checked(engine: Any) -> None:
+    with engine(**args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        for _ in range(10):
+            llm.llm_engine.step()
+        scheduler_of(llm).vtoken_controller.patch_config({"theta_f": 0.5})
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        found = finish_checks(llm)
+    assert (found.checked, found.skipped) == (0, {"revision changed": 1})
+
+
+def test_what_cannot_be_checked_is_not_sampled(engine: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.request import Request
+
+    def request(number: int, params: Any = None, **fields: Any) -> Any:
+        return Request(f"r{number}", [1, 2, 3], params or SamplingParams(), None, **fields)
+
+    structured = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]"))
+    with engine(**args()) as llm:
+        samples = scheduler_of(llm).vtoken_canary.samples
+        for each in (
+            request(0, structured),
+            request(1, lora_request=LoRARequest("adapter", 1, "/adapter")),
+            request(2, resumable=True),
+            request(3, prompt_embeds=torch.zeros(3, 8)),
+        ):
+            params = each.sampling_params
+            samples.arrived(each)
+            assert each.sampling_params is params
+        assert len(samples) == 0
+        samples.arrived(request(4))
+        assert len(samples) == 1
+        assert runtime_of(llm).canary.document().skipped == {
+            "LoRA": 1,
+            "prompt embeddings": 1,
+            "session": 1,
+            "structured output": 1,
+        }
+
+
+def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pauses(
+    engine: Any,
+) -> None:
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        done = check.num_computed_tokens
+        add(llm, "b", PROMPTS[1], NUM_NEW)
+        llm.llm_engine.step()
+        # The whole prompt of the other in one step, and nothing of the check.
+        (other,) = [r for r in scheduler_of(llm).running if r is not check]
+        assert (other.num_computed_tokens, check.num_computed_tokens) == (len(PROMPTS[1]), done)
+        llm.llm_engine.step()
+        assert done < check.num_computed_tokens <= done + module.CHUNK_TOKENS
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        found = finish_checks(llm)
+    assert (found.checked, found.dropped) == (2, 0)
+
+
+def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None:
+    blocks = 24
+    options = {
+        "enable_prefix_caching": False,
+        "num_gpu_blocks_override": blocks,
+        "max_model_len": (blocks - 1) * 32,
+    }
+    with engine(**options, **args(low_watermark_blocks=0, headroom_blocks=0)) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        big = reference.random_prompt((blocks - 2) * 32, 7)
+        add(llm, "b", big, 4)
+        llm.llm_engine.step()
+        assert scheduler_of(llm).get_request_counts() == (1, 0)  # admitted at once
+        assert check.request_id not in scheduler_of(llm).requests
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        found = finish_checks(llm)
+        assert runtime_of(llm).counters.preemptions == 0
+    assert found.dropped >= 1
+
+
+def test_a_pause_gives_up_checks_and_none_begins(engine: Any) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        scheduler = scheduler_of(llm)
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        add(llm, "b", PROMPTS[1], NUM_NEW + 1)
+        run_until_checking(llm)
+        scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        while scheduler.has_unfinished_requests():
+            llm.llm_engine.step()
+        assert (scheduler.requests, scheduler.vtoken_canary.num_unfinished) == ({}, 0)
+        assert runtime_of(llm).canary.document().dropped == 2
+        scheduler.set_pause_state(PauseState.UNPAUSED)
+        add(llm, "c", PROMPTS[2], NUM_NEW)
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        assert finish_checks(llm).checked == 1
+
+
+def test_a_check_without_a_result_is_an_event_and_stops_nothing(
+    engine: Any, greedy: Any, monkeypatch: Any
+) -> None:
+    def nothing(output: Any, finished: Any) -> Any:
+        raise ValueError("the prompt log-probabilities are of other tokens")
+
+    with engine(**args()) as llm:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "prompt_logprobs", nothing)
+            greedy(llm, PROMPTS[:1], NUM_NEW)
+            finish_checks(llm)
+        greedy(llm, PROMPTS[:1], NUM_NEW)
+        found = finish_checks(llm)
+        (event,) = runtime_of(llm).events.page(0, 100, "canary").events
+    assert (found.failed, found.checked) == (1, 1)
+    assert event.data == {"reason": "the prompt log-probabilities are of other tokens"}

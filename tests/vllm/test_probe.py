@@ -1,0 +1,256 @@
+"""Rows and key signals of every aggregate against the definition, written out head by head; whole
+and in the parts that tensor-parallel ranks hold.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vtoken.policies.signals import Signal
+from vtoken.policies.signals import pooled as pooled_on_host
+from vtoken.protocol.mirror import LIVE as LIVE_TOKENS
+from vtoken.protocol.mirror import OFFSET, Mirrors
+from vtoken.protocol.step import StepPlan
+from vtoken.vllm.worker import probe as probing
+from vtoken.vllm.worker.heads import RankHeads
+from vtoken.vllm.worker.probe import (
+    ProbedRequest,
+    folded,
+    key_redundancy,
+    key_values,
+    pooled,
+    probe,
+)
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import HostScores
+
+pytestmark = pytest.mark.vllm
+
+LAYERS, KV_HEADS, HEADS, DIM, S, LIVE, NEW = 3, 2, 6, 8, 4, 21, 5
+SCALE = 0.4
+MEAN, MAX = "mean", "max"
+AGGREGATES = [
+    (over_heads, over_layers, layers, heads)
+    for over_heads, over_layers in product((MEAN, MAX), repeat=2)
+    for layers in ((1,), (0, 2))
+    for heads in ((), (4,), (0, 1, 5))
+]
+
+
+class Memory:
+    """Random caches and queries; one request whose live tokens are anywhere."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.keys = [torch.randn(16, S, KV_HEADS, DIM) for _ in range(LAYERS)]
+        self.queries = [torch.randn(NEW, HEADS, DIM) for _ in range(LAYERS)]
+        self.slots = torch.randperm(16 * S)[:LIVE]
+
+    def rows(self, signal: Signal, heads: RankHeads, num_new: int) -> torch.Tensor:
+        """The parts that a rank's probe gives, of its own heads."""
+        mirror: Any = None
+        request = ProbedRequest("a", 0, num_new, mirror, signal, np.arange(LIVE), self.slots, heads)
+        for layer in range(LAYERS):
+            query = mine(self.queries[layer], heads)[-num_new:]
+            probe(
+                [request], layer, query, mine_of_keys(self.keys[layer], heads),
+                scale=SCALE, soft_cap=0.0,
+            )  # fmt: skip
+        assert request.rows is not None
+        return request.rows
+
+    def keys_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:
+        layers = [mine_of_keys(self.keys[layer], heads) for layer in signal.layers]
+        return key_values(signal, self.slots, layers, HEADS // heads.num_ranks, heads)
+
+    def redundancy_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:
+        layers = [mine_of_keys(self.keys[layer], heads) for layer in signal.layers]
+        return key_redundancy(signal, self.slots, layers, HEADS // heads.num_ranks, heads)
+
+    def flat(self, layer: int) -> torch.Tensor:
+        """The keys [n, Hkv, D] of the live tokens."""
+        return self.keys[layer].flatten(0, 1)[self.slots].double()
+
+
+def mine(query: torch.Tensor, heads: RankHeads) -> torch.Tensor:
+    """The query heads of a rank."""
+    each = HEADS // heads.num_ranks
+    return query[:, heads.rank * each : (heads.rank + 1) * each]
+
+
+def mine_of_keys(key: torch.Tensor, heads: RankHeads) -> torch.Tensor:
+    """The KV heads of a rank; where there are more ranks than heads, a copy of the one it reads."""
+    first = heads.rank * KV_HEADS // heads.num_ranks
+    return key[:, :, first : first + max(1, KV_HEADS // heads.num_ranks)]
+
+
+def over(values: list[torch.Tensor], how: str) -> torch.Tensor:
+    stacked = torch.stack(values)
+    return stacked.max(dim=0).values if how == MAX else stacked.mean(dim=0)
+
+
+def expected_rows(memory: Memory, signal: Signal, num_new: int) -> torch.Tensor:
+    """By the definition: softmax of every query and head, then heads, then layers."""
+    of_layers = []
+    for layer in signal.layers:
+        key, of_heads = memory.flat(layer), []
+        for head in signal.heads or range(HEADS):
+            rows = torch.zeros(num_new, LIVE, dtype=torch.float64)
+            for number in range(num_new):
+                query = memory.queries[layer][NEW - num_new + number, head].double()
+                seen = LIVE - num_new + number + 1
+                logits = SCALE * key[:seen, head * KV_HEADS // HEADS] @ query
+                rows[number, :seen] = torch.softmax(logits, dim=0)
+            of_heads.append(rows)
+        of_layers.append(over(of_heads, signal.over_heads))
+    rows = over(of_layers, signal.over_layers)
+    if signal.kind == "attention_sum":
+        return rows.sum(dim=0, keepdim=True)
+    return rows[-signal.num_rows(num_new) :]
+
+
+def expected_keys(memory: Memory, signal: Signal) -> torch.Tensor:
+    of_layers = []
+    for layer in signal.layers:
+        key, of_heads = memory.flat(layer), []
+        for head in signal.heads or range(HEADS):
+            own = key[:, head * KV_HEADS // HEADS]
+            norm = own.norm(dim=1)
+            mean = (own / norm[:, None]).mean(dim=0)
+            cosine = own @ mean / (norm * mean.norm())
+            of_heads.append(-norm if signal.kind == "key_norm" else -cosine)
+        of_layers.append(over(of_heads, signal.over_heads))
+    return over(of_layers, signal.over_layers)
+
+
+def expected_redundancy(memory: Memory, signal: Signal) -> torch.Tensor:
+    """By the definition, pair by pair."""
+    found = []
+    for layer, head in product(signal.layers, signal.heads or range(HEADS)):
+        key = memory.flat(layer)[:, head * KV_HEADS // HEADS]
+        sums = torch.zeros(LIVE, dtype=torch.float64)
+        for i in range(LIVE):
+            row = torch.nn.functional.cosine_similarity(key, key[i][None], dim=1)
+            row[i] = 0
+            similar = [t for t in range(LIVE) if row[t] > 0.5]
+            row[similar[-1] if similar else 0] = 0
+            sums += row
+        found.append(torch.softmax(sums / LIVE, dim=0))
+    return torch.stack(found).mean(dim=0)
+
+
+def signals(kind: Any, window: int = 0) -> list[Signal]:
+    return [
+        Signal(kind, window, over_heads, over_layers, layers=layers, heads=heads)
+        for over_heads, over_layers, layers, heads in AGGREGATES
+        if kind != "attention_sum" or (over_heads, over_layers) == (MEAN, MEAN)
+    ]
+
+
+ROWS = signals("attention_window", 3) + signals("attention_sum")
+KEYS = signals("key_norm") + signals("key_difference")
+MIXED = [
+    Signal("attention_window", 3, layers=layers, heads=heads, mix_lambda=0.1)
+    for layers in ((1,), (0, 2))
+    for heads in ((), (4,), (0, 1, 5))
+]
+
+
+@pytest.mark.parametrize("num_new", [1, NEW], ids=["one query", "a chunk"])
+@pytest.mark.parametrize("signal", ROWS, ids=str)
+def test_rows_are_those_of_the_definition(signal: Signal, num_new: int) -> None:
+    memory = Memory()
+    found = folded(signal, memory.rows(signal, RankHeads(), num_new))
+    expected = expected_rows(memory, signal, num_new)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("signal", KEYS, ids=str)
+def test_key_signals_are_those_of_the_definition(signal: Signal) -> None:
+    memory = Memory()
+    found = folded(signal, memory.keys_of(signal, RankHeads()))
+    expected = expected_keys(memory, signal)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 64])
+@pytest.mark.parametrize("signal", MIXED, ids=str)
+def test_redundancy_is_that_of_the_definition(
+    signal: Signal, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "MAX_COSINES", 0)
+    monkeypatch.setattr(probing, "MIN_COSINE_ROWS", rows_at_once)
+    memory = Memory()
+    found = memory.redundancy_of(signal, RankHeads())
+    expected = expected_redundancy(memory, signal)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
+    assert float(expected.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 6], ids=["a KV head each", "copies of KV heads"])
+@pytest.mark.parametrize("signal", MIXED, ids=str)
+def test_the_redundancy_of_ranks_adds_up(signal: Signal, num_ranks: int) -> None:
+    memory = Memory()
+    parts = [memory.redundancy_of(signal, RankHeads(rank, num_ranks)) for rank in range(num_ranks)]
+    expected = memory.redundancy_of(signal, RankHeads())
+    torch.testing.assert_close(torch.stack(parts).sum(dim=0), expected, rtol=1e-5, atol=0.0)
+
+
+def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
+    """Token 2 died and the newest came without a probe: it has no number, but its key counts."""
+    memory, signal = Memory(), Signal("attention_last", layers=(1,), mix_lambda=0.3)
+    mirrors = Mirrors.of({"a": memory.slots.numpy()})
+    scores = HostScores(memory.keys.__getitem__, HEADS)
+    mirrors["a"].keep((signal,), scores.make_keeper)
+    row = np.linspace(0, 1, LIVE - 1, dtype=np.float32)
+    mirrors["a"].keepers[signal].add(np.arange(LIVE - 1), row[None], LIVE - 1)
+    mirrors.arena[mirrors.facts[OFFSET, 0] + 2] = -1
+    mirrors.facts[LIVE_TOKENS, 0] -= 1
+    plan = StepPlan(0)
+    plan.want_scores = (("a", signal),)
+    found = scores.finish([], plan, mirrors, Ranks())()["a", signal]
+    alive = [t for t in range(LIVE) if t != 2]
+    memory.slots = memory.slots[alive]
+    repeated = memory.redundancy_of(signal, RankHeads()).numpy()
+    assert len(found) == LIVE - 1
+    assert found[2] == 0
+    expected = 0.3 * row[alive[:-1]] - 0.7 * repeated[:-1]
+    np.testing.assert_allclose(found[alive[:-1]], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 6], ids=["a KV head each", "copies of KV heads"])
+@pytest.mark.parametrize("signal", ROWS + KEYS, ids=str)
+def test_the_parts_of_ranks_give_the_whole(signal: Signal, num_ranks: int) -> None:
+    """Also where a rank holds none of the heads. Of a mean the sum, else the maximum."""
+    memory = Memory()
+
+    def part(heads: RankHeads) -> torch.Tensor:
+        if signal.of_keys:
+            return memory.keys_of(signal, heads)
+        return memory.rows(signal, heads, NEW)
+
+    parts = torch.stack([part(RankHeads(rank, num_ranks)) for rank in range(num_ranks)])
+    together = parts.amax(dim=0) if signal.over_heads == MAX else parts.sum(dim=0)
+    expected = folded(signal, part(RankHeads()))
+    torch.testing.assert_close(folded(signal, together), expected, rtol=1e-5, atol=1e-6)
+    if signal.is_linear and not signal.of_keys:  # so they may be added up when they are told
+        later = torch.stack([folded(signal, one) for one in parts]).sum(dim=0)
+        torch.testing.assert_close(later, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["attention_last", "key_norm"])
+@pytest.mark.parametrize("pool", [MEAN, MAX])
+@pytest.mark.parametrize("num_live", [1, 2, 9, 40])
+@pytest.mark.parametrize("radius", [0, 1, 3, 32])
+def test_neighbours_are_pooled_on_a_device_as_on_the_host(
+    kind: Any, pool: Any, num_live: int, radius: int
+) -> None:
+    signal = Signal(kind, pool=pool, pool_radius=radius)
+    values = torch.randn(num_live)
+    expected = torch.from_numpy(pooled_on_host(signal, values.numpy()))
+    torch.testing.assert_close(pooled(signal, values), expected, rtol=1e-5, atol=1e-6)

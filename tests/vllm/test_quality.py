@@ -1,0 +1,191 @@
+"""A trained model still finds needles after eviction, and K and V may be anywhere meanwhile.
+
+What policies are good at is measured by `vtoken bench quality`; this only guards what works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import reference
+from tests.support.observe import Observer, runtime_of
+from vtoken.bench.forcing import ARGUMENT, PROCESSOR
+from vtoken.bench.quality.command import exact_variants
+from vtoken.bench.quality.measures import string_match_all
+from vtoken.bench.quality.ruler import TASKS, Sample, fitted
+from vtoken.commands import Command, PatchConfig
+from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+TASK = "niah_single_2"
+LENGTH = 640
+NUM_PROMPTS = 6
+KEEP = 1 / 3
+POLICY = "tova"  # the demo's
+EXACT = {POLICY: {}, "streaming_llm": {}}
+EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 200
+
+
+@pytest.fixture(scope="module")
+def trained_model() -> Path:
+    from filelock import FileLock
+
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(cache_folder() / "lock"):  # several test processes may want it at once
+            return fetch()
+    except TrainedModelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def llm(engine: Any, trained_model: Path) -> Iterator[Any]:
+    args = engine_args({"interval_tokens": 8}, check_every_step=True)
+    with engine(
+        model=str(trained_model),
+        max_model_len=1024,
+        kv_cache_memory_bytes=6144 * 46_080,  # bytes a token: 30 layers, 3 heads of 64
+        enable_prefix_caching=False,
+        **args | {"logits_processors": [PROCESSOR, *args["logits_processors"]]},
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def needles(llm: Any) -> list[tuple[Sample, list[int]]]:
+    """Samples, and their prompts up to the beginning of the answer."""
+    tokenizer = llm.get_tokenizer()
+
+    def ids(sample: Sample) -> list[int]:
+        messages = [
+            {"role": "user", "content": sample.context + sample.question},
+            {"role": "assistant", "content": sample.answer_prefix},
+        ]
+        text = tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    samples = [fitted(TASK, i, LENGTH, lambda s: len(ids(s))) for i in range(NUM_PROMPTS)]
+    return [(sample, ids(sample)) for sample in samples]
+
+
+def completed(
+    llm: Any, prompts: Sequence[Sequence[int]], num_new: int, arguments: list[dict[str, Any]]
+) -> list[list[int]]:
+    """Greedy tokens, all in one batch; `arguments` a prompt, as in `vllm_xargs`."""
+    from vllm import SamplingParams
+
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, extra_args=extra)
+        for extra in arguments
+    ]
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    outputs = llm.generate(inputs, sampling, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_needles_are_found_when_two_thirds_of_the_cache_are_gone(
+    llm: Any, needles: list[tuple[Sample, list[int]]]
+) -> None:
+    prompts = [ids for _, ids in needles]
+    evicting = [
+        {"vtoken_policy": POLICY, "vtoken_budget_tokens": round(KEEP * len(ids))} for ids in prompts
+    ]
+    none = [{"vtoken_policy": "none"}] * len(prompts)
+    found = completed(llm, prompts * 2, TASKS[TASK].num_new, none + evicting)
+    texts = [llm.get_tokenizer().decode(ids) for ids in found]
+    scores = [
+        string_match_all(text, sample.gold)
+        for text, (sample, _) in zip(texts, needles * 2, strict=True)
+    ]
+    full, evicted = scores[:NUM_PROMPTS], scores[NUM_PROMPTS:]
+    assert sum(full) == NUM_PROMPTS, texts
+    assert sum(evicted) >= NUM_PROMPTS - 1, texts
+    assert runtime_of(llm).counters.evicted_tokens > NUM_PROMPTS * LENGTH * 0.6
+
+
+def test_forced_tokens_are_the_output_and_the_log_probabilities_stay_the_models(
+    llm: Any, needles: list[tuple[Sample, list[int]]]
+) -> None:
+    from vllm import SamplingParams
+
+    prompt = {"prompt_token_ids": needles[0][1][:200]}
+    plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+    (free,) = llm.generate([prompt], plain, use_tqdm=False)
+    own = list(free.outputs[0].token_ids)
+    other = [own[0] + 1, *own[1:3]]
+
+    def forced(tokens: list[int]) -> Any:
+        params = plain.clone()
+        params.extra_args = {ARGUMENT: tokens}
+        return llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+
+    same, changed = forced(own), forced(other)
+    assert list(same.token_ids) == own
+    for ours, theirs in zip(same.logprobs, free.outputs[0].logprobs, strict=True):
+        assert {t: p.logprob for t, p in ours.items()} == pytest.approx(
+            {t: p.logprob for t, p in theirs.items()}, abs=1e-4
+        )
+    assert list(changed.token_ids)[:3] == other
+    # Of the first position nothing was forced before: the model's own choice is still first.
+    first = changed.logprobs[0]
+    assert first[own[0]].logprob == pytest.approx(free.outputs[0].logprobs[0][own[0]].logprob)
+    assert first[own[0]].logprob > first[other[0]].logprob
+
+
+@pytest.mark.parametrize("bad", [7, ["x"], [-1], [True]])
+def test_forced_tokens_that_are_none_are_refused(llm: Any, bad: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError  # the server answers 400
+
+    params = SamplingParams(max_tokens=1, extra_args={ARGUMENT: bad})
+    with pytest.raises(VLLMValidationError, match=f"{ARGUMENT} is a list of token ids"):
+        llm.generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
+
+
+def test_tokens_are_the_same_wherever_keys_and_values_are(
+    llm: Any, needles: list[tuple[Sample, list[int]]], trained_model: Path
+) -> None:
+    """Reclamation moves and rewrites what is live; a trained model would show one wrong bit.
+
+    The reference is a pruned cache in Hugging Face transformers, from which the same tokens died.
+    """
+    from transformers import AutoModelForCausalLM
+
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    runtime = runtime_of(llm)
+    prompt = needles[0][1][:EXACT_PROMPT]
+    arguments = [
+        {
+            "vtoken_policy": name,
+            "vtoken_policy_params": json.dumps(params),
+            "vtoken_budget_tokens": EXACT_BUDGET,
+        }
+        for name, params in EXACT.items()
+    ]
+    tokens, moved, recycled = {}, {}, {}
+    observer = Observer(llm)
+    for variant, patch in exact_variants(runtime.geometry.num_blocks - 1).items():
+        reply = scheduler.vtoken_controller.handle(Command(call=PatchConfig(patch=patch)))
+        assert reply.problem is None, reply.problem
+        before = (runtime.counters.relocations, runtime.counters.recycled_slots)
+        tokens[variant] = completed(llm, [prompt] * len(EXACT), EXACT_NEW, arguments)
+        moved[variant] = runtime.counters.relocations - before[0]
+        recycled[variant] = runtime.counters.recycled_slots - before[1]
+    observer.restore()
+    assert [v for v, n in moved.items() if n] == ["plug", "pack"]
+    assert [v for v, n in recycled.items() if n] == ["recycling"]
+    for variant, found in tokens.items():
+        assert found == tokens["naive-evict"], variant
+    model = AutoModelForCausalLM.from_pretrained(trained_model, attn_implementation="eager").eval()
+    for found, log in zip(tokens["naive-evict"], observer.logs(), strict=False):
+        assert sum(map(len, log.values())) >= EXACT_PROMPT + EXACT_NEW - EXACT_BUDGET - 9
+        assert found == reference.generate(model, prompt, EXACT_NEW, reference.replay(log))
+    assert tokens["naive-evict"][0] != tokens["naive-evict"][1]

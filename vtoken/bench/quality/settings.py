@@ -1,0 +1,108 @@
+"""What is measured: policies and the share of the prompt that they keep; and on which model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtoken.calibration.model_files import fingerprint
+from vtoken.policies import Policy, make_policy, params_dict, policy_names
+
+INTERVAL_TOKENS = 8
+# Where a default is not the paper's: parameters that make it so.
+PAPERS: dict[str, dict[str, Any]] = {
+    "h2o": {"sinks": 0},
+    "knorm": {"pool_radius": 0},
+    "r_kv": {"pool": "max"},
+    "tova": {"pool_radius": 0},
+}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`policy` keeps the share `keep` of the prompt; the policy `none` keeps all of it."""
+
+    label: str
+    policy: Policy
+    keep: float
+
+    @property
+    def full(self) -> bool:
+        return self.policy.name == "none"
+
+    def budget_tokens(self, num_prompt: int) -> int:
+        return max(1, round(self.keep * num_prompt))
+
+    def fits(self, num_prompt: int) -> bool:
+        """Whether the policy can work with so few tokens."""
+        return self.full or self.budget_tokens(num_prompt) >= self.policy.min_budget_tokens()
+
+    def arguments(self, num_prompt: int) -> dict[str, Any]:
+        """For `vllm_xargs` of a request whose whole prompt has `num_prompt` tokens."""
+        if self.full:
+            return {"vtoken_policy": "none"}
+        return {
+            "vtoken_policy": self.policy.name,
+            "vtoken_policy_params": json.dumps(params_dict(self.policy)),
+            "vtoken_budget_tokens": self.budget_tokens(num_prompt),
+            "vtoken_interval_tokens": INTERVAL_TOKENS,
+        }
+
+    def key(self) -> dict[str, Any]:
+        """What an answer depends on, beside its prompt."""
+        if self.full:
+            return {"policy": "none"}
+        return {
+            "policy": self.policy.name,
+            "params": params_dict(self.policy),
+            "keep": self.keep,
+            "interval": INTERVAL_TOKENS,
+        }
+
+
+FULL = Setting("full cache", make_policy("none", {}), 1.0)
+
+
+def parsed(text: str) -> tuple[str, Policy]:
+    """A label and the policy of `NAME` or `NAME:PARAM=VALUE,…`; raises RefusedError."""
+    name, _, rest = text.partition(":")
+    params: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        param, _, value = pair.partition("=")
+        try:
+            params[param] = json.loads(value)
+        except ValueError:
+            params[param] = value
+    shown = " ".join(f"{param}={value}" for param, value in params.items())
+    return f"{name} {shown}".strip(), make_policy(name, params)
+
+
+def every_policy() -> list[tuple[str, Policy]]:
+    """The registered ones with their defaults, and the papers' forms where they differ."""
+    found = [(name, make_policy(name, {})) for name in policy_names() if name != "none"]
+    found += [
+        (f"{name}, paper", make_policy(name, params))
+        for name, params in PAPERS.items()
+        if name in policy_names()
+    ]
+    return found
+
+
+def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Setting]:
+    return [Setting(label, policy, keep) for label, policy in policies for keep in keeps]
+
+
+def model_key(model: Path) -> dict[str, str]:
+    """What answers depend on of the model in a folder: weights, tokenizer, template.
+
+    Raises ProfileError when there is no model.
+    """
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        path = model / name
+        digest.update(path.read_bytes() if path.is_file() else b"none")
+    return {"model": fingerprint(model), "tokenizer": digest.hexdigest()[:16]}

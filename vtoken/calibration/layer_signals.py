@@ -1,0 +1,151 @@
+"""Signals, as `vtoken.policies.signals` defines them, from the whole attention of layers.
+
+Knows torch, imported inside functions. Nothing of a prompt has been evicted: every token is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vtoken.arrays import Floats
+from vtoken.calibration.ranking import RADIUS
+from vtoken.policies import make_policy
+from vtoken.policies.base import BUILT_IN
+from vtoken.policies.signals import Kind, Signal, make_keeper, pooled, redundancy
+
+
+def _signals() -> dict[Kind, Signal]:
+    """A signal of each kind that a built-in policy reads by default, over the fewest queries that
+    one does, with neighbours as `vtoken.calibration.ranking` has them. One that redundancy is mixed
+    into is read where its kind is, and does not shorten the window.
+    """
+    windows: dict[Kind, int] = {}
+    for name in BUILT_IN:
+        reads = make_policy(name, {}).reads
+        if reads is not None and not reads.is_mixed:
+            known = windows.get(reads.kind, reads.window_queries)
+            windows[reads.kind] = min(known, reads.window_queries)
+    return {
+        kind: Signal(kind, window, pool="max", pool_radius=RADIUS)
+        for kind, window in sorted(windows.items())
+    }
+
+
+SIGNALS = _signals()
+Survey = dict[Kind, tuple[Floats, Floats | None]]
+Part = tuple[Any, Floats | None]  # of one layer: rows [k, n] or [n], and redundancy [n]
+
+
+def survey(_: int, weights: Any, keys: Any) -> Survey:
+    """Kind -> numbers of one layer's tokens: [n] over all heads, [H, n] of each query head alone.
+
+    Neighbours are not looked at. `weights`, `keys`: see `vtoken.calibration.observe.Look`. Signals
+    of keys have no numbers of query heads.
+    """
+    weights = weights.float()
+    mean = weights.mean(dim=0)
+    found: Survey = {}
+    for kind, signal in SIGNALS.items():
+        if signal.of_keys:
+            found[kind] = _array(of_keys(kind, keys).mean(dim=0)), None
+        else:
+            of_all, of_each = (of_attention(signal, rows) for rows in (mean, weights))
+            found[kind] = _array(of_all), _array(of_each)
+    return found
+
+
+def of_attention(signal: Signal, weights: Any) -> Any:
+    """The signal [..., n] of softmax rows `weights` [..., n, n], before its neighbours."""
+    import torch
+
+    rows = _newest(signal, weights)
+    if signal.kind == "attention_sum":
+        return rows[..., 0, :]
+    if signal.kind == "attention_max":
+        return rows.amax(dim=-2)
+    if signal.kind == "attention_hits":
+        num_queries, num_tokens = rows.shape[-2:]
+        first = num_tokens - num_queries
+        num_seen = torch.arange(first + 1, num_tokens + 1, device=rows.device)
+        return (rows * num_seen[:, None] >= 1).sum(dim=-2)
+    return rows.mean(dim=-2)
+
+
+def of_keys(kind: Kind, keys: Any) -> Any:
+    """The signal `kind` [KV heads, n] of `keys` [KV heads, n, head size]."""
+    import torch
+
+    keys = keys.float()
+    norms = keys.norm(dim=-1, keepdim=True)
+    if kind == "key_norm":
+        return -norms[..., 0]
+    anchor = (keys / norms).mean(dim=1, keepdim=True)
+    return -torch.nn.functional.cosine_similarity(keys, anchor, dim=-1)
+
+
+class Reading:
+    """The exact numbers of `signals`, each with its layers and heads, for one prompt after another.
+
+    `look` is called with each layer, `scores` with what it returned.
+    """
+
+    def __init__(self, signals: Sequence[Signal]) -> None:
+        self._signals = list(dict.fromkeys(signals))
+
+    def look(self, layer: int, weights: Any, keys: Any) -> dict[Signal, Part]:
+        """Each signal's part of `layer`: rows of the queries that it needs, or a number a token."""
+        found: dict[Signal, Part] = {}
+        for signal in self._signals:
+            if layer not in signal.layers:
+                continue
+            of_query_heads = [*(signal.heads or range(len(weights)))]
+            read = [head * len(keys) // len(weights) for head in of_query_heads]
+            if signal.of_keys:
+                heads = of_keys(signal.kind, keys)[read]
+            else:
+                heads = _newest(signal, weights).float()[of_query_heads]
+            of_redundancy = None
+            if signal.is_mixed:
+                of_redundancy = redundancy(_array(keys))[read].mean(axis=0)
+            found[signal] = _over(signal.over_heads, heads), of_redundancy
+        return found
+
+    def scores(self, parts: Sequence[dict[Signal, Part]]) -> dict[Signal, Floats]:
+        """Each signal's numbers [n], higher = keep."""
+        import torch
+
+        found = {}
+        for signal in self._signals:
+            own = [part[signal] for part in parts if signal in part]
+            rows = _array(_over(signal.over_layers, torch.stack([rows for rows, _ in own])))
+            if signal.of_keys:
+                found[signal] = pooled(signal, rows)
+                continue
+            keeper, num_tokens = make_keeper(signal), rows.shape[-1]
+            keeper.add(np.arange(num_tokens), rows, num_tokens)
+            scores = keeper.scores()
+            assert scores is not None  # every query since the first token is there
+            of_layers = [of_redundancy for _, of_redundancy in own if of_redundancy is not None]
+            if of_layers:
+                scores = signal.mixed(scores, np.mean(of_layers, axis=0))
+            found[signal] = scores
+        return found
+
+
+def _newest(signal: Signal, weights: Any) -> Any:
+    """The rows [..., k, n] of `weights` that `signal` needs: its newest queries, or their sum."""
+    if signal.kind == "attention_sum":
+        return weights.sum(dim=-2, keepdim=True)
+    return weights[..., -signal.num_rows(weights.shape[-1]) :, :]
+
+
+def _over(aggregate: str, tensor: Any) -> Any:
+    return tensor.amax(dim=0) if aggregate == "max" else tensor.mean(dim=0)
+
+
+def _array(tensor: Any) -> Floats:
+    array: Floats = tensor.cpu().numpy().astype(np.float32)
+    return array

@@ -1,0 +1,97 @@
+"""Calibration profiles as files: JSON, one a model, in the user's cache.
+
+Knows the document, neither how it is measured nor the engine.
+
+1. A file appears under its name in one rename, complete.
+2. A profile is used for the weights it was measured on only: `require` compares fingerprints.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from vtoken.cache import cache_folder
+from vtoken.config.calibration import FORMAT, CalibrationProfile
+from vtoken.errors import ProfileError
+
+
+def default_path(fingerprint: str) -> Path:
+    """Where the profile of the weights `fingerprint` is looked for."""
+    return cache_folder() / "calibration" / f"{fingerprint}.json"
+
+
+def write(profile: CalibrationProfile, path: Path) -> None:
+    """Write `profile` to `path`; raises ProfileError when that cannot be done."""
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with open(handle, "wb") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise _not_written(path, error) from None
+
+
+def require_writable(path: Path) -> None:
+    """Raises ProfileError, as `write` would, before the work is done that `write` would lose."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> ProfileError:
+    return ProfileError(
+        f"{path} cannot be written: {error.strerror}; name another file with --output"
+    )
+
+
+def read(path: Path) -> CalibrationProfile:
+    """The profile in `path`, its parts checked; raises ProfileError."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=CalibrationProfile)
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(
+            f"{path} is no calibration profile: {error}; make one with: vtoken calibrate MODEL"
+        ) from None
+    if profile.format != FORMAT:
+        raise ProfileError(
+            f"{path} has format {profile.format}, this version reads {FORMAT}; "
+            "calibrate again: vtoken calibrate MODEL"
+        )
+    for kind, found in profile.signals.items():
+        for name, numbers, count in (
+            ("layers", found.layers, profile.num_layers),
+            ("heads", found.heads, profile.num_heads),
+        ):
+            if not all(0 <= number < count for number in numbers):
+                raise ProfileError(
+                    f"{path}: {name} {numbers} of {kind} are not all in 0..{count - 1}"
+                )
+    return profile
+
+
+def require(path: Path, *, model: str, fingerprint: str) -> CalibrationProfile:
+    """The profile in `path`, which must be that of `model`; raises ProfileError."""
+    profile = read(path)
+    if profile.fingerprint != fingerprint:
+        raise ProfileError(
+            f"{path} is the calibration of {profile.model} (fingerprint {profile.fingerprint}), "
+            f"but the weights of {model} have {fingerprint}; make theirs with: "
+            f"vtoken calibrate {model}"
+        )
+    return profile

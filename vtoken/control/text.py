@@ -1,0 +1,99 @@
+"""A request's tokens as words: which are live, protected and scored, and what the shadow thinks.
+
+Reads the runtime, changes nothing. Words are vocabulary ids: whoever has the tokenizer decodes
+them, so that the engine's thread does not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.arrays import Floats
+from vtoken.errors import RefusedError
+from vtoken.policies import params_dict
+from vtoken.runtime.requests import Compared
+from vtoken.runtime.runtime import Runtime
+from vtoken.tables.token_table import TokenTable
+from vtoken.wire import (
+    TEXT_CONTEXT_TOKENS,
+    PolicyChoice,
+    TextPage,
+    TextShadow,
+    TextSource,
+    TextToken,
+)
+
+
+def text_source(runtime: Runtime, request_id: str, start: int, limit: int) -> TextSource:
+    """The tokens `start` .. `start + limit` of a request that holds blocks, dead ones included.
+
+    Raises RefusedError for an unknown request, and where the engine knows no words.
+    """
+    table = runtime.tables[request_id]
+    vocabulary = runtime.policy_runner.vocabulary
+    if vocabulary is None:
+        raise RefusedError("this engine knows no words", status=409, title="No text")
+    words = vocabulary.known_words(request_id, 0, table.num_tokens)
+    end = min(len(words), start + limit)
+    compared = _comparison(runtime, table)
+    page = TextPage(
+        request_id=request_id,
+        step=runtime.step,
+        start=start,
+        total=len(words),
+        prompt_tokens=runtime.state.requests[request_id].num_prompt_tokens,
+        rows=_rows(runtime, table, range(start, end), compared),
+        shadow=None if compared is None else _shadow(compared),
+    )
+    context = words[max(0, start - TEXT_CONTEXT_TOKENS) : end] if page.rows else words[:0]
+    return TextSource(page=page, words=context.tolist())
+
+
+def score_of(scores: Floats | None, token_id: int) -> float | None:
+    """The number of a token among its request's `scores`; None where there is none yet."""
+    return float(scores[token_id]) if scores is not None and token_id < len(scores) else None
+
+
+def _rows(
+    runtime: Runtime, table: TokenTable, ids: range, compared: Compared | None
+) -> list[TextToken]:
+    scores = runtime.scoring.newest(table.request_id)
+    protected = runtime.state.protection(table.request_id).covers(np.array(ids, dtype=np.int64))
+    victims: set[int] = set() if compared is None else set(compared.victims.tolist())
+    chosen: set[int] = set() if compared is None else set(compared.chosen.tolist())
+    num_compared = 0 if compared is None else compared.num_tokens
+    rows = []
+    for token_id, spared in zip(ids, protected.tolist(), strict=True):
+        live = table.is_live(token_id)
+        was_live = token_id < num_compared and (live or token_id in victims)
+        rows.append(
+            TextToken(
+                token_id=token_id,
+                position=token_id,
+                text=None,
+                live=live,
+                protected=spared,
+                score=score_of(scores, token_id),
+                shadow_live=token_id not in chosen if was_live else None,
+            )
+        )
+    return rows
+
+
+def _comparison(runtime: Runtime, table: TokenTable) -> Compared | None:
+    """What the shadow said at the request's newest eviction; None unless it was asked then."""
+    compared = runtime.state.requests[table.request_id].compared
+    if compared is None or compared.policy is not runtime.state.shadow.asked:
+        return None
+    return compared if compared.num_dead == table.num_dead else None
+
+
+def _shadow(compared: Compared) -> TextShadow:
+    policy, chosen = compared.policy, set(compared.chosen.tolist())
+    return TextShadow(
+        policy=PolicyChoice(name=policy.name, params=params_dict(policy)),
+        step=compared.step,
+        num_tokens=compared.num_tokens,
+        evicted=len(chosen),
+        agreed=len(chosen.intersection(compared.victims.tolist())),
+    )

@@ -1,0 +1,144 @@
+"""What the demo's clients talk about: short chats, and questions about long passages.
+
+Knows neither server nor model. The passages are reference prose that comes with Python
+(`pydoc_data.topics`, docstrings of the standard library): nothing is downloaded.
+
+1. One random state gives one conversation.
+2. A passage is whole paragraphs, and at most as long as asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+SYSTEM_PROMPTS = (  # few, so that conversations share prefixes
+    "You are a helpful AI assistant. Answer questions correctly, in plain words, and in a few "
+    "sentences.",
+    "You are a technical writer. Be precise and brief.",
+)
+CHATS = (
+    (
+        "What is the capital of France?",
+        "What is that city famous for?",
+        "Which place there should I visit first, and why?",
+    ),
+    (
+        "Why is the sky blue?",
+        "And why is it red in the evening?",
+        "Explain both to a child in two sentences.",
+    ),
+    (
+        "Give me three tips for learning to program.",
+        "Which of the three matters most?",
+        "How much time a day should I spend on it?",
+    ),
+    (
+        "What is photosynthesis?",
+        "Which part of the plant does it?",
+        "What would happen to animals without it?",
+    ),
+    (
+        "Write a short poem about the sea.",
+        "Now write one about the mountains.",
+        "Which one do you like better, and why?",
+    ),
+    (
+        "What should I cook with rice, eggs and tomatoes?",
+        "How long does it take?",
+        "What can I drink with it?",
+    ),
+    (
+        "How does a bicycle stay upright?",
+        "Is it easier to ride fast or slowly?",
+        "What should a beginner practise first?",
+    ),
+    (
+        "What is the difference between a list and a tuple in Python?",
+        "When would I use a tuple?",
+        "Show me a short example.",
+    ),
+    (
+        "Who was Isaac Newton?",
+        "What did he find out about gravity?",
+        "Tell me one thing about him that few people know.",
+    ),
+    (
+        "How can I sleep better?",
+        "Does coffee in the afternoon matter?",
+        "Make me a short plan for the evening.",
+    ),
+)
+PASSAGE_QUESTIONS = (
+    "Summarise the text in two sentences.",
+    "What is the most important rule in this text?",
+    "Explain this text to a beginner in three sentences.",
+    "Which example does the text give, and what does it show?",
+    "What may go wrong, according to this text?",
+    "Which words does the text define? Name a few.",
+)
+MODULES = """
+    argparse bisect calendar cmd collections csv datetime decimal difflib doctest fractions
+    functools heapq imaplib inspect json logging optparse pdb pickle pprint random sched
+    statistics string subprocess textwrap threading timeit typing urllib.request
+"""
+CHAT_SHARE = 0.5  # of the conversations
+MIN_PASSAGE_CHARS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The user's side. `questions` are sent one after the other, each behind the answer before.
+
+    `passage`: what they are about, sent with the first one; empty for a chat.
+    """
+
+    title: str
+    system: str
+    questions: Sequence[str]
+    max_tokens: int  # of one answer
+    passage: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "passage" if self.passage else "chat"
+
+    def first_turn(self) -> str:
+        return f"{self.passage}\n\n{self.questions[0]}" if self.passage else self.questions[0]
+
+
+def make_conversation(rng: random.Random, max_passage_chars: int) -> Conversation:
+    """A chat, or questions about a passage of at most `max_passage_chars` characters."""
+    system = rng.choice(SYSTEM_PROMPTS)
+    chat = rng.random() < CHAT_SHARE
+    if chat or max_passage_chars < MIN_PASSAGE_CHARS:
+        return Conversation("chat", system, rng.choice(CHATS), rng.randint(48, 128))
+    title, text = rng.choice(passages())
+    num_chars = rng.randint(MIN_PASSAGE_CHARS, max_passage_chars)
+    questions = rng.sample(PASSAGE_QUESTIONS, 2)
+    return Conversation(title, system, questions, rng.randint(64, 160), excerpt(text, num_chars))
+
+
+@cache
+def passages() -> list[tuple[str, str]]:
+    """(title, text) of everything long enough, in a fixed order."""
+    from pydoc_data.topics import topics
+
+    found = [(f"Python's topic {name!r}", topics[name].strip()) for name in sorted(topics)]
+    found += [
+        (f"Python's module {name}", inspect.getdoc(import_module(name)) or "")
+        for name in MODULES.split()
+    ]
+    return [(title, text) for title, text in found if len(text) >= MIN_PASSAGE_CHARS]
+
+
+def excerpt(text: str, num_chars: int) -> str:
+    """The paragraphs with which `text` opens, or its opening characters if the first is longer."""
+    if len(text) <= num_chars:
+        return text
+    end = text.rfind("\n\n", 0, num_chars)
+    return text[: end if end > 0 else num_chars].rstrip()

@@ -1,0 +1,269 @@
+"""The quality canary's checks: each is one more request of the engine, which evicts nothing.
+
+Its prompt is the prompt and the output of a finished request. Prompt log-probabilities say what the
+full cache thinks of every generated token. vLLM computes them; nothing is generated beyond the one
+token that it asks of every request, and nothing leaves the engine.
+
+1. one check runs at a time. It starts when nobody waits and its blocks are not needed, and is given
+   up as soon as they are: it is never the reason that a request waits or is preempted
+2. it is part of a step only where every other request decodes, with at most `CHUNK_TOKENS` tokens
+3. it reads the prefix cache up to the end of the first request's prompt, and adds nothing to it.
+   Hashed blocks hold K and V of an unevicted context (ARCHITECTURE.md, rule 4)
+4. token ids are held until the check is over, and at most `MAX_QUEUED` requests are held
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from vtoken.arrays import Floats
+from vtoken.runtime.canary import make_check
+from vtoken.runtime.runtime import Runtime
+from vtoken.vllm.engine.canary.samples import Finished, Samples
+
+CHUNK_TOKENS = 64  # a step that decodes is not much longer for it
+MAX_QUEUED = 8
+MAX_WAITING = 8  # requests of the queue whose blocks are counted; with more, a check gives way
+ID_PREFIX = "vtoken-canary-"
+LOWEST_PRIORITY = 2**31 - 1
+
+
+class Checks:
+    """The checks of one scheduler, whose steps are scheduled inside of `step`."""
+
+    def __init__(self, scheduler: Any, runtime: Runtime) -> None:
+        self._scheduler = scheduler
+        self._runtime = runtime
+        self.samples = Samples(scheduler, runtime)
+        self._queue: deque[Finished] = deque()
+        self._running: tuple[Request, Finished] | None = None
+        self._number = 0
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def running(self) -> Request | None:
+        """The check that runs."""
+        return None if self._running is None else self._running[0]
+
+    @property
+    def num_unfinished(self) -> int:
+        """Checks that run or wait: the engine goes on until they are over."""
+        return len(self._queue) + (self._running is not None)
+
+    def is_check(self, request_id: str) -> bool:
+        return self._running is not None and self._running[0].request_id == request_id
+
+    @property
+    def num_counted(self) -> tuple[int, int]:
+        """Checks among the requests that vLLM counts as running and as waiting."""
+        check = self.running
+        if check is None:
+            return 0, 0
+        runs = any(request is check for request in self._scheduler.running)
+        waits = check.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        return int(runs), int(waits)
+
+    # ------------------------------------------------------------ what a step brought
+
+    def take_outputs(self, outputs: dict[int, Any]) -> None:
+        """Take out of a step's outputs what is the canary's; `outputs` by client, as vLLM's."""
+        if self._running is None and not self.samples:
+            return
+        for client, of_client in list(outputs.items()):
+            kept = []
+            for output in of_client.outputs:
+                if self.is_check(output.request_id):
+                    self._finish(output)
+                    continue
+                finished = self.samples.take(output)
+                if finished is not None:
+                    self._enqueue(finished)
+                kept.append(output)
+            if len(kept) < len(of_client.outputs):
+                of_client.outputs = kept
+                rest = (of_client.scheduler_stats, of_client.finished_requests)
+                if not kept and rest == (None, None):
+                    del outputs[client]
+        self.samples.forget_finished()
+
+    def _enqueue(self, finished: Finished) -> None:
+        if self._scheduler.pause_state != PauseState.UNPAUSED:
+            self._runtime.canary.drop()
+            return
+        if len(self._queue) == MAX_QUEUED:
+            self._queue.popleft()  # the prefix cache may hold less of it than of a newer one
+            self._runtime.canary.drop()
+        self._queue.append(finished)
+
+    def _finish(self, output: Any) -> None:
+        """The check that runs is over; `output` has its prompt log-probabilities."""
+        assert self._running is not None
+        finished = self._running[1]
+        self._running = self._runtime.canary.request_id = None
+        mode = self._scheduler.vllm_config.model_config.logprobs_mode
+        try:
+            full, first = prompt_logprobs(output, finished)
+            check = make_check(
+                finished.policy,
+                finished.revision,
+                greedy=finished.greedy,
+                own=finished.own,
+                full=full,
+                first=first,
+                are_logprobs=mode in ("raw_logprobs", "processed_logprobs"),
+            )
+        except ValueError as error:
+            self._runtime.canary.fail()
+            summary = f"a quality check gave no result: {error}"
+            self._runtime.events.add(self._runtime.step, "canary", summary, {"reason": str(error)})
+            return
+        self._runtime.canary.add(check, evicted=finished.evicted)
+
+    # ------------------------------------------------------------ the step
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the scheduling of one step: whether, and how far, a check goes on in it."""
+        if not self.num_unfinished:
+            yield
+            return
+        scheduler = self._scheduler
+        others = [r for r in scheduler.running if r is not self.running]
+        queues = chain(scheduler.kv_holding_waiting, scheduler.waiting)
+        waiting = [r for r in queues if r is not self.running]
+        if self._must_give_way(others, waiting):
+            self._drop()
+        quiet = not waiting and all(_num_left(request, 2) <= 1 for request in others)
+        if quiet and self._running is None:
+            self._start(others)
+        check, most = self.running, scheduler.max_num_scheduled_tokens
+        if check is None:
+            yield
+            return
+        if check.status == RequestStatus.RUNNING:
+            # Who is last gets what is left of the step's tokens, and is the first to be preempted.
+            scheduler.running = [*others, check] if quiet else others
+        if quiet:
+            scheduler.max_num_scheduled_tokens = min(most, len(others) + CHUNK_TOKENS)
+        try:
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens = most
+            if not quiet:
+                scheduler.running.append(check)
+        if check.status != RequestStatus.RUNNING:
+            self._drop()  # there was no room after all, or somebody else took it
+
+    def _must_give_way(self, others: list[Request], waiting: list[Request]) -> bool:
+        """Whether a check runs, and somebody may need its blocks or its place."""
+        check = self.running
+        if check is None:
+            return False
+        preempted = check.status != RequestStatus.RUNNING  # while the caches were reset
+        return preempted or not self._has_room(others, waiting, 0)
+
+    def _has_room(self, others: list[Request], waiting: list[Request], num_blocks: int) -> bool:
+        """Whether nobody is short of blocks or places while a check takes `num_blocks` more."""
+        runtime, scheduler = self._runtime, self._scheduler
+        config, admission, size = runtime.config, runtime.admission, runtime.geometry.block_size
+        if len(waiting) > MAX_WAITING:
+            return False
+        if len(others) + len(waiting) >= scheduler.max_num_running_reqs:
+            return False
+        chunk = admission.max_chunk_tokens
+        needed = config.headroom_blocks + sum(1 + _num_left(r, chunk) // size for r in others)
+        for request in waiting:
+            peak = admission.peak_tokens(request.request_id, request.num_tokens)
+            needed += -(-peak // size) + admission.extra_blocks(request.request_id, peak)
+            needed += int(scheduler.kv_cache_manager.watermark_blocks)
+        if num_blocks:
+            needed = max(needed, admission.extra_blocks(ID_PREFIX, num_blocks * size))
+        table = runtime.tables.get(runtime.canary.request_id or "")
+        free, held = runtime.state.store.num_free_blocks(), 0 if table is None else table.num_blocks
+        if free + held > config.low_watermark_blocks:  # a check is not what opens this gate
+            needed = max(needed, config.low_watermark_blocks)
+        return free - num_blocks > needed
+
+    def _start(self, others: list[Request]) -> None:
+        """Begin the first check of the queue, if there is room; what never has room is dropped."""
+        size = self._runtime.geometry.block_size
+        while self._queue:
+            finished = self._queue[0]
+            num_blocks = -(-(len(finished.token_ids) + 1) // size)
+            has_room = self._has_room(others, [], num_blocks)
+            if not has_room and others:
+                return  # there may be later
+            self._queue.popleft()
+            if has_room:
+                self._begin(finished)
+                return
+            self._runtime.canary.drop()
+
+    def _begin(self, finished: Finished) -> None:
+        self._number += 1
+        request = Request(
+            f"{ID_PREFIX}{self._number}",
+            finished.token_ids,
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=1,
+                prompt_logprobs=1,
+                detokenize=False,
+                skip_reading_prefix_cache=False,
+            ),
+            None,
+            priority=LOWEST_PRIORITY,
+        )
+        request.block_hashes = finished.block_hashes
+        self._running = request, finished
+        self._runtime.announce_check(request.request_id)
+        Scheduler.add_request(self._scheduler, request)
+
+    def _drop(self) -> None:
+        """Give the running check up."""
+        check = self.running
+        assert check is not None
+        self._scheduler.finish_requests(check.request_id, RequestStatus.FINISHED_ABORTED)
+        self._running = self._runtime.canary.request_id = None
+        self._runtime.canary.drop()
+
+    def drop_all(self) -> None:
+        """Give up the check that runs and those that wait: the engine pauses, or is emptied."""
+        if self._running is not None:
+            self._drop()
+        self._runtime.canary.drop(len(self._queue))
+        self._queue.clear()
+
+
+def _num_left(request: Request, most: int) -> int:
+    """Tokens of the request that the next step can compute, `most` at most."""
+    known = request.num_tokens + request.num_output_placeholders
+    return int(min(known - request.num_computed_tokens, most))
+
+
+def prompt_logprobs(output: Any, finished: Finished) -> tuple[Floats, Floats]:
+    """Log-probabilities of the n generated tokens [n], and of the first one at their places [n].
+
+    Raises ValueError where `output` has none, or has those of other tokens.
+    """
+    tensors, n = output.new_prompt_logprobs_tensors, finished.num_generated_tokens
+    if tensors is None or len(tensors.logprobs) < n:
+        raise ValueError(
+            f"the engine returned no prompt log-probabilities ({output.finish_reason})"
+        )
+    # From the end: of what the prefix cache held there are none, or what memory held before.
+    if tensors.logprob_token_ids[-n:, 0].tolist() != finished.token_ids[-n:]:
+        raise ValueError("the prompt log-probabilities are of other tokens")
+    logprobs = tensors.logprobs[-n:].numpy().astype(np.float32)
+    return logprobs[:, 0], logprobs[:, 1]

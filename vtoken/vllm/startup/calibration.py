@@ -1,0 +1,56 @@
+"""The calibration profile that an engine starts with.
+
+A profile that was named must be that of the model. One that is found in the user's cache, and
+cannot be read, is reported and not used: nobody asked for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtoken.calibration import store
+from vtoken.calibration.model_files import fingerprint, model_folder
+from vtoken.config.calibration import CalibrationProfile
+from vtoken.errors import ProfileError, UnsupportedError
+
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """`file` holds `profile`; without one `detail` says why there is none."""
+
+    profile: CalibrationProfile | None = None
+    file: str = ""
+    detail: str = ""
+
+
+def load_calibration(choice: str, config: Any) -> Calibration:
+    """The profile of the model of vLLM's `config`; `choice`: see `Settings.calibration`.
+
+    Raises UnsupportedError when the file that was named cannot be used.
+    """
+    if choice == OFF:
+        return Calibration(detail="off by --vtoken-calibration")
+    model = config.model_config.model
+    try:
+        folder = model_folder(
+            model,
+            revision=config.model_config.revision,
+            cache=config.load_config.download_dir,
+        )
+        weights = fingerprint(folder)
+        path = Path(choice) if choice else store.default_path(weights)
+        if not choice and not path.exists():
+            known = str(model).replace(f"{Path.home()}/", "~/", 1)
+            return Calibration(
+                detail=f"none of this model; make one with: vtoken calibrate {known}"
+            )
+        profile = store.require(path, model=model, fingerprint=weights)
+    except ProfileError as error:
+        if choice:
+            raise UnsupportedError(f"--vtoken-calibration: {error}") from None
+        return Calibration(detail=str(error))
+    return Calibration(profile, str(path))
