@@ -250,6 +250,8 @@ async def test_change_overtaken_by_another_says_so_until_seen(
     async with running(served.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "not paused")
+        # A change that no step ran with is overtaken too, and said in other words.
+        await until(lambda: app.source.feed.model.config.effective_revision == 2, "not in force")
         core.call("patch_config", actor="ana", patch={"reclamation": "auto"})
         await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
