@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from vtoken.bench.charts import Chart
+
 FOLDER = Path(".bench")
 PAGES = (Path("docs/results.md"), Path("docs/quality.md"))
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
@@ -36,6 +38,25 @@ class Table:
 
 
 @dataclass
+class Claim:
+    """One figure that the evaluation stands for, with its spread over the repeats.
+
+    `row` of the paper, as docs/results.md lists them; `paper`: what the paper says there.
+    """
+
+    row: str
+    what: str
+    model: str
+    value: float
+    low: float
+    high: float
+    unit: str  # "%", "points", "x", "blocks", ...
+    repeats: int
+    paper: str = ""
+    goal: str = ""
+
+
+@dataclass
 class Result:
     """One run of one benchmark. `setup` says what was run, `raw` holds every figure."""
 
@@ -47,6 +68,9 @@ class Result:
     machine: dict[str, Any] = field(default_factory=dict)
     started: str = ""
     seconds: float = 0.0
+    charts: list[Chart] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    commit: str = ""  # of the code that was measured; "+" behind it: with changes on top
 
 
 def new_result(bench: str, command: str, setup: dict[str, Any]) -> Result:
