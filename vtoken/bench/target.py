@@ -1,0 +1,173 @@
+"""Which model on which device a benchmark measures, and the engine arguments that follow.
+
+Knows neither vLLM nor what is measured. The same flags stand on every benchmark that runs an
+engine, so that a machine with a GPU runs the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Device = Literal["cpu", "cuda"]
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a number
+STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # the least that stock vLLM takes there
+DEMO, TRAINED = "demo", "trained"
+MODELS = (DEMO, TRAINED)
+# On a GPU several engines share the memory: each keeps to what its weights and cache need.
+MEMORY_OF_THE_DEVICE = 0.9
+
+
+class TargetError(ValueError):
+    """What was asked for cannot run here; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`graphs`: CUDA graphs, as users serve. `cache_bytes`, `max_model_len`: instead of what a
+    benchmark works out; None: what it works out. `threads` of a forward on CPU; None: vLLM's.
+    """
+
+    device: Device = "cpu"
+    dtype: str = "float32"
+    max_model_len: int | None = None
+    cache_bytes: int | None = None
+    graphs: bool = False
+    threads: int | None = None
+    dummy_weights: bool = False
+
+    @property
+    def stock_block_size(self) -> int:
+        return STOCK_BLOCK_SIZE[self.device]
+
+    @property
+    def number_bytes(self) -> int:
+        return DTYPES[self.dtype]
+
+    def settings(self) -> dict[str, Any]:
+        """How vToken is started here, for `vtoken.vllm.engine_args`."""
+        return {"experimental_cuda": True} if self.device == "cuda" else {}
+
+    def engine_args(
+        self,
+        model: Path,
+        *,
+        block_size: int,
+        max_model_len: int,
+        num_blocks: int | None = None,
+        **others: Any,
+    ) -> dict[str, Any]:
+        """Of vLLM's `EngineArgs`. `num_blocks` usable ones, one more is vLLM's null block."""
+        shape = ModelShape.of(model)
+        longest = self.max_model_len or max_model_len
+        args: dict[str, Any] = {
+            "model": str(model),
+            "dtype": self.dtype,
+            "enforce_eager": not self.graphs,
+            "max_model_len": longest,
+            "block_size": block_size,
+            "enable_prefix_caching": False,
+        }
+        if num_blocks is not None:
+            block_bytes = shape.token_bytes(self.number_bytes) * block_size
+            args["num_gpu_blocks_override"] = num_blocks + 1
+            args["kv_cache_memory_bytes"] = (num_blocks + 1) * block_bytes
+        if self.cache_bytes is not None:
+            args.pop("num_gpu_blocks_override", None)
+            args["kv_cache_memory_bytes"] = self.cache_bytes
+        if self.dummy_weights:
+            args["load_format"] = "dummy"
+        if self.device == "cuda":
+            args["gpu_memory_utilization"] = MEMORY_OF_THE_DEVICE
+        return args | others
+
+    def described(self) -> dict[str, Any]:
+        """For the line that says how a result was measured."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "graphs": "on" if self.graphs else "off",
+            "threads": self.threads or "vLLM's choice",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a token's K and V take, from the model's `config.json`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelShape:
+        """Raises TargetError when there is no `config.json`."""
+        try:
+            config = json.loads((folder / "config.json").read_text())
+        except FileNotFoundError:
+            raise TargetError(f"{folder} is no model folder: it has no config.json") from None
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return cls(config["num_hidden_layers"], heads, size)
+
+    def token_bytes(self, number_bytes: int) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.head_size * number_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a target; `target` reads them."""
+    group = parser.add_argument_group("where it runs")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="(default: what torch finds)")
+    group.add_argument("--dtype", choices=DTYPES, help="(default: float32 on cpu, else bfloat16)")
+    group.add_argument("--max-model-len", type=int, help="(default: what the workload needs)")
+    group.add_argument("--cache-bytes", type=int, help="KV cache (default: what is compared)")
+    group.add_argument("--graphs", action="store_true", default=None, help="CUDA graphs on")
+    group.add_argument("--no-graphs", action="store_false", dest="graphs", help="off (CPU: always)")
+    group.add_argument("--threads", type=int, help="of a forward on CPU (default: vLLM's choice)")
+    group.add_argument("--dummy-weights", action="store_true", help="a model's shape alone counts")
+
+
+def target(args: argparse.Namespace) -> Target:
+    """Raises TargetError when the device is not there, or cannot do what is asked for."""
+    device: Device = args.device or found_device()
+    if device == "cuda" and found_device() != "cuda":
+        raise TargetError("--device cuda: torch finds no CUDA device here")
+    if args.graphs and device == "cpu":
+        raise TargetError("--graphs: CUDA graphs need --device cuda")
+    return Target(
+        device=device,
+        dtype=args.dtype or ("float32" if device == "cpu" else "bfloat16"),
+        max_model_len=args.max_model_len,
+        cache_bytes=args.cache_bytes,
+        graphs=device == "cuda" if args.graphs is None else args.graphs,
+        threads=args.threads,
+        dummy_weights=args.dummy_weights,
+    )
+
+
+def found_device() -> Device:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def model_folder(name: str | None) -> Path:
+    """The folder of the model `name`: "demo" (None too), "trained", or a folder.
+
+    The demo model is made now if need be, the trained one is fetched. Raises TrainedModelError.
+    """
+    if name in (None, DEMO):
+        from vtoken.demo.model import build
+
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
+    if name == TRAINED:
+        from vtoken.demo.trained_model import fetch
+
+        return fetch()
+    return Path(name)
