@@ -20,6 +20,10 @@ from typing import Any
 FLOAT32_BYTES = 4
 
 
+class EngineError(RuntimeError):
+    """An engine died, or broke an invariant; the message has its last words."""
+
+
 class Engine:
     """A worker process with one engine in it; `config` None is stock vLLM without the plugin.
 
@@ -33,6 +37,7 @@ class Engine:
         engine_args: dict[str, Any],
         *,
         threads: int | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         read, write = os.pipe()
@@ -48,7 +53,7 @@ class Engine:
         )
         os.close(write)
         self._answers = os.fdopen(read)
-        self.facts = self.ask({"vtoken": config, "engine": engine_args})
+        self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
 
     def subscribe(self) -> None:
         """Take a console's share of the engine's work: subscribe to everything and read it."""
@@ -56,7 +61,7 @@ class Engine:
         time.sleep(0.3)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the worker; RuntimeError with its last words when it died."""
+        """The answer of the worker; EngineError when it died."""
         assert self._process.stdin is not None
         line = ""
         try:
@@ -69,10 +74,10 @@ class Engine:
             self._process.wait(15)
             self._log.seek(0)
             words = self._log.read().decode(errors="replace")[-2000:]
-            raise RuntimeError(f"the engine of {self.name!r} died:\n{words}")
+            raise EngineError(f"the engine of {self.name!r} died:\n{words}")
         answer: dict[str, Any] = json.loads(line)
         if answer.get("violations"):
-            raise RuntimeError(f"{self.name}: an invariant broke")
+            raise EngineError(f"{self.name}: an invariant broke")
         return answer
 
     def close(self) -> None:

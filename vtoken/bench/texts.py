@@ -7,6 +7,7 @@ downloaded.
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 
 from vtoken.bench.engines import prompt
@@ -17,7 +18,7 @@ def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
     if model is None:
         rng = random.Random(0)
         return [prompt(rng, num_tokens) for _ in range(count)]
-    ids = _english(model)
+    ids = token_ids(model)
     if num_tokens > len(ids):
         raise ValueError(f"a prompt of {num_tokens} tokens, the text has {len(ids)}")
     stride = (len(ids) - num_tokens) // max(1, count - 1)
@@ -31,9 +32,11 @@ def english() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def _english(model: Path) -> list[int]:
+@cache
+def token_ids(model: Path) -> list[int]:
+    """The whole text as token ids of the model in the folder."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode(english()).ids
+    ids: list[int] = tokenizer.encode(english(), add_special_tokens=False).ids
     return ids

@@ -24,9 +24,9 @@ from typing import Any, get_args
 from msgspec import structs
 
 import vtoken
+from vtoken.bench.log import Key, Log
 from vtoken.bench.output import FOLDER, Result, finish, new_result
 from vtoken.bench.quality import plots
-from vtoken.bench.quality.log import Key, Log
 from vtoken.bench.quality.measures import mean
 from vtoken.bench.quality.ruler import TASKS
 from vtoken.bench.quality.server import QualityServer, RequestError

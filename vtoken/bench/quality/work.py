@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from vtoken.bench.log import Key, Log
 from vtoken.bench.quality import ruler
-from vtoken.bench.quality.log import Key, Log
 from vtoken.bench.quality.measures import (
     divergence,
     equal_share,

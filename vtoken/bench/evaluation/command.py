@@ -1,0 +1,126 @@
+"""`vtoken bench evaluation`: the parts of the paper's section 5, one JSON file each.
+
+1. A point that was measured under the same key is not measured again; `--again` starts anew.
+2. Whatever ends a run early, what is finished is in the log, and a part's file is written whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from vtoken.bench import target as targets
+from vtoken.bench.engines import EngineError
+from vtoken.bench.evaluation import (
+    capacity,
+    frontier,
+    goodput,
+    memory,
+    prefixes,
+    relocation,
+    sensitivity,
+    stability,
+)
+from vtoken.bench.evaluation.points import Experiment, Setting
+from vtoken.bench.evaluation.running import Engines, measure
+from vtoken.bench.log import Log
+from vtoken.bench.output import FOLDER, Result, finish, new_result
+from vtoken.demo.trained_model import TrainedModelError
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        goodput,
+        memory,
+        capacity,
+        frontier,
+        sensitivity,
+        prefixes,
+        relocation,
+        stability,
+    )
+}
+# What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
+SLOW_PARTS = ("goodput", "memory", "capacity", "frontier", "sensitivity", "relocation", "stability")
+MOST_ENGINES = {"cpu": 4, "cuda": 2}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parts", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), help="(default: all)"
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        default=list(targets.MODELS),
+        help="demo, trained or a folder (default: demo trained)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="of every point (default: 3)")
+    parser.add_argument("--again", action="store_true", help="measure anew what is in the log")
+    targets.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        target = targets.target(args)
+        for model in args.model:
+            targets.model_folder(model)
+    except (targets.TargetError, TrainedModelError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    folder = args.json.parent if args.json else FOLDER
+    for name in args.parts:
+        try:
+            _part(EXPERIMENTS[name], target, folder, args)
+        except EngineError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _part(
+    experiment: Experiment, target: targets.Target, folder: Path, args: argparse.Namespace
+) -> None:
+    started = time.monotonic()
+    log = Log(folder / "evaluation" / f"{experiment.name}.jsonl")
+    if args.again:
+        log.path.unlink(missing_ok=True)
+        log = Log(log.path)
+    command = f"make bench-evaluation ARGS='--parts {experiment.name}'"
+    name = f"evaluation-{experiment.name}"
+    result = new_result(name, command, target.described())
+    with Engines(target, MOST_ENGINES[target.device]) as engines:
+        for model in args.model:
+            _measure(experiment, model, target, log, engines, result, args)
+    result.seconds = time.monotonic() - started
+    finish(result, path=folder / f"{name}.json", markdown=args.markdown)
+
+
+def _measure(
+    experiment: Experiment,
+    model: str,
+    target: targets.Target,
+    log: Log,
+    engines: Engines,
+    result: Result,
+    args: argparse.Namespace,
+) -> None:
+    on_gpu = target.device == "cuda"
+    slow = not on_gpu and model != targets.DEMO
+    if slow and experiment.name not in SLOW_PARTS:
+        return
+    setting = Setting(
+        model=model,
+        block_size=target.stock_block_size,
+        slow=slow,
+        quick=args.quick,
+        repeats=1 if args.quick else args.repeats,
+        on_gpu=on_gpu,
+    )
+    title = f"{experiment.name}, {model}"
+    runs = measure(experiment.comparisons(setting), log, engines, title)
+    if experiment.then is not None:
+        runs += measure(experiment.then(setting, runs), log, engines, title)
+    experiment.report(result, Path(model).name, runs)

@@ -1,0 +1,57 @@
+"""The variants that are compared: same build, same requests, same budgets.
+
+They differ in what is done about dead tokens. A configuration is a patch over `NEUTRAL`, so that an
+engine goes from one variant to the next without being started again; stock vLLM is an engine of its
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NATIVE = "native"
+NAIVE = "naive-evict"
+PAPER = "vToken, paper"
+DEFAULTS = "vToken"
+EAGER = "vToken, eager"
+POOL = "pool"  # stands for all blocks of the pool
+
+# Every field that a variant or an experiment touches, at its default.
+NEUTRAL: dict[str, Any] = {
+    "reclamation": "auto",
+    "planner": "plug",
+    "round_rule": "price",
+    "theta_f": 0.25,
+    "batch_size": 32,
+    "low_watermark_blocks": "eighth of the pool",
+    "headroom_blocks": "thirtieth of the pool",
+    "recycle": True,
+    "admission": "compressed",
+    "prefix_sharing": "index",
+    "verify_ratio": 0.0,
+    "interval_tokens": 16,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    NAIVE: {"reclamation": "off"},
+    # Paper, 3.3 and 3.4: copies out of the worst blocks, appends to the end, shared blocks stay.
+    PAPER: {"planner": "pack", "round_rule": "paper", "recycle": False, "prefix_sharing": "skip"},
+    DEFAULTS: {},
+    # Filling holes needs next to no headroom, and admission leaves the headroom free.
+    EAGER: {"theta_f": 0.0, "low_watermark_blocks": POOL, "headroom_blocks": 2, "batch_size": 256},
+}
+
+
+def configuration(patch: dict[str, Any], num_blocks: int) -> dict[str, Any]:
+    """`NEUTRAL` and `patch` over it, for a pool of `num_blocks`."""
+    from vtoken.wire import pool_limits
+
+    limits = pool_limits(num_blocks)
+    found = NEUTRAL | patch
+    for name in ("low_watermark_blocks", "headroom_blocks"):
+        if found[name] == NEUTRAL[name]:
+            found[name] = limits[name].default
+    for name in ("low_watermark_blocks", "batch_size"):
+        if found[name] == POOL:
+            found[name] = num_blocks
+        found[name] = min(found[name], num_blocks)
+    return found
