@@ -58,7 +58,7 @@ def _short(setting: Setting) -> Comparison:
                 setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest + 1),
                 {},
                 workload,
-                2 * CLIENTS,
+                3 * CLIENTS // 2 if setting.slow else 2 * CLIENTS,
                 None if is_stock else keep,
                 concurrency=CLIENTS,
             )

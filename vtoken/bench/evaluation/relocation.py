@@ -69,7 +69,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
                     engine=replace(paper.engine, copy_sync=True),
                 )
             )
-        found.append(Comparison(f"{clients} clients", points, setting.repeats))
+        found.append(Comparison(f"{clients} clients", points, min(2, setting.repeats)))
     return found
 
 

@@ -26,6 +26,7 @@ from vtoken.bench.output import Result, Table
 from vtoken.bench.quality.measures import rouge_l
 
 CONCURRENCY = 8
+CHAT_TOKENS = 128  # of the template and the question, at most
 POLICIES = ("h2o", "random", "tova")
 SAME = 0.01  # paper: share of pairs whose ROUGE-L differs by at most this
 PAPER_ROUGE = "mean -0.0016, 93.1% within 0.01"
@@ -35,8 +36,10 @@ PAPER_LENGTH = "0.99"
 def comparisons(setting: Setting) -> list[Comparison]:
     sizes = (192, 128) if not setting.on_gpu else (2048, 512)
     workload = Workload("answers to questions about a text", sizes)
-    blocks = (CONCURRENCY + 1) * -(-sum(sizes) // setting.block_size)
-    num_requests = 8 if setting.quick else 24
+    longest = sum(sizes) + CHAT_TOKENS
+    # All fit: who is preempted is computed anew, and its evictions are decided anew.
+    blocks = (CONCURRENCY + 1) * -(-longest // setting.block_size)
+    num_requests = 8 if setting.quick else 16
     points: list[Point] = []
     for dtype in ("float32",) if setting.quick else ("float32", "bfloat16"):
         policies = POLICIES[-1:] if setting.quick or dtype != "float32" else POLICIES
@@ -45,9 +48,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
                 Point(
                     {"dtype": dtype, "policy": "none" if is_stock else policy},
                     replace(
-                        setting.engine(
-                            stock=is_stock, num_blocks=blocks, max_model_len=sum(sizes) + 64
-                        ),
+                        setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest),
                         dtype=dtype,
                     ),
                     {} if is_stock else {"verify_ratio": 1.0, "theta_f": 0.0},
