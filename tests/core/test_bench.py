@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from vtoken.bench import BENCHES, main
-from vtoken.bench.capacity import best_under
 from vtoken.bench.counters import Instructions
 from vtoken.bench.engines import Cache
 from vtoken.bench.growth import MEASURED
@@ -76,16 +75,6 @@ def test_the_planner_bench_measures_every_situation(
     assert [row["scenario"] for row in result.raw] == [s.name for s in SCENARIOS]
     assert all(row["total"] > 0 for row in result.raw)
     assert as_text(result) in capsys.readouterr().out
-
-
-def test_the_best_concurrency_is_the_fastest_within_the_sla() -> None:
-    runs = {
-        "4": {"tokens_per_second": 10.0, "gap_p95_ms": 1.0},
-        "8": {"tokens_per_second": 20.0, "gap_p95_ms": 2.0},
-        "16": {"tokens_per_second": 30.0, "gap_p95_ms": 3.0},
-    }
-    assert best_under(runs, 2.5) == (8, 20.0)
-    assert best_under(runs, 0.5) is None
 
 
 def test_a_summary_weighs_requests_and_blocks_alike_in_every_step() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from vtoken.bench import main
+from vtoken.bench.log import Log
 from vtoken.bench.output import Result, as_markdown
 from vtoken.bench.quality import ruler
-from vtoken.bench.log import Log
 from vtoken.bench.quality.measures import (
     divergence,
     equal_share,

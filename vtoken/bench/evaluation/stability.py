@@ -20,7 +20,7 @@ from vtoken.bench.evaluation.points import (
     spread,
     variant_points,
 )
-from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER
+from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER, POOL
 from vtoken.bench.evaluation.workloads import Workload
 from vtoken.bench.output import Result, Table
 from vtoken.bench.quality.measures import rouge_l
@@ -51,7 +51,9 @@ def comparisons(setting: Setting) -> list[Comparison]:
                         setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest),
                         dtype=dtype,
                     ),
-                    {} if is_stock else {"verify_ratio": 1.0, "theta_f": 0.0},
+                    {}
+                    if is_stock
+                    else {"verify_ratio": 1.0, "theta_f": 0.0, "low_watermark_blocks": POOL},
                     workload,
                     num_requests,
                     None if is_stock else 0.5,

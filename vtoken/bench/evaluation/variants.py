@@ -33,8 +33,15 @@ NEUTRAL: dict[str, Any] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     NAIVE: {"reclamation": "off"},
-    # Paper, 3.3 and 3.4: copies out of the worst blocks, appends to the end, shared blocks stay.
-    PAPER: {"planner": "pack", "round_rule": "paper", "recycle": False, "prefix_sharing": "skip"},
+    # Paper, 3.3: copies out of the worst blocks once F exceeds theta_F, appends to the end, leaves
+    # shared blocks alone. The watermark is the pool, so that F alone decides, as in figure 6.
+    PAPER: {
+        "planner": "pack",
+        "round_rule": "paper",
+        "recycle": False,
+        "prefix_sharing": "skip",
+        "low_watermark_blocks": POOL,
+    },
     DEFAULTS: {},
     # Filling holes needs next to no headroom, and admission leaves the headroom free.
     EAGER: {"theta_f": 0.0, "low_watermark_blocks": POOL, "headroom_blocks": 2, "batch_size": 256},

@@ -1,0 +1,99 @@
+"""The load generator on real engines: loops, latencies, memory, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vtoken.bench.engines import Engine
+from vtoken.bench.evaluation.variants import NAIVE, VARIANTS, configuration
+from vtoken.bench.evaluation.workloads import requests
+from vtoken.bench.target import Target, model_folder
+
+pytestmark = pytest.mark.vllm
+
+BLOCKS, BLOCK_SIZE = 24, 32
+SIZES = [(96, 64)] * 4  # five blocks each in full, three packed at half
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, Engine]]:
+    target = Target(threads=1)
+    args = target.engine_args(
+        model_folder("demo"), block_size=BLOCK_SIZE, max_model_len=256, num_blocks=BLOCKS
+    )
+    found = {
+        "stock": Engine("stock", None, args, threads=1),
+        "vtoken": Engine("vtoken", {"policy": {"name": "none"}}, args, threads=1),
+    }
+    yield found
+    for engine in found.values():
+        engine.close()
+
+
+def load(engine: Engine, *, keep: float | None = None, **more: Any) -> dict[str, Any]:
+    sizes = more.pop("sizes", SIZES)
+    asked = requests(model_folder("demo"), sizes, 0, keep=keep, rate=more.pop("rate", None))
+    return engine.ask({"requests": asked, "sample_every": 2, "keep_tokens": True, **more})
+
+
+def test_stock_and_an_idle_plugin_give_the_same_tokens_and_blocks(
+    engines: dict[str, Engine],
+) -> None:
+    stock, idle = (load(engines[name], concurrency=2) for name in ("stock", "vtoken"))
+    assert stock["output_ids"] == idle["output_ids"]
+    assert stock["used_blocks"]["peak"] == idle["used_blocks"]["peak"] == 10
+    assert stock["most_running"] == 2
+    assert not stock["overflowed"]
+
+
+def test_latencies_count_from_arrival_on_the_engines_clock(engines: dict[str, Engine]) -> None:
+    found = load(engines["stock"], concurrency=1)
+    ends = [end for _, _, end, _ in found["requests"]]
+    arrivals = [came for came, *_ in found["requests"]]
+    assert arrivals == [0, *ends[:-1]]  # a closed loop: the next one comes when one ends
+    assert ends[-1] == pytest.approx(found["seconds"], abs=1e-4)
+    assert all(came < first < end for came, first, end, _ in found["requests"])
+    assert [count for *_, count in found["requests"]] == [64] * 4
+    together = load(engines["stock"], concurrency=4)
+    assert together["seconds"] < found["seconds"]
+
+
+def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str, Engine]) -> None:
+    found = load(engines["stock"], rate=0.001)
+    arrivals = [came for came, *_ in found["requests"]]
+    assert arrivals[-1] > 100  # seconds of the load's clock
+    assert found["seconds"] > arrivals[-1]
+    assert found["most_running"] == 1
+    assert found["e2e_ms"]["p95"] < 60_000
+
+
+def test_what_does_not_fit_overflows_and_may_stop_the_load(engines: dict[str, Engine]) -> None:
+    sizes = [(96, 128)] * 6  # seven blocks each, 42 of 24
+    found = load(engines["stock"], sizes=sizes)
+    assert found["overflowed"]
+    assert found["tokens"] == 6 * 128
+    stopped = load(engines["stock"], sizes=sizes, stop_on_overflow=True)
+    assert stopped["overflowed"]
+    assert stopped["tokens"] < found["tokens"]
+    assert load(engines["stock"], concurrency=2)["output_ids"]  # nothing of it is left
+
+
+def test_variants_change_on_one_engine_and_decide_alike(engines: dict[str, Engine]) -> None:
+    policy = {"policy": {"name": "h2o"}, "interval_tokens": 8}
+    naive, eager, again = (
+        load(
+            engines["vtoken"],
+            keep=0.5,
+            concurrency=2,
+            config=configuration(VARIANTS[name] | policy, BLOCKS),
+        )
+        for name in (NAIVE, "vToken, eager", NAIVE)
+    )
+    assert naive["output_ids"] == eager["output_ids"] == again["output_ids"]
+    assert naive["tokens_hash"] == again["tokens_hash"]
+    assert naive["evicted_tokens"] == eager["evicted_tokens"] > 0
+    assert eager["memory"]["blocks_per_request"] < naive["memory"]["blocks_per_request"]
+    assert eager["used_blocks"]["mean"] < naive["used_blocks"]["mean"]
