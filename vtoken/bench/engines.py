@@ -13,17 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-FLOAT32_BYTES = 4
+from vtoken.bench.target import Target, model_folder
 
 
 class Engine:
     """A worker process with one engine in it; `config` None is stock vLLM without the plugin.
 
-    `threads` of a forward; None leaves it to vLLM.
+    `threads` of a forward; None leaves it to vLLM. `settings`: for `vtoken.vllm.engine_args`.
     """
 
     def __init__(
@@ -33,6 +31,7 @@ class Engine:
         engine_args: dict[str, Any],
         *,
         threads: int | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         read, write = os.pipe()
@@ -48,7 +47,7 @@ class Engine:
         )
         os.close(write)
         self._answers = os.fdopen(read)
-        self.facts = self.ask({"vtoken": config, "engine": engine_args})
+        self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
 
     def subscribe(self) -> None:
         """Take a console's share of the engine's work: subscribe to everything and read it."""
@@ -104,48 +103,10 @@ def _drain(endpoint: str) -> None:
 def engine_args(
     model: str | None, *, block_size: int, max_model_len: int, **others: Any
 ) -> dict[str, Any]:
-    """float32 on the demo model, or on the model folder given."""
-    return {
-        "model": str(model_folder(model)),
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": max_model_len,
-        "block_size": block_size,
-        "enable_prefix_caching": False,
-    } | others
-
-
-def model_folder(model: str | None) -> Path:
-    """The folder `model`, that of the demo model where it is None, made now if need be."""
-    if model is not None:
-        return Path(model)
-    from vtoken.demo.model import build
-
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The KV cache that a benchmark gives an engine: `num_blocks` usable blocks in `num_bytes`."""
-
-    num_layers: int
-    num_blocks: int
-    num_bytes: int
-
-    @classmethod
-    def fitting(cls, folder: Path, num_tokens: int, *, block_size: int) -> Cache:
-        """In which `num_tokens` in whole blocks fit under the model in `folder`, in float32.
-
-        There is a seventh more: the gates of the default settings open when an eighth is free.
-        """
-        config = json.loads((folder / "config.json").read_text())
-        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        layers = config["num_hidden_layers"]
-        num_blocks = -(-num_tokens * 8 // (7 * block_size))
-        block_bytes = layers * 2 * heads * size * FLOAT32_BYTES * block_size
-        return cls(layers, num_blocks, (num_blocks + 1) * block_bytes)  # one is vLLM's null block
+    """Those of `Target()`: float32 on CPU."""
+    return Target().engine_args(
+        model_folder(model), block_size=block_size, max_model_len=max_model_len, **others
+    )
 
 
 def prompt(rng: random.Random, num_tokens: int) -> list[int]:
