@@ -204,6 +204,13 @@ def found_device() -> Device:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_name() -> str:
+    """Of the CUDA device, which is there."""
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
 def _capability() -> int:
     import torch
 
