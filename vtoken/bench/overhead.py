@@ -1,10 +1,10 @@
 """What vToken costs an engine: variants side by side in short slices of decode steps.
 
-Three groups, each with its own engines: what the indirection costs against stock vLLM; what
-eviction, probe and holes cost against a dense cache of equally many live tokens; and what the
-quality canary costs requests that decode. Figures are wall
-time, CPU time and, where the machine counts them, instructions a step. How slices are compared:
-`vtoken.bench.slices`.
+Four groups, each with its own engines: what the indirection costs against stock vLLM; what
+eviction, probe and holes cost against a dense cache of equally many live tokens; what the quality
+canary costs requests that decode; and, on CUDA, what it costs when the host waits for copies.
+Figures are wall time, CPU time and, where the machine counts them, instructions a step. How slices
+are compared: `vtoken.bench.slices`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "inter
 STOCK = "stock vLLM"
 NONE_PROBED = "streaming_llm, dense (none probed)"
 ONE_PROBED = "h2o, dense, one layer probed"
+COPYING = H2O | DENSE | {"recycle": False}  # what dies is filled by copies alone
+COPIES = "copies"  # on CPU the host always waits
+STARTED_AT_ONCE = {"cpu": 2, "cuda": 3}
 
 GROUPS: dict[str, tuple[Variant, ...]] = {
     "indirection": (
@@ -72,6 +75,11 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
         Variant("recycling, again", RECYCLING, "evicting"),
         Variant("every request sampled", SAMPLED, "evicting"),
         Variant("every request sampled, a check runs", SAMPLED, "evicting", checked=True),
+    ),
+    COPIES: (
+        Variant("copies on their own stream", COPYING, "evicting"),
+        Variant("copies on their own stream, again", COPYING, "evicting"),
+        Variant("the host waits for copies", COPYING, "evicting", settings={"copy_sync": True}),
     ),
 }
 AGAINST = {
@@ -149,7 +157,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
+    parser.add_argument(
+        "--groups", nargs="+", choices=GROUPS, help="(default: all that the device has)"
+    )
     parser.add_argument(
         "--model",
         nargs="+",
@@ -170,10 +180,11 @@ def run(args: argparse.Namespace) -> int:
     missing: set[str] = set()
     try:
         where = target.target(args)
+        groups = groups_on(where.device, args.groups)
         for model in args.model:
             least = model == TRAINED and where.device == "cpu"
             counts = [min(args.requests)] if least else args.requests
-            for group in args.groups or GROUPS:
+            for group in groups:
                 runs += _measure(model, where, counts, group, args, missing)
     except (TargetError, TrainedModelError) as error:
         print(f"vtoken bench overhead: {error}", file=sys.stderr)
@@ -196,6 +207,13 @@ def run(args: argparse.Namespace) -> int:
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
+
+
+def groups_on(device: target.Device, asked: list[str] | None) -> list[str]:
+    """The groups to measure; raises TargetError when the device does not have one of them."""
+    if device == "cpu" and COPIES in (asked or ()):
+        raise TargetError(f"--groups {COPIES}: on cpu the host always waits; use --device cuda")
+    return asked or [group for group in GROUPS if device == "cuda" or group != COPIES]
 
 
 def _measure(
@@ -227,16 +245,15 @@ def _measure(
     def start(variant: Variant) -> tuple[str, Engine]:
         print(f"{name}: starting {variant.name}", file=sys.stderr, flush=True)
         config = _resolved(variant.config, num_blocks, num_layers)
-        engine = Engine(
-            variant.name, config, common, threads=where.threads, settings=where.settings()
-        )
+        settings = where.settings() | variant.settings
+        engine = Engine(variant.name, config, common, threads=where.threads, settings=settings)
         engines[variant.name] = engine
         if variant.console:
             engine.subscribe()
         return variant.name, engine
 
     try:
-        with ThreadPoolExecutor(2 if where.device == "cpu" else 1) as pool:
+        with ThreadPoolExecutor(STARTED_AT_ONCE[where.device]) as pool:
             found = dict(pool.map(start, GROUPS[group]))
         reasons = (engine.facts["instructions_missing"] for engine in found.values())
         missing |= {f"not counted ({why})" for why in reasons if why}

@@ -80,12 +80,7 @@ class HookTimer:
         self.seconds = dict.fromkeys(self.seconds, 0.0)
 
     def _wrap(self, side: str, owner: type, mixin: type, name: str) -> None:
-        bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
-        stock = next(
-            base
-            for base in bases
-            if name in vars(base) and not base.__module__.startswith("vtoken.")
-        )
+        stock = _extended(owner, mixin, name)
         for cls, sign in ((mixin, 1.0), (stock, -1.0)):
             setattr(cls, name, self._timed(vars(cls)[name], side, sign))
 
@@ -98,6 +93,13 @@ class HookTimer:
                 self.seconds[side] += sign * (time.perf_counter() - started)
 
         return timed
+
+
+def _extended(owner: type, mixin: type, name: str) -> type:
+    """The class of vLLM whose method `name` the `mixin` extends in `owner`."""
+    bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
+    own = "vtoken."
+    return next(b for b in bases if name in vars(b) and not b.__module__.startswith(own))
 
 
 def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
