@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vtoken.bench.shapes import LLAMA_3_1_8B, build_shape
-from vtoken.bench.target import ModelShape, Target
+from vtoken.bench.target import ModelShape, Target, as_flags
 from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
@@ -43,8 +43,30 @@ def test_an_engine_serves_a_shape_without_weights(tmp_path: Path, engine: Any, g
         (tokens,) = greedy(llm, [[7 * i % 120 + 3 for i in range(200)]], 40)
         assert len(tokens) == 40
         assert core.scheduler.vtoken.counters.evicted_tokens > 100
-        assert core.scheduler.vtoken.geometry.num_blocks == 64
+        assert core.scheduler.vtoken.geometry.num_blocks == 64 + 1  # vLLM's null block
         assert not core.scheduler.vtoken.counters.violations
+
+
+def test_vllms_server_reads_the_flags_as_the_engine_reads_the_arguments(tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    folder = build_shape(tmp_path / "shape", SMALL)
+    on_gpu = Target(
+        device="cuda", dtype="bfloat16", graphs=True, dummy_weights=True, attention="TRITON_ATTN"
+    )
+    for target in (on_gpu, Target()):
+        args = target.engine_args(
+            folder, block_size=16, max_model_len=1024, num_blocks=64, max_logprobs=7
+        )
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        found = EngineArgs.from_cli_args(
+            parser.parse_args(["--model", str(folder), *as_flags(args)])
+        )
+        read = {name: getattr(found, name) for name in args}
+        backend = read.pop("attention_backend", None)
+        assert read == {name: v for name, v in args.items() if name != "attention_backend"}
+        assert getattr(backend, "name", backend) == target.attention
 
 
 def test_a_shape_is_made_once_and_nothing_else_is_replaced(tmp_path: Path) -> None:
