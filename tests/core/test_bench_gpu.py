@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from vtoken.bench import gpu, main, target
+from vtoken.bench import gpu, main, overhead, target
 from vtoken.bench.gpu_report import Finished, Outcome, fill, read_tests
 from vtoken.bench.output import Result, as_markdown, new_result
-from vtoken.bench.overhead import COPIES, groups_on
+from vtoken.bench.overhead import COPIES, GROUPS, Run, groups_on
 from vtoken.bench.quality.server import arguments, environment
 from vtoken.bench.quality.settings import numbers_key
 from vtoken.bench.report import as_report, read_results
 from vtoken.bench.shapes import LLAMA_3_1_8B
+from vtoken.bench.slices import FIGURES
 from vtoken.bench.target import ModelShape, Target, TargetError, as_flags, paged_attention
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +193,29 @@ def test_copies_that_the_host_waits_for_are_compared_on_a_gpu_alone() -> None:
     assert groups_on("cuda", None) == [*groups_on("cpu", None), COPIES]
     with pytest.raises(TargetError, match="host always waits"):
         groups_on("cpu", [COPIES])
+
+
+@pytest.mark.usefixtures("cpu")
+def test_an_engine_that_dies_costs_its_group_alone(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(
+        name: str, folder: Path, where: Target, counts: Any, group: str, *_: Any
+    ) -> list[Run]:
+        assert (folder, where) == (llama, Target())
+        if group == "eviction":
+            raise RuntimeError("the engine of 'h2o' died:\nno kernel")
+        figures = dict.fromkeys([*FIGURES, "cpu_ms", "tokens_per_second"], 1.0)
+        figures |= {"scheduler_us": 1.0, "worker_us": 1.0}
+        return [Run(name, 8, group, [{v.name: figures for v in GROUPS[group]}] * 9)]
+
+    monkeypatch.setattr(overhead, "_measure", measured)
+    path = tmp_path / "overhead.json"
+    asked = ["--model", str(llama), "--groups", "indirection", "eviction", "canary"]
+    assert main(["overhead", *asked, "--json", str(path)]) == 1
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    assert result.tables[0].rows == [[f"{llama.name}, eviction", "no kernel"]]
+    assert {row["group"] for row in result.raw["rows"]} == {"indirection", "canary"}
 
 
 def test_the_shape_is_that_of_llama_3_1_8b(llama: Path) -> None:

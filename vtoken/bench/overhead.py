@@ -14,6 +14,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from vtoken.bench import target
@@ -176,18 +178,26 @@ def run(args: argparse.Namespace) -> int:
     if args.quick:
         args.rounds, args.requests, args.steps = 6, args.requests[:1], 20
         args.groups = args.groups or ["indirection"]
-    runs: list[Run] = []
-    missing: set[str] = set()
     try:
         where = target.target(args)
         groups = groups_on(where.device, args.groups)
-        for model in args.model:
-            least = model == TRAINED and where.device == "cpu"
-            counts = [min(args.requests)] if least else args.requests
-            for group in groups:
-                runs += _measure(model, where, counts, group, args, missing)
+        folders = {model: model_folder(model) for model in args.model}
     except (TargetError, TrainedModelError) as error:
         print(f"vtoken bench overhead: {error}", file=sys.stderr)
+        return 1
+    runs: list[Run] = []
+    missing: set[str] = set()
+    failed: dict[str, str] = {}
+    for (model, folder), group in product(folders.items(), groups):
+        name = model if model in target.MODELS else folder.name
+        least = model == TRAINED and where.device == "cpu"
+        counts = [min(args.requests)] if least else args.requests
+        try:
+            runs += _measure(name, folder, where, counts, group, args, missing)
+        except RuntimeError as error:  # an engine died: the other groups have their own
+            failed[f"{name}, {group}"] = str(error)
+            print(f"vtoken bench overhead: {error}", file=sys.stderr)
+    if not runs:
         return 1
     setup = {
         "rounds": args.rounds,
@@ -200,13 +210,19 @@ def run(args: argparse.Namespace) -> int:
     result = new_result("overhead", "make bench-overhead", setup)
     goals = goals_table(runs)
     result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
+    if failed:
+        rows: list[list[str | int | float | None]] = [
+            [what, why.splitlines()[-1]] for what, why in failed.items()
+        ]
+        result.tables.insert(0, Table("Not measured", ["model, group", "why"], rows))
     result.raw = {
         "runs": [asdict(r) for r in runs],
         "rows": [row for r in runs for row in r.rows()],
+        "failed": failed,
     }
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
-    return 0
+    return int(bool(failed))
 
 
 def groups_on(device: target.Device, asked: list[str] | None) -> list[str]:
@@ -217,7 +233,8 @@ def groups_on(device: target.Device, asked: list[str] | None) -> list[str]:
 
 
 def _measure(
-    model: str,
+    name: str,
+    folder: Path,
     where: Target,
     counts: list[int],
     group: str,
@@ -225,8 +242,6 @@ def _measure(
     missing: set[str],
 ) -> list[Run]:
     """The engines of one group, started once, at every number of requests."""
-    folder = model_folder(model)
-    name = model if model in target.MODELS else folder.name
     longest = longest_tokens(args.steps)
     checked = any(variant.checked for variant in GROUPS[group])
     check = longest_check_tokens(args.steps) if checked else 0
@@ -238,7 +253,7 @@ def _measure(
         max_model_len=max(2048, check + 1),
         num_blocks=num_blocks,
     )
-    prompts = texts(None if model == DEMO else folder, max(counts), max(longest, check))
+    prompts = texts(None if name == DEMO else folder, max(counts), max(longest, check))
     num_layers = ModelShape.of(folder).num_layers
     engines: dict[str, Engine] = {}
 
