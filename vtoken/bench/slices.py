@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -38,8 +38,7 @@ class Variant:
 
     `lengths`: whether requests grow, or are cut down to the budget. `forced`: each request evicts
     the oldest token that its policy may name, at the end of its prompt, and none afterwards.
-    `checked`: in every measured step the canary computes a part of a check. `settings`: fixed ones
-    beside the target's, for `vtoken.vllm.engine_args`.
+    `checked`: in every measured step the canary computes a part of a check.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Variant:
     forced: bool = False
     console: bool = False
     checked: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
 
     def held(self, texts: Sequence[Sequence[int]], slice_steps: int) -> dict[str, Any]:
         """What a worker holds: one request a text, spread over the phases of a life."""

@@ -18,7 +18,8 @@ Device = Literal["cpu", "cuda"]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a number
 STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # the least that stock vLLM takes there
 DEMO, TRAINED, LLAMA_8B = "demo", "trained", "llama-8b"
-MODELS = (DEMO, TRAINED, LLAMA_8B)
+MODELS = (DEMO, TRAINED)
+NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
 # An engine starts on a GPU only if this share of its memory is free. Where the cache's size is
 # given, vLLM takes no more than it needs, and several engines share the device.
 MEMORY_OF_THE_DEVICE, MEMORY_OF_ONE_OF_SEVERAL = 0.9, 0.05
@@ -218,7 +219,7 @@ def _capability() -> int:
 
 
 def model_folder(name: str | None) -> Path:
-    """The folder of the model `name`: one of MODELS, or a folder; None is the demo model.
+    """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
     The demo model, and the shape of "llama-8b", are made now if need be; the trained model is
     fetched. Raises TrainedModelError, and TargetError when a folder holds no model, or another.
