@@ -163,7 +163,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-bytes", type=int, help="KV cache (default: what is compared)")
     group.add_argument("--graphs", action="store_true", default=None, help="CUDA graphs on")
     group.add_argument("--no-graphs", action="store_false", dest="graphs", help="off (CPU: always)")
-    group.add_argument("--threads", type=int, help="of a forward on CPU (default: vLLM's choice)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        help="of a forward on CPU (default: vLLM's choice). Where others use the machine too, 1 is"
+        " right: threads spin while they wait for each other, and CPU time counts that",
+    )
     group.add_argument("--dummy-weights", action="store_true", help="a model's shape alone counts")
     group.add_argument(
         "--attention-backend", help="(default: on cuda the one that reads page size 1, else vLLM's)"
