@@ -1,17 +1,21 @@
 # Each target works alone on a fresh clone: what it needs is installed into .venv first.
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
+#   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 BIN := .venv/bin
 SETUP := .venv/.setup-$(ACCEL)
+EVAL_MODEL ?= $(if $(filter cuda,$(ACCEL)),llama-8b)
+BENCHES_cpu := evaluation overhead planner growth telemetry stream console
+BENCHES_cuda := gpu evaluation overhead
 on = $(filter-out 0 no false,$(1))
 
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console bench-quality soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-quality soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -32,8 +36,9 @@ test-fast: $(SETUP) ## what needs no engine and no torch, in less than two minut
 	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \
 		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
 
-test-gpu: $(SETUP) ## the tests that need a CUDA device
-	@$(BIN)/pytest -m gpu $(ARGS)
+test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
+	@rm -f .bench/gpu/tests.xml
+	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --junitxml=.bench/gpu/tests.xml $(ARGS)
 
 test-models: $(SETUP) ## every architecture of docs/models.md on the engine, against the reference
 	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py $(ARGS)
@@ -65,20 +70,32 @@ bench-stream: $(SETUP) ## what 1, 10 and 50 clients of the stream cost at 70,000
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
 	$(BIN)/vtoken bench overhead $(ARGS)
 
-bench-memory: $(SETUP) ## blocks held by native, naive-evict and vToken; shared prefixes
-	$(BIN)/vtoken bench memory $(ARGS)
-
-bench-capacity: $(SETUP) ## largest concurrency in a fixed pool, throughput under an SLA
-	$(BIN)/vtoken bench capacity $(ARGS)
-
 bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
 bench-quality: $(SETUP) ## how well evicted caches answer, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
-bench: bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
-	$(BIN)/vtoken bench results
+bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
+	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
+		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) $(ARGS)
+
+bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; what is finished in .bench/gpu is not run again
+	$(BIN)/vtoken bench gpu $(ARGS)
+
+# On cuda the pages with the CPU's figures stay as they are.
+bench-report: $(SETUP) ## what the last runs found: into docs/, and all of it into .bench/report.md
+	$(BIN)/vtoken bench results $(if $(filter cuda,$(ACCEL)),--file docs/gpu.md)
+	$(BIN)/vtoken bench report
+
+# A part that fails stops none of the others; the last line names it. What needs a GPU comes first.
+bench: $(SETUP) ## the evaluation, unattended, into .bench/report.md; on cuda the GPU's tests and checks first
+	@failed=; \
+	$(if $(filter cuda,$(ACCEL)),$(MAKE) --no-print-directory test-gpu ARGS= || failed=" test-gpu";) \
+	for part in $(BENCHES_$(ACCEL)) report; do \
+		$(MAKE) --no-print-directory bench-$$part || failed="$$failed bench-$$part"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(ARGS)

@@ -11,7 +11,6 @@ import pytest
 
 from vtoken.bench import BENCHES, main
 from vtoken.bench.counters import Instructions
-from vtoken.bench.engines import Cache
 from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
 from vtoken.bench.overhead import GROUPS, Run, goals_table, ratios_table
@@ -19,6 +18,7 @@ from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import summary
 from vtoken.bench.sizes import deep_bytes
 from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
+from vtoken.bench.target import Target
 
 PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmore prose\n"
 
@@ -219,8 +219,10 @@ def test_instructions_are_counted_or_the_reason_is_told() -> None:
 def test_a_cache_is_as_large_as_the_model_needs_it(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(shape | {"hidden_size": 64}))
-    cache = Cache.fitting(tmp_path, 700, block_size=10)
-    assert cache == Cache(3, 80, 81 * 10 * 3 * 2 * 2 * 8 * 4)
+    num_blocks = Target().num_blocks(tmp_path, 700, block_size=10)
+    assert num_blocks == 80
+    args = Target().engine_args(tmp_path, block_size=10, max_model_len=700, num_blocks=num_blocks)
+    assert args["kv_cache_memory_bytes"] == 81 * 10 * 3 * 2 * 2 * 8 * 4
 
 
 def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:

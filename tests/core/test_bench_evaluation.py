@@ -183,6 +183,7 @@ class FakeEngines:
 
     def __init__(self, fails_at: int = 1000) -> None:
         self.loads: list[tuple[str, int]] = []
+        self.key: dict[str, Any] = {"device": "cpu"}
         self._fails_at = fails_at
 
     def load(self, point: Point, repeat: int) -> dict[str, Any]:

@@ -236,8 +236,13 @@ def test_what_cannot_be_measured_is_said_before_a_server_starts(
 ) -> None:
     assert main(["quality", "--new-tokens", "500", "--lengths", "1024", "400"]) == 1
     assert "--new-tokens 500 is not below --lengths 400" in capsys.readouterr().err
-    assert main(["quality", "--model", str(tmp_path)]) == 1
-    assert f"no fingerprint of the model in {tmp_path}" in capsys.readouterr().err
+    on_cpu = ["quality", "--device", "cpu", "--model", str(tmp_path)]
+    assert main(on_cpu) == 1
+    assert f"{tmp_path} is no model folder" in capsys.readouterr().err
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 1}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert main(on_cpu) == 1
+    assert f"{tmp_path} holds no weights" in capsys.readouterr().err
 
 
 def test_a_finished_sample_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> None:

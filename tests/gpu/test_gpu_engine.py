@@ -1,7 +1,8 @@
 """vToken's engine on CUDA: the same tokens whatever reclamation does, both runners, graphs on.
 
 float32 with the Triton backend and greedy decoding: placement is the only thing that differs, and
-its rounding is far below the distance between the best two tokens.
+its rounding is far below the distance between the best two tokens. The size of the cache is given,
+so that several engines start on one device at once; equal runs are made once a process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ extra = {} if config is None else engine_args(
     config | {"verify_ratio": 0.5}, experimental_cuda=True, check_every_step=True
 )
 llm = LLM(model, dtype="float32", max_model_len=1024, block_size=16, seed=0,
-          num_gpu_blocks_override=512, gpu_memory_utilization=0.2,
+          num_gpu_blocks_override=512, kv_cache_memory_bytes=64 << 20, gpu_memory_utilization=0.05,
           attention_backend="TRITON_ATTN", **options, **extra)
 prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * i)]}
            for i in range(6)]
@@ -44,11 +46,16 @@ EAGERLY: dict[str, Any] = {"enforce_eager": True}
 
 
 def generate(model: Path, config: Any, options: dict[str, Any], runner: str) -> Any:
+    return _generate(model, json.dumps(config), json.dumps(options), runner)
+
+
+@cache
+def _generate(model: Path, config: str, options: str, runner: str) -> Any:
     environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": runner}
-    if config is None:
+    if config == "null":
         environment.pop("VTOKEN_ENABLED", None)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model), json.dumps(config), json.dumps(options)],
+        [sys.executable, "-c", SCRIPT, str(model), config, options],
         env=environment,
         capture_output=True,
         text=True,

@@ -12,7 +12,9 @@ from vtoken.vllm.cuda.checks import pages
 
 @pytest.fixture(scope="module")
 def rows(cuda: torch.device) -> Any:
-    return pages.run(cuda, batches=(1, 16), contexts=(2048,))["rows"]
+    found = pages.run(cuda, batches=(1, 16), contexts=(2048,))
+    assert found["failed"] == {}
+    return found["rows"]
 
 
 def test_attention_at_page_size_one_equals_the_oracle(rows: Any) -> None:

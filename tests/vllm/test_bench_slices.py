@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from vtoken.bench.engines import Cache, Engine, engine_args, model_folder
-from vtoken.bench.overhead import BLOCK_SIZE, GROUPS
+from vtoken.bench.engines import Engine
+from vtoken.bench.overhead import GROUPS
 from vtoken.bench.slices import LIFE_STEPS, longest_tokens
+from vtoken.bench.target import Target, model_folder
 from vtoken.bench.texts import texts
 
 pytestmark = pytest.mark.vllm
@@ -20,11 +21,13 @@ COUNT = 4
 def test_forced_indirection_evicts_one_token_a_request_and_nothing_in_its_steps() -> None:
     (variant,) = (v for v in GROUPS["indirection"] if v.forced)
     folder, longest = model_folder(None), longest_tokens(STEPS)
-    size = Cache.fitting(folder, COUNT * longest, block_size=BLOCK_SIZE).num_bytes
-    common = engine_args(
-        str(folder), block_size=BLOCK_SIZE, max_model_len=2048, kv_cache_memory_bytes=size
+    target = Target(threads=1)
+    size = target.stock_block_size
+    num_blocks = target.num_blocks(folder, COUNT * longest, block_size=size)
+    common = target.engine_args(folder, block_size=size, max_model_len=2048, num_blocks=num_blocks)
+    engine = Engine(
+        "forced", variant.config, common, threads=target.threads, settings=target.settings()
     )
-    engine = Engine("forced", variant.config, common, threads=1)
     try:
         engine.ask(variant.held(texts(None, COUNT, longest), STEPS))
         slices: list[dict[str, Any]] = [

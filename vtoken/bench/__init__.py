@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vtoken.bench.output import FOLDER, PAGES, fill_in
+from vtoken.bench.report import as_report, read_results
 
 BENCHES = {
     "planner": "µs a step of the core alone: nothing due, steady state, full plans",
@@ -18,6 +19,7 @@ BENCHES = {
     "evaluation": "the paper's section 5: memory, throughput, capacity, cost, sensitivity",
     "console": "first paint, key to reaction, memory, bytes and CPU of the console",
     "overhead": "plugin against stock vLLM, paired",
+    "gpu": "the open checks of docs/gpu.md, on a CUDA device",
     "quality": "answers of evicted caches against the full cache: RULER's tasks, continuations",
 }
 
@@ -35,9 +37,14 @@ def main(argv: list[str]) -> int:
     results = sub.add_parser("results", help=f"write the tables of the last runs into {pages}")
     results.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files are")
     results.add_argument("--file", type=Path, nargs="+", default=PAGES, help="the pages")
+    report = sub.add_parser("report", help="write all results of the last runs into one file")
+    report.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files are")
+    report.add_argument("--file", type=Path, help=f"the report (default {FOLDER}/report.md)")
     args = parser.parse_args(argv)
     if args.name == "results":
         return _results(args)
+    if args.name == "report":
+        return _report(args)
     code: int = import_module(f"vtoken.bench.{args.name}").run(args)
     return code
 
@@ -52,4 +59,15 @@ def _results(args: argparse.Namespace) -> int:
                 shutil.copyfile(plot, page.parent / plot.name)
         for name in missing:
             print(f"{name}: no {args.folder}/{name}.json, section left as it was", file=sys.stderr)
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    results = read_results(args.folder)
+    if not results:
+        print(f"vtoken bench report: no result in {args.folder}", file=sys.stderr)
+        return 1
+    path: Path = args.file or args.folder / "report.md"
+    path.write_text(as_report(results))
+    print(f"written to {path}: {', '.join(results)}")
     return 0

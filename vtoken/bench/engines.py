@@ -13,11 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-FLOAT32_BYTES = 4
 
 
 class EngineError(RuntimeError):
@@ -27,7 +23,7 @@ class EngineError(RuntimeError):
 class Engine:
     """A worker process with one engine in it; `config` None is stock vLLM without the plugin.
 
-    `threads` of a forward; None leaves it to vLLM.
+    `threads` of a forward; None leaves it to vLLM. `settings`: for `vtoken.vllm.engine_args`.
     """
 
     def __init__(
@@ -104,53 +100,6 @@ def _drain(endpoint: str) -> None:
     socket.connect(endpoint)
     while True:
         socket.recv_multipart()
-
-
-def engine_args(
-    model: str | None, *, block_size: int, max_model_len: int, **others: Any
-) -> dict[str, Any]:
-    """float32 on the demo model, or on the model folder given."""
-    return {
-        "model": str(model_folder(model)),
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": max_model_len,
-        "block_size": block_size,
-        "enable_prefix_caching": False,
-    } | others
-
-
-def model_folder(model: str | None) -> Path:
-    """The folder `model`, that of the demo model where it is None, made now if need be."""
-    if model is not None:
-        return Path(model)
-    from vtoken.demo.model import build
-
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The KV cache that a benchmark gives an engine: `num_blocks` usable blocks in `num_bytes`."""
-
-    num_layers: int
-    num_blocks: int
-    num_bytes: int
-
-    @classmethod
-    def fitting(cls, folder: Path, num_tokens: int, *, block_size: int) -> Cache:
-        """In which `num_tokens` in whole blocks fit under the model in `folder`, in float32.
-
-        There is a seventh more: the gates of the default settings open when an eighth is free.
-        """
-        config = json.loads((folder / "config.json").read_text())
-        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        layers = config["num_hidden_layers"]
-        num_blocks = -(-num_tokens * 8 // (7 * block_size))
-        block_bytes = layers * 2 * heads * size * FLOAT32_BYTES * block_size
-        return cls(layers, num_blocks, (num_blocks + 1) * block_bytes)  # one is vLLM's null block
 
 
 def prompt(rng: random.Random, num_tokens: int) -> list[int]:

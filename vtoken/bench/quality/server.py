@@ -15,14 +15,15 @@ from typing import Any, Self
 import httpx
 
 from vtoken.bench import forcing
-from vtoken.bench.engines import Cache
 from vtoken.bench.quality.measures import Top
+from vtoken.bench.target import Target, as_flags
 from vtoken.client import Client
 from vtoken.demo.server import Server, any_free_port
 
 NUM_TOP = 50  # likeliest tokens of a position that are compared one by one
 BLOCK_SIZE = 16
 REQUEST_S = 1800.0
+STARTUP_S = {"cpu": 300.0, "cuda": 900.0}  # on CUDA the model is compiled, once a version
 
 
 class RequestError(RuntimeError):
@@ -50,32 +51,28 @@ class QualityServer:
         length: int,
         in_flight: int,
         calibration: Path | None = None,
+        target: Target | None = None,
     ) -> None:
         """`length`: of the longest request [tokens], output included. `calibration`: a profile."""
         folder.mkdir(parents=True, exist_ok=True)
-        cache = Cache.fitting(model, in_flight * (length + BLOCK_SIZE), block_size=BLOCK_SIZE)
-        self.num_blocks = cache.num_blocks
+        target = target or Target()
+        tokens = in_flight * (length + BLOCK_SIZE)
+        self.num_blocks = target.num_blocks(model, tokens, block_size=BLOCK_SIZE)
         self._server = Server(
             str(model),
             port=any_free_port(),
-            arguments=[
-                "--dtype=float32",
-                f"--block-size={BLOCK_SIZE}",
-                f"--max-model-len={length + 1}",  # a judge generates one token
-                f"--max-num-seqs={in_flight}",
-                f"--kv-cache-memory-bytes={cache.num_bytes}",
-                f"--max-logprobs={NUM_TOP}",
-                f"--logits-processors={forcing.PROCESSOR}",
-                "--no-enable-prefix-caching",
-                "--enforce-eager",
-                "--served-model-name=model",
-                "--vtoken-policy=none",
-                f"--vtoken-calibration={calibration or 'off'}",
-                f"--vtoken-state-dir={folder / 'state'}",
-            ],
+            arguments=arguments(
+                target,
+                model,
+                num_blocks=self.num_blocks,
+                length=length,
+                in_flight=in_flight,
+                calibration=calibration,
+                state=folder / "state",
+            ),
             log=folder / "server.log",
-            environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-            startup_timeout_s=300.0,
+            environment=environment(target),
+            startup_timeout_s=STARTUP_S[target.device],
         )
         self._http = httpx.Client(timeout=REQUEST_S, trust_env=False)
         self._chats: bool | None = None
@@ -180,6 +177,44 @@ class QualityServer:
         if answer.status_code != 200:
             raise RequestError(f"POST {path}: {answer.status_code} {answer.text[:500]}")
         return answer.json()
+
+
+def arguments(
+    target: Target,
+    model: Path,
+    *,
+    num_blocks: int,
+    length: int,
+    in_flight: int,
+    calibration: Path | None,
+    state: Path,
+) -> list[str]:
+    """The flags of `vtoken serve`."""
+    engine = target.engine_args(
+        model,
+        block_size=BLOCK_SIZE,
+        max_model_len=length + 1,  # a judge generates one token
+        num_blocks=num_blocks,
+        max_num_seqs=in_flight,
+        max_logprobs=NUM_TOP,
+    )
+    return [
+        *as_flags(engine),
+        f"--logits-processors={forcing.PROCESSOR}",
+        "--served-model-name=model",
+        "--vtoken-policy=none",
+        f"--vtoken-calibration={calibration or 'off'}",
+        f"--vtoken-state-dir={state}",
+        *(["--vtoken-experimental-cuda"] if target.device == "cuda" else []),
+    ]
+
+
+def environment(target: Target) -> dict[str, str]:
+    """Of the server's process. Forced tokens need model runner V1, the only one on CPU."""
+    found = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    if target.threads is not None:
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(target.threads)}
+    return found
 
 
 def _top(top: dict[str, float]) -> Top:

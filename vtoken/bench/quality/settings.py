@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtoken.bench.target import Target
 from vtoken.calibration.model_files import fingerprint
 from vtoken.policies import Policy, make_policy, params_dict, policy_names
 
@@ -106,3 +107,11 @@ def model_key(model: Path) -> dict[str, str]:
         path = model / name
         digest.update(path.read_bytes() if path.is_file() else b"none")
     return {"model": fingerprint(model), "tokenizer": digest.hexdigest()[:16]}
+
+
+def numbers_key(target: Target) -> dict[str, str]:
+    """What answers depend on of the machine's numbers; float32 on CPU, the default, has no name."""
+    if (target.device, target.dtype) == ("cpu", "float32"):
+        return {}
+    graphs = ", graphs" if target.graphs else ""
+    return {"numbers": f"{target.device}, {target.dtype}{graphs}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from vtoken.vllm.cuda.checks.measure import ceiling_gbs, facts, gbs, median_us, 
 from vtoken.vllm.cuda.layout import page_view
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+HOPPER = 9  # compute capability: FlashAttention 3 is built for no other
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # of a kernel, in its own words
 
 
 def flash_attention_3() -> Attend | None:
@@ -60,7 +63,8 @@ def kernels() -> dict[str, Attend]:
     from vtoken.vllm.cuda.checks.decode import paged_decode
 
     found: dict[str, Attend] = {"triton stand-in": paged_decode}
-    flash = flash_attention_3() if torch.cuda.is_available() else None
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
+    flash = flash_attention_3() if hopper else None
     if flash is not None:
         found["flash attention 3"] = flash
     return found
@@ -73,17 +77,28 @@ def run(
     contexts: tuple[int, ...] = (2048, 8192, 16384),
     shape: Shape | None = None,
 ) -> dict[str, Any]:
-    """Rows of times, and for each the largest difference from the oracle and between placements."""
+    """Rows of times, and for each the largest difference from the oracle and between placements.
+
+    `failed`: by kernel, why it has no further rows.
+    """
     shape = shape or Shape()
     torch.manual_seed(0)
     ceiling = ceiling_gbs(device)
-    rows = [
-        _case(name, attend, batch, context, shape, device, ceiling)
-        for name, attend in kernels().items()
-        for batch in batches
-        for context in contexts
-    ]
-    return {"check": "pages", "facts": facts(device), "ceiling_gbs": ceiling, "rows": rows}
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name, attend in kernels().items():
+        try:
+            for batch, context in product(batches, contexts):
+                rows.append(_case(name, attend, batch, context, shape, device, ceiling))
+        except REFUSALS as error:
+            failed[name] = f"{type(error).__name__}: {error}"
+    return {
+        "check": "pages",
+        "facts": facts(device),
+        "ceiling_gbs": ceiling,
+        "rows": rows,
+        "failed": failed,
+    }
 
 
 def _case(

@@ -9,7 +9,7 @@ import torch
 
 from vtoken.vllm.cuda.checks.cases import Shape, blocks_of, slots_of
 from vtoken.vllm.cuda.checks.measure import facts, median_us, share
-from vtoken.vllm.cuda.checks.pages import kernels
+from vtoken.vllm.cuda.checks.pages import REFUSALS, kernels
 from vtoken.vllm.cuda.layout import page_view, slot_rows
 
 
@@ -36,12 +36,16 @@ def run(
     contexts: tuple[int, ...] = (2048, 8192),
     shape: Shape | None = None,
 ) -> dict[str, Any]:
-    """µs of the probe and of the attention kernels over the same live slots."""
+    """µs of the probe and of the attention kernels over the same live slots.
+
+    `failed`: by attention kernel, why it is not in every row.
+    """
     from vtoken.vllm.cuda.kernels import probe_scores
 
     shape = shape or Shape()
     torch.manual_seed(0)
     rows = []
+    failed: dict[str, str] = {}
     for batch in batches:
         for context in contexts:
             blocks = blocks_of(batch, context, shape.block_size, device)
@@ -68,8 +72,12 @@ def run(
                 "probe_us": us,
             }
             for name, attend in kernels().items():
-                whole = median_us(partial(attend, query, pages, slots, lens), device)
+                try:
+                    whole = median_us(partial(attend, query, pages, slots, lens), device)
+                except REFUSALS as error:
+                    failed[name] = f"{type(error).__name__}: {error}"
+                    continue
                 row[f"attention_us, {name}"] = whole
                 row[f"ratio, {name}"] = share(us, whole)
             rows.append(row)
-    return {"check": "probe", "facts": facts(device), "rows": rows}
+    return {"check": "probe", "facts": facts(device), "rows": rows, "failed": failed}

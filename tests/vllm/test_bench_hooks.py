@@ -1,0 +1,72 @@
+"""Which methods the benchmarks' worker times in each of vToken's model runners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vtoken.vllm.bench_worker import V1_HOOKS, V2_HOOKS, HookTimer, _extended, _runner_hooks
+from vtoken.vllm.cpu.runner import VTokenCPURunner
+from vtoken.vllm.cuda.runner import VTokenGPURunner
+from vtoken.vllm.cuda.runner_v2 import VTokenGPURunnerV2, VTokenV2Mixin
+from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize(
+    ("runner", "mixin", "names"),
+    [
+        (VTokenCPURunner, VTokenRunnerMixin, V1_HOOKS),
+        (VTokenGPURunner, VTokenRunnerMixin, V1_HOOKS),
+        (VTokenGPURunnerV2, VTokenV2Mixin, V2_HOOKS),
+    ],
+    ids=["CPU", "CUDA, V1", "CUDA, V2"],
+)
+def test_every_hook_extends_a_method_of_vllm(
+    runner: type, mixin: type, names: tuple[str, ...]
+) -> None:
+    assert _runner_hooks(runner) == (mixin, names)
+    for name in names:
+        assert name in vars(mixin)
+        assert _extended(runner, mixin, name).__module__.startswith("vllm.")
+
+
+class Clock:
+    """Each look at it is a second later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_what_stands_between_the_mixin_and_vllm_counts_as_vtokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("vtoken.vllm.bench_worker.time", clock)
+
+    class Stock:
+        def step(self) -> None:
+            clock.now += 100
+
+    class Guard(Stock):
+        def step(self) -> None:
+            clock.now += 20
+            super().step()
+
+    class Mixin(Guard):
+        def step(self) -> None:
+            clock.now += 3
+            super().step()
+
+    Guard.__module__ = Mixin.__module__ = "vtoken.vllm.worker"
+    timer: Any = HookTimer(None, None)
+    timer._wrap("worker", Mixin, Mixin, "step")
+    Mixin().step()
+    looks = 2  # of the inner pair, inside the outer one
+    assert timer.seconds["worker"] == 23 + looks
