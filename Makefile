@@ -77,7 +77,7 @@ bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU o
 bench-quality: $(SETUP) ## how well evicted caches answer, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
-bench: bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results.md
+bench: bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-memory bench-capacity bench-console ## all benchmarks, into docs/results/ and its pages
 	$(BIN)/vtoken bench results
 
 soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]

@@ -27,6 +27,7 @@ PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmo
 def saved(folder: Path, rows: list[list[str | int | float | None]]) -> Path:
     result = Result("planner", "make bench-planner", {"steps": 1}, [Table("T", ["a", "b"], rows)])
     result.machine = {"cpu": "c", "python": "3", "versions": {}}
+    result.commit = "abc1234"
     (folder / "planner.json").write_bytes(msgspec.json.encode(result))
     return folder
 
@@ -37,6 +38,7 @@ def test_a_result_replaces_what_stands_between_its_markers_and_nothing_else(tmp_
     assert text.startswith("# Results\n\nprose\n\n<!-- bench:planner -->\n")
     assert text.endswith("<!-- /bench -->\n\nmore prose\n")
     assert "| x | 1,234 |" in text
+    assert "`make bench-planner` at abc1234, " in text
     assert "old" not in text
     assert fill_in(text, tmp_path)[0] == text
 
@@ -50,19 +52,6 @@ def test_every_benchmark_has_its_sections_once() -> None:
     sections = [match[2] for match in SECTION.finditer(text)]
     assert len(set(sections)) == len(sections)
     assert {section.partition("-")[0] for section in sections} == set(BENCHES)
-
-
-def test_a_plot_is_copied_beside_the_page_that_shows_its_tables(tmp_path: Path) -> None:
-    folder, page = tmp_path / "bench", tmp_path / "docs" / "page.md"
-    for path in (folder, page.parent):
-        path.mkdir()
-    saved(folder, [["x", 1]])
-    for name in ("planner", "memory"):
-        (folder / f"{name}.svg").write_text(f"<svg>{name}</svg>")
-    page.write_text(PAGE)
-    assert main(["results", "--folder", str(folder), "--file", str(page)]) == 0
-    assert [path.name for path in page.parent.iterdir() if path.suffix == ".svg"] == ["planner.svg"]
-    assert "| x | 1 |" in page.read_text()
 
 
 @pytest.mark.slow
