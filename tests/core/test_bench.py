@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vtoken.bench import BENCHES, main
+from vtoken.bench import BENCHES, growth, main
 from vtoken.bench.capacity import best_under
 from vtoken.bench.counters import Instructions
 from vtoken.bench.engines import Cache
@@ -232,15 +232,45 @@ def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
 
 def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
-    sizes = ["--requests", "2", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
+    sizes = ["--requests", "2", "4", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
+    sizes += ["--base", "2", "256", "--pools", "1", "3", "--block-sizes", "16", "32"]
     assert main(["growth", *sizes, "--steps", "4", "--json", str(path)]) == 0
     result = msgspec.json.decode(path.read_bytes(), type=Result)
-    small, large = result.raw
+    cells = {tuple(cell["size"].values()): cell for cell in result.raw["cells"]}
+    assert set(cells) == {
+        (2, 256, 16, 1), (2, 256, 16, 3), (2, 256, 32, 1), (4, 256, 16, 1),
+        (2, 1_048_576, 16, 1), (4, 1_048_576, 16, 1),
+    }  # fmt: skip
+    small, large = cells[2, 256, 16, 1], cells[2, 1_048_576, 16, 1]
     assert set(small["us"]) == set(MEASURED)
+    assert all(s["p10"] <= s["median"] <= s["p90"] for s in small["us"].values())
     assert small["table_bytes"] > 4
     assert small["mirror_bytes"] > 4
+    assert cells[2, 256, 16, 3]["table_bytes"] > small["table_bytes"] + 2 * 2
     assert large["skipped"]
     assert "left out" in as_text(result)
+    axes = {panel.x_label: panel.lines[0].x for panel in result.charts[0].panels}
+    assert list(axes.values()) == [[2, 4], [256], [1, 3], [16, 32]]
+
+
+def test_what_follows_for_a_gpu_is_calculated_from_the_measured_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(growth, "GPU_REQUESTS", 2)
+    monkeypatch.setattr(growth, "GPU_TOKENS", 256)
+    path = tmp_path / "growth.json"
+    sizes = ["--requests", "2", "--tokens", "256", "--base", "2", "256"]
+    arguments = [*sizes, "--pools", "1", "--block-sizes", "16", "--steps", "4"]
+    assert main(["growth", *arguments, "--json", str(path)]) == 0
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    table = result.tables[-1]
+    assert table.title.startswith("Calculated, not measured")
+    (cell,) = result.raw["cells"]
+    for row, steps in zip(table.rows, cell["us"].values(), strict=False):
+        assert row[1] == f"{steps['median']:,.0f} µs a step"
+        assert row[2] == f"{100 * steps['median'] / 10_000:.1f}"
+        assert row[3] == f"{100 * steps['median'] / 30_000:.1f}"
+    assert table.rows[3][1] == f"{cell['table_bytes'] * 512 / 1e6:,.0f} MB"
 
 
 def test_a_round_of_evictions_is_spread_over_its_steps() -> None:
