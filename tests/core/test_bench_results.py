@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_JSON = {
     "capacity",
     "console",
-    "growth",
     "memory",
     "overhead",
     "overhead-canary",

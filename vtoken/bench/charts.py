@@ -15,6 +15,7 @@ import msgspec
 WIDTH, HEIGHT = 4.4, 3.3  # of a panel [inch]
 COLUMNS = 3  # panels in a row at most; four stand two by two
 MOST_TICKS = 9  # up to which every x of a logarithmic axis has its own label
+FEW_DECADES = 100.0  # a logarithmic y axis that spans less has labels between the powers of ten
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "vtoken", "font.size": 8}
 
 
@@ -171,6 +172,9 @@ def _finish(axis: Any, panel: Panel) -> None:
             axis.set_xticks([], minor=True)
     if panel.y_scale == "log":
         axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        between = "25" if high / low < FEW_DECADES else ""
         axis.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
-    elif panel.y_from_zero and axis.get_ylim()[0] > 0:
+        axis.yaxis.set_minor_formatter(lambda y, _: f"{y:,g}" if f"{y:e}"[0] in between else "")
+    elif panel.y_from_zero and axis.dataLim.y0 >= 0:
         axis.set_ylim(bottom=0)
