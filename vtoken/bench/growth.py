@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import resource
 import time
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ MEASURED: dict[str, Callable[..., Measure]] = {
 }
 Timings = dict[str, list[list[float]]]  # by situation: µs of `PARTS` of every step
 GOAL_BYTES = 16  # a token, both processes; the paper's bound
-ROUNDS, MOST_REPEATED_SLOTS = 2, 64 * 16_384  # larger sizes are measured once, to save time
+ROUNDS, MOST_REPEATED_TOKENS = 3, 64 * 16_384  # larger sizes are measured once, to save time
 GPU_REQUESTS, GPU_TOKENS = 256, 131_072  # the size that the calculation is about
 GPU_STEPS_MS = (10, 30)
 
@@ -51,8 +52,13 @@ class Size:
     pool: int = 1  # all blocks, as a multiple of those that the requests need
 
     @property
+    def total(self) -> int:
+        """Tokens of all requests."""
+        return self.requests * self.tokens
+
+    @property
     def slots(self) -> int:
-        return self.requests * self.tokens * self.pool
+        return self.total * self.pool
 
     @property
     def blocks(self) -> Blocks:
@@ -104,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    started = time.monotonic()
+    started, before = time.monotonic(), os.getloadavg()[0]
     if args.quick:
         args.requests, args.tokens, args.base = [1, 64], [1024, 4096], [64, 4096]
         args.pools, args.block_sizes = [1, 4], [16, 64]
@@ -116,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
     sizes |= {Size(base.requests, base.tokens, block_size=size) for size in args.block_sizes}
     rounds = 1 if args.quick else ROUNDS
     cells = _measure_all(sizes, args.steps, rounds, args.memory_gb * 1e9)
-    setup = {"timed steps": args.steps, "rounds": rounds}
+    load = f"{before:.1f} on {os.cpu_count()} cores"
+    setup = {"timed steps": args.steps, "rounds": rounds, "load before": load}
     result = new_result("growth", "make bench-growth", setup)
     result.tables = [_table(cells), *_calculated(cells)]
     result.charts = _charts(cells, base)
@@ -138,8 +145,8 @@ def _measure_all(
     timings: dict[Size, Timings] = {}
     ascending = sorted(sizes, key=lambda size: (size.slots, size))
     for _ in range(num_rounds - 1):
-        for size in ascending:
-            if size.slots <= MOST_REPEATED_SLOTS:
+        for size in sorted(ascending, key=lambda size: (size.total, size)):
+            if size.total <= MOST_REPEATED_TOKENS:
                 _time(size, num_steps, timings)
     first, a_slot = _most_memory(), 0.0
     for size in ascending:
@@ -179,12 +186,11 @@ def bytes_a_token(size: Size) -> tuple[float, float]:
     )
     evict_half(engine, size.tokens)
     engine.steps(2)
-    total = size.requests * size.tokens
     tables, mirrors = engine.calls.kept()
     theirs = [engine.store]
     return (
-        deep_bytes([tables], of_others=theirs) / total,
-        deep_bytes([mirrors], of_others=[*theirs, engine.runtime]) / total,
+        deep_bytes([tables], of_others=theirs) / size.total,
+        deep_bytes([mirrors], of_others=[*theirs, engine.runtime]) / size.total,
     )
 
 
@@ -244,7 +250,7 @@ def _calculated(cells: list[Cell]) -> list[Table]:
         of_steps = [f"{steps.median / ms / 10:.1f}" for ms in GPU_STEPS_MS]
         row = [f"scheduler: {situation}", f"{steps.median:,.0f} µs a step", *of_steps]
         table.rows.append([*row, "measured, median"])
-    total = GPU_REQUESTS * GPU_TOKENS
+    total = wanted.total
     kv_bytes = KV_BYTES * total
     for what, a_token in (
         ("tables and pool", cell.table_bytes),
