@@ -295,9 +295,15 @@ def _charts(cells: list[Cell], base: Size) -> list[Chart]:
             )
         kept = Panel(title, label, "bytes a token", x_scale="log")
         kept.lines = [
+            Line("both processes", x, [cell.table_bytes + cell.mirror_bytes for cell in found]),
             Line("tables and pool, scheduler", x, [cell.table_bytes for cell in found]),
             Line("mirrors, worker", x, [cell.mirror_bytes for cell in found]),
-            Line(f"goal of both, {GOAL_BYTES}", [x[0], x[-1]], [GOAL_BYTES] * 2, reference=True),
+            Line(
+                f"goal of both processes, {GOAL_BYTES}",
+                [x[0], x[-1]],
+                [GOAL_BYTES] * 2,
+                reference=True,
+            ),
         ]
         us_panels.append(us)
         byte_panels.append(kept)
