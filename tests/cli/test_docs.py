@@ -81,7 +81,7 @@ def check(words: list[str]) -> None:
     elif program == "vtoken" and rest[0] == "calibrate":
         build_calibrate_parser().parse_args(rest[1:])
     elif program == "vtoken" and rest[0] == "bench":
-        assert rest[1] in {*BENCHES, "results"}
+        assert rest[1] in {*BENCHES, "results", "compare"}
     elif program == "vtoken":
         make_parser().parse_args(rest)
     elif program == "make":

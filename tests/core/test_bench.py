@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vtoken.bench import BENCHES, main
+from vtoken.bench import BENCHES, growth, main
 from vtoken.bench.counters import Instructions
 from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
@@ -26,6 +26,7 @@ PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmo
 def saved(folder: Path, rows: list[list[str | int | float | None]]) -> Path:
     result = Result("planner", "make bench-planner", {"steps": 1}, [Table("T", ["a", "b"], rows)])
     result.machine = {"cpu": "c", "python": "3", "versions": {}}
+    result.commit = "abc1234"
     (folder / "planner.json").write_bytes(msgspec.json.encode(result))
     return folder
 
@@ -36,6 +37,7 @@ def test_a_result_replaces_what_stands_between_its_markers_and_nothing_else(tmp_
     assert text.startswith("# Results\n\nprose\n\n<!-- bench:planner -->\n")
     assert text.endswith("<!-- /bench -->\n\nmore prose\n")
     assert "| x | 1,234 |" in text
+    assert "`make bench-planner` at abc1234, " in text
     assert "old" not in text
     assert fill_in(text, tmp_path)[0] == text
 
@@ -49,19 +51,6 @@ def test_every_benchmark_has_its_sections_once() -> None:
     sections = [match[2] for match in SECTION.finditer(text)]
     assert len(set(sections)) == len(sections)
     assert {section.partition("-")[0] for section in sections} == set(BENCHES)
-
-
-def test_a_plot_is_copied_beside_the_page_that_shows_its_tables(tmp_path: Path) -> None:
-    folder, page = tmp_path / "bench", tmp_path / "docs" / "page.md"
-    for path in (folder, page.parent):
-        path.mkdir()
-    saved(folder, [["x", 1]])
-    for name in ("planner", "memory"):
-        (folder / f"{name}.svg").write_text(f"<svg>{name}</svg>")
-    page.write_text(PAGE)
-    assert main(["results", "--folder", str(folder), "--file", str(page)]) == 0
-    assert [path.name for path in page.parent.iterdir() if path.suffix == ".svg"] == ["planner.svg"]
-    assert "| x | 1 |" in page.read_text()
 
 
 @pytest.mark.slow
@@ -234,15 +223,45 @@ def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
 
 def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
-    sizes = ["--requests", "2", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
+    sizes = ["--requests", "2", "4", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
+    sizes += ["--base", "2", "256", "--pools", "1", "3", "--block-sizes", "16", "32"]
     assert main(["growth", *sizes, "--steps", "4", "--json", str(path)]) == 0
     result = msgspec.json.decode(path.read_bytes(), type=Result)
-    small, large = result.raw
+    cells = {tuple(cell["size"].values()): cell for cell in result.raw["cells"]}
+    assert set(cells) == {
+        (2, 256, 16, 1), (2, 256, 16, 3), (2, 256, 32, 1), (4, 256, 16, 1),
+        (2, 1_048_576, 16, 1), (4, 1_048_576, 16, 1),
+    }  # fmt: skip
+    small, large = cells[2, 256, 16, 1], cells[2, 1_048_576, 16, 1]
     assert set(small["us"]) == set(MEASURED)
+    assert all(s["p10"] <= s["median"] <= s["p90"] for s in small["us"].values())
     assert small["table_bytes"] > 4
     assert small["mirror_bytes"] > 4
+    assert cells[2, 256, 16, 3]["table_bytes"] > small["table_bytes"] + 2 * 2
     assert large["skipped"]
     assert "left out" in as_text(result)
+    axes = {panel.x_label: panel.lines[0].x for panel in result.charts[0].panels}
+    assert list(axes.values()) == [[2, 4], [256], [1, 3], [16, 32]]
+
+
+def test_what_follows_for_a_gpu_is_calculated_from_the_measured_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(growth, "GPU_REQUESTS", 2)
+    monkeypatch.setattr(growth, "GPU_TOKENS", 256)
+    path = tmp_path / "growth.json"
+    sizes = ["--requests", "2", "--tokens", "256", "--base", "2", "256"]
+    arguments = [*sizes, "--pools", "1", "--block-sizes", "16", "--steps", "4"]
+    assert main(["growth", *arguments, "--json", str(path)]) == 0
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    table = result.tables[-1]
+    assert table.title.startswith("Calculated, not measured")
+    (cell,) = result.raw["cells"]
+    for row, steps in zip(table.rows, cell["us"].values(), strict=False):
+        assert row[1] == f"{steps['median']:,.0f} µs a step"
+        assert row[2] == f"{100 * steps['median'] / 10_000:.1f}"
+        assert row[3] == f"{100 * steps['median'] / 30_000:.1f}"
+    assert table.rows[3][1] == f"{cell['table_bytes'] * 512 / 1e6:,.0f} MB"
 
 
 def test_a_round_of_evictions_is_spread_over_its_steps() -> None:

@@ -16,6 +16,7 @@ from vtoken.bench import main
 from vtoken.bench.log import Log
 from vtoken.bench.output import Result, as_markdown
 from vtoken.bench.quality import ruler
+from vtoken.bench.quality.curves import charts
 from vtoken.bench.quality.measures import (
     divergence,
     equal_share,
@@ -24,7 +25,6 @@ from vtoken.bench.quality.measures import (
     rouge_l,
     string_match_all,
 )
-from vtoken.bench.quality.plots import save
 from vtoken.bench.quality.ruler import TASKS, Sample, fitted
 from vtoken.bench.quality.settings import FULL, Setting, every_policy, model_key, parsed, settings
 from vtoken.bench.quality.tables import (
@@ -336,19 +336,23 @@ def test_tokens_are_held_against_those_of_the_first_variant() -> None:
     assert table.rows == [["h2o", "equal, 3 tokens", "differs at token 1"]]
 
 
-def test_a_plot_has_a_line_for_every_policy_and_is_the_same_again(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_chart_has_a_line_for_every_policy_and_none_of_the_full_cache_alone() -> None:
     rows = rows_of(FULL_CACHE, 1.0, {"vt": [1.0]})
     for policy in ("h2o", "tova"):
         for keep in (0.25, 0.5):
             rows += rows_of(policy, keep, {"vt": [keep, 1.0]})
-    paths = [tmp_path / "one.svg", tmp_path / "two.svg"]
-    for path in paths:
-        assert save(rows, path) == f"plot in {path}"
-    one, two = (path.read_text() for path in paths)
-    assert one == two
-    assert all(f">{name}<" in one for name in ("h2o", "tova", FULL_CACHE))
-    assert save(rows[:1], tmp_path / "none.svg").startswith("no plot")
+    (chart,) = charts(rows)
+    (panel,) = chart.panels
+    lines = {line.name: line for line in panel.lines}
+    assert lines[FULL_CACHE].reference
+    assert lines[FULL_CACHE].y == [100.0]
+    assert {name for name in lines if name != FULL_CACHE} == {"h2o", "tova"}
+    assert lines["h2o"].x == [0.25, 0.5]
+    assert lines["h2o"].y == pytest.approx([62.5, 75.0])
+    assert all(low <= y <= high for y, low, high in zip(
+        lines["tova"].y, lines["tova"].low, lines["tova"].high, strict=True
+    ))  # fmt: skip
+    assert charts(rows[:1]) == []
 
 
 def test_a_result_survives_its_file() -> None:

@@ -97,12 +97,14 @@ def test_every_architecture_that_is_run_is_listed() -> None:
 
 
 def test_the_variants_and_situations_of_the_results_are_those_that_are_measured() -> None:
-    page = DOCS / "results.md"
-    shown = [t for t in tables(page) if t[0][0] in ("variant, against", "situation")]
+    pages = [DOCS / name for name in ("results.md", "costs.md")]
+    shown = [
+        t for page in pages for t in tables(page) if t[0][0] in ("variant, against", "situation")
+    ]
     measured = {v.name for group in overhead.GROUPS.values() for v in group}
     measured |= {s.name for s in planner.SCENARIOS}
     assert {row[0].split(", against")[0] for t in shown for row in t[1:]} <= measured
-    text = page.read_text()
+    text = "".join(page.read_text() for page in pages)
     assert not [name for name in variants.VARIANTS if name not in text]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from vtoken.bench.output import FOLDER, PAGES, fill_in
+from vtoken.bench import comparison
+from vtoken.bench.output import FOLDER, PAGES, publish
 from vtoken.bench.report import as_report, read_results
 
 BENCHES = {
@@ -33,33 +33,40 @@ def main(argv: list[str]) -> int:
         bench.add_argument("--json", type=Path, help=f"the file (default {FOLDER}/{name}.json)")
         bench.add_argument("--markdown", action="store_true", help="print Markdown tables")
         import_module(f"vtoken.bench.{name}").add_arguments(bench)
-    pages = " and ".join(map(str, PAGES))
-    results = sub.add_parser("results", help=f"write the tables of the last runs into {pages}")
+    pages = ", ".join(map(str, PAGES))
+    results = sub.add_parser(
+        "results", help=f"keep the last runs in docs/results/, with charts; fill in {pages}"
+    )
     results.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files are")
     results.add_argument("--file", type=Path, nargs="+", default=PAGES, help="the pages")
     report = sub.add_parser("report", help="write all results of the last runs into one file")
     report.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON files are")
     report.add_argument("--file", type=Path, help=f"the report (default {FOLDER}/report.md)")
+    compare = sub.add_parser("compare", help=comparison.SUMMARY, description=comparison.SUMMARY)
+    for name in ("old", "new"):
+        compare.add_argument(name, type=Path, help="a JSON file, or a folder of them")
     args = parser.parse_args(argv)
     if args.name == "results":
         return _results(args)
     if args.name == "report":
         return _report(args)
+    if args.name == "compare":
+        return comparison.run(args)
     code: int = import_module(f"vtoken.bench.{args.name}").run(args)
     return code
 
 
 def _results(args: argparse.Namespace) -> int:
-    """Write the tables of the last runs between the markers of the pages; plots beside them."""
+    """Publish the last runs on every page; 1 if charts could not be drawn."""
+    code = 0
     for page in args.file:
-        text, filled, missing = fill_in(page.read_text(), args.folder)
-        page.write_text(text)
-        for name in filled:
-            if (plot := args.folder / f"{name}.svg").exists():
-                shutil.copyfile(plot, page.parent / plot.name)
-        for name in missing:
-            print(f"{name}: no {args.folder}/{name}.json, section left as it was", file=sys.stderr)
-    return 0
+        try:
+            for line in publish(page, args.folder):
+                print(line, file=sys.stderr)
+        except ImportError as error:
+            print(f"{page}: charts not drawn (the extra `plots`): {error}", file=sys.stderr)
+            code = 1
+    return code
 
 
 def _report(args: argparse.Namespace) -> int:

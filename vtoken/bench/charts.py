@@ -6,7 +6,17 @@ Knows no benchmark. Drawing needs matplotlib, the extra `plots` of vToken.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+WIDTH, HEIGHT = 4.4, 3.3  # of a panel [inch]
+COLUMNS = 3  # panels in a row at most; four stand two by two
+MOST_TICKS = 9  # up to which every x of a logarithmic axis has its own label
+FEW_DECADES = 100.0  # a logarithmic y axis that spans less has labels between the powers of ten
+SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "vtoken", "font.size": 8}
 
 
 @dataclass
@@ -53,3 +63,118 @@ class Chart:
     caption: str  # also the text for whoever cannot see the picture
     panels: list[Panel]
     part: str = ""
+
+
+def file_names(name: str, charts: list[Chart]) -> dict[str, Chart]:
+    """The SVG of each chart of the result `name`. Raises ValueError if two share a file."""
+    found = {f"{name}-{c.part}.svg" if c.part else f"{name}.svg": c for c in charts}
+    if len(found) != len(charts):
+        raise ValueError(f"{name}: {len(charts)} charts, but only {len(found)} different parts")
+    return found
+
+
+def digest(chart: Chart) -> str:
+    """sha256 of the chart's JSON, the same for a chart that was read back from a file."""
+    same = msgspec.json.decode(msgspec.json.encode(chart), type=Chart)
+    return sha256(msgspec.json.encode(same, order="sorted")).hexdigest()
+
+
+def draw(chart: Chart, path: Path, *, source: str) -> None:
+    """Draw `chart` into the SVG `path`, with `source` in its metadata.
+
+    The same chart gives the same file. Raises ImportError without matplotlib.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    count = len(chart.panels)
+    columns = count if count <= COLUMNS else min(COLUMNS, -(-count // 2))
+    rows = -(-count // columns)
+    names: list[str] = []
+    for panel in chart.panels:
+        names += [line.name for line in panel.lines if not line.reference]
+        names += [bars.name for bars in panel.bars]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    with rc_context(SETTINGS):
+        legend_rows = -(-len(numbers) // columns)
+        size = (WIDTH * columns, HEIGHT * rows + 0.2 * legend_rows)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        handles: dict[str, Any] = {}
+        for axis, panel in zip(axes, chart.panels, strict=False):
+            for line in panel.lines:
+                handles.setdefault(line.name, _line(axis, line, numbers))
+            for place, bars in enumerate(panel.bars):
+                handles.setdefault(bars.name, _bars(axis, panel, place, numbers))
+            _finish(axis, panel)
+        for axis in axes[count:]:
+            axis.set_visible(False)
+        if len(handles) > 1:
+            figure.legend(
+                list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Date": None, "Creator": None, "Title": chart.caption, "Source": source}
+        figure.savefig(path, format="svg", metadata=metadata)
+
+
+def source_of(path: Path) -> str:
+    """The `source` that `draw` was given for this file; "" if there is none."""
+    text = path.read_text()
+    return text.partition("<dc:source>")[2].partition("</dc:source>")[0]
+
+
+def _line(axis: Any, line: Line, numbers: dict[str, int]) -> Any:
+    if line.reference:
+        if len(line.x) == 1:
+            return axis.axhline(line.y[0], color="black", linestyle="--", linewidth=1)
+        return axis.plot(line.x, line.y, color="black", linestyle="--", linewidth=1)[0]
+    number = numbers[line.name]
+    colour = f"C{number % 10}"
+    style = ("-", "--", ":")[number // 10 % 3]  # colours repeat after ten
+    marker = "osD^v<>PX*"[number % 10]
+    if line.low and line.high:
+        axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+    return axis.plot(
+        line.x, line.y, style, marker=marker, markersize=3.5, color=colour, linewidth=1.3
+    )[0]
+
+
+def _bars(axis: Any, panel: Panel, place: int, numbers: dict[str, int]) -> Any:
+    bars = panel.bars[place]
+    width = 0.8 / len(panel.bars)
+    found = [(i, value) for i, value in enumerate(bars.values) if value is not None]
+    x = [i - 0.4 + (place + 0.5) * width for i, _ in found]
+    y = [value for _, value in found]
+    handle = axis.bar(x, y, width * 0.9, color=f"C{numbers[bars.name] % 10}")
+    for (i, value), middle in zip(found, x, strict=True):
+        low, high = (side[i] if i < len(side) else None for side in (bars.low, bars.high))
+        if low is not None and high is not None:
+            # A median of few repeats may lie on the edge of its own spread, by rounding beyond it.
+            spread = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
+            axis.errorbar(middle, value, spread, color="black", linewidth=0.8, capsize=2)
+    return handle
+
+
+def _finish(axis: Any, panel: Panel) -> None:
+    axis.set_title(panel.title, fontsize=9)
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+    axis.grid(alpha=0.3, axis="y" if panel.bars else "both")
+    axis.set_axisbelow(True)
+    if panel.groups:
+        axis.set_xticks(range(len(panel.groups)), panel.groups)
+    if panel.x_scale == "log":
+        axis.set_xscale("log")
+        found = sorted({x for line in panel.lines for x in line.x})
+        if len(found) <= MOST_TICKS:
+            axis.set_xticks(found, [f"{x:,g}" for x in found])
+            axis.set_xticks([], minor=True)
+    if panel.y_scale == "log":
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        between = "25" if high / low < FEW_DECADES else ""
+        axis.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
+        axis.yaxis.set_minor_formatter(lambda y, _: f"{y:,g}" if f"{y:e}"[0] in between else "")
+    elif panel.y_from_zero and axis.dataLim.y0 >= 0:
+        axis.set_ylim(bottom=0)

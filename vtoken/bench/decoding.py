@@ -6,6 +6,7 @@ Allocation is the engine's and is not timed.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from vtoken.arrays import Floats
@@ -18,6 +19,23 @@ from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16
 SLACK_TOKENS = 256  # that the pool can take beyond the prompts, a request
+LAYERS, KV_HEADS, HEAD_SIZE = 32, 8, 128  # of Llama-3.1-8B
+KV_BYTES = LAYERS * 2 * KV_HEADS * HEAD_SIZE * 2  # a token, in bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The pool: slots a block, and all blocks as a multiple of those that the requests need."""
+
+    size: int = BLOCK_SIZE
+    pool: int = 1
+
+    def of(self, num_tokens: int) -> int:
+        """Blocks that so many places take."""
+        return -(-num_tokens // self.size)
+
+
+USUAL = Blocks()
 
 
 class Calls:
@@ -81,7 +99,8 @@ class Calls:
         if new:
             tables = BlockTables.of([self._unmirrored[names[i]] for i in new])
             counts = plan.requests.num_tokens[new]
-            self.mirrors.place([names[i] for i in new], counts, BLOCK_SIZE, tables)
+            size = self.runtime.geometry.block_size
+            self.mirrors.place([names[i] for i in new], counts, size, tables)
         self.mirrors.apply(plan.requests)
 
 
@@ -102,14 +121,15 @@ class Decoding:
         lends_blocks: bool = True,
         mirrored: bool = False,
         scores: Floats | None = None,
+        blocks: Blocks = USUAL,
     ) -> None:
-        blocks_each = -(-(num_tokens + SLACK_TOKENS) // BLOCK_SIZE)
-        num_blocks = 1 + num_requests * blocks_each
+        self.blocks = blocks
+        num_blocks = 1 + blocks.pool * num_requests * blocks.of(num_tokens + SLACK_TOKENS)
         self.store = Pool(num_blocks)
         self.num_blocks = num_blocks
         self.scores = scores
         config = self.merged(default_config(num_blocks), patch)
-        geometry = Geometry(num_blocks, BLOCK_SIZE, 32, 8, 128, 32 * 2 * 8 * 128 * 2)
+        geometry = Geometry(num_blocks, blocks.size, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
         self.runtime = Runtime(geometry, self.store, config, lends_blocks=lends_blocks)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]
         self.calls = Calls(self.runtime, self.store, self.ids)
@@ -137,7 +157,7 @@ class Decoding:
         for request_id, extent in zip(self.ids, extents, strict=True):
             counts[request_id] += num_new
             blocks = store.tables.setdefault(request_id, [])
-            needed = -(-(counts[request_id] if extent is None else extent) // BLOCK_SIZE)
+            needed = self.blocks.of(counts[request_id] if extent is None else extent)
             if needed > len(blocks):
                 blocks += store.take(needed - len(blocks))
         t3 = clock()

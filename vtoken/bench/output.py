@@ -1,10 +1,10 @@
 """What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/.
 
-Knows no benchmark. A result is one JSON file `.bench/NAME.json`; a page of docs/ holds, between
-`<!-- bench:NAME -->` and `<!-- /bench -->`, the tables of the run that the file describes. The
-prose around the markers is written by hand and never touched. A plot `.bench/NAME.svg` is copied
-beside the page that shows the tables. A benchmark with several sections calls its files
-`BENCH-PART.json`.
+Knows no benchmark. A run writes one JSON file `.bench/NAME.json`. `publish` copies it to
+`docs/results/NAME.json`, which is committed, and makes everything else from that copy: the SVGs
+beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. The prose
+around the markers is written by hand and never touched. A benchmark with several sections calls
+its files `BENCH-PART.json`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,10 +23,11 @@ from typing import Any
 
 import msgspec
 
-from vtoken.bench.charts import Chart
+from vtoken.bench.charts import Chart, digest, draw, file_names
 
 FOLDER = Path(".bench")
-PAGES = (Path("docs/results.md"), Path("docs/quality.md"), Path("docs/gpu.md"))
+PAGES = tuple(Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu"))
+KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -74,9 +78,35 @@ class Result:
 
 
 def new_result(bench: str, command: str, setup: dict[str, Any]) -> Result:
-    """An empty result that knows the machine and the versions."""
+    """An empty result that knows the machine, the versions and the commit."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return Result(bench, command, setup, [], machine=_machine(), started=started)
+    commit = commit_of(Path(__file__).parents[1])
+    return Result(bench, command, setup, [], machine=_machine(), started=started, commit=commit)
+
+
+def read(path: Path) -> Result:
+    """The result in a JSON file."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def commit_of(package: Path) -> str:
+    """Short commit of the checkout that tracks `package`; "" if none does.
+
+    "+" behind it: tracked files of the package differ from that commit.
+    """
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(package), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    try:
+        # A package that is installed below a checkout is not part of it.
+        if git("ls-files", "--error-unmatch", "__init__.py").returncode:
+            return ""
+        commit = git("rev-parse", "--short", "HEAD").stdout.strip()
+        return commit + "+" * bool(git("diff", "--quiet", "HEAD", "--", ".").returncode)
+    except FileNotFoundError:
+        return ""
 
 
 def _machine() -> dict[str, Any]:
@@ -133,14 +163,20 @@ def as_text(result: Result) -> str:
     return "\n".join(lines)
 
 
-def as_markdown(result: Result) -> str:
-    """The same tables in Markdown, under one line that says what was run, on what and when."""
+def as_markdown(result: Result, images: Sequence[str] = ()) -> str:
+    """The same tables in Markdown, under one line that says what was run, on what and when.
+
+    `images`: Markdown that stands between that line and the tables.
+    """
+    commit = f" at {result.commit}" if result.commit else ""
     versions = ", ".join(f"{name} {v}" for name, v in result.machine["versions"].items())
     setup = ", ".join(f"{name} {value}" for name, value in result.setup.items())
     lines = [
-        f"`{result.command}`, {result.started}, {result.seconds:.0f} s; {result.machine['cpu']}, "
-        f"Python {result.machine['python']}, {versions}; {setup}."
+        f"`{result.command}`{commit}, {result.started}, {result.seconds:.0f} s; "
+        f"{result.machine['cpu']}, Python {result.machine['python']}, {versions}; {setup}."
     ]
+    for image in images:
+        lines += ["", image]
     for table in result.tables:
         lines += ["", f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
         lines.append("|---" + "|---:" * (len(table.columns) - 1) + "|")
@@ -151,7 +187,10 @@ def as_markdown(result: Result) -> str:
 
 
 def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
-    """`text` with the sections replaced whose results are in `folder`; their names; the others."""
+    """`text` with the sections replaced whose results are in `folder`; their names; the others.
+
+    `folder` stands beside the page, and holds the SVGs too.
+    """
     filled: list[str] = []
     missing: list[str] = []
 
@@ -161,7 +200,34 @@ def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
             missing.append(match[2])
             return match[0]
         filled.append(match[2])
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
-        return f"{match[1]}{as_markdown(result)}\n{match[3]}"
+        result = read(path)
+        charts = file_names(match[2], result.charts).items()
+        images = [f"![{chart.caption}]({folder.name}/{file})" for file, chart in charts]
+        return f"{match[1]}{as_markdown(result, images)}\n{match[3]}"
 
     return SECTION.sub(section, text), filled, missing
+
+
+def publish(page: Path, runs: Path) -> list[str]:
+    """Copy the runs of `page` to the folder beside it, draw their charts, fill in its sections.
+
+    Returns one line for each thing that was not done. Raises ImportError if there is a chart to
+    draw and no matplotlib; the page is filled in by then.
+    """
+    kept, said = page.parent / KEPT, []
+    for match in SECTION.finditer(page.read_text()):
+        name = match[2]
+        run, copy = runs / f"{name}.json", kept / f"{name}.json"
+        if not run.exists():
+            continue
+        if copy.exists() and read(copy).started > read(run).started:
+            said.append(f"{name}: {run} is older than {copy}, which stays")
+            continue
+        kept.mkdir(exist_ok=True)
+        shutil.copyfile(run, copy)
+    text, filled, missing = fill_in(page.read_text(), kept)
+    page.write_text(text)
+    for name in filled:
+        for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
+            draw(chart, kept / file, source=digest(chart))
+    return said + [f"{name}: no {kept}/{name}.json, section left as it was" for name in missing]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
+from vtoken.bench.decoding import BLOCK_SIZE, SLACK_TOKENS, USUAL, Blocks, Decoding
 from vtoken.bench.output import Table, finish, new_result
 
 PAUSED = {"reclamation": "paused"}
@@ -54,12 +54,17 @@ class Scenario:
 
 
 def quiet(
-    patch: dict[str, Any], *, fragment: bool, dense: bool = False, lends_blocks: bool = False
+    patch: dict[str, Any],
+    *,
+    fragment: bool,
+    dense: bool = False,
+    lends_blocks: bool = False,
+    blocks: Blocks = USUAL,
 ) -> Measure:
     """Steps in which nothing is due: tables are positional, or half-evicted, or packed again."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-        engine = Decoding(num_requests, num_tokens, patch, lends_blocks=lends_blocks)
+        engine = Decoding(num_requests, num_tokens, patch, lends_blocks=lends_blocks, blocks=blocks)
         if fragment:
             evict_half(engine, num_tokens)
         if dense:
@@ -92,11 +97,11 @@ def every_step(num_requests: int, num_tokens: int, count: int) -> list[list[floa
     return engine.steps(min(count, SLACK_TOKENS - 32))
 
 
-def in_rounds(policy: str) -> Measure:
+def in_rounds(policy: str, *, blocks: Blocks = USUAL) -> Measure:
     """32 tokens of each request every 32 steps, requests spread over the steps: means a period."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-        engine = rounds_of_evictions(policy, num_requests, num_tokens)
+        engine = rounds_of_evictions(policy, num_requests, num_tokens, blocks=blocks)
         periods = min(max(2, count // PERIOD), (SLACK_TOKENS - 3 * PERIOD) // PERIOD)
         before = engine.runtime.counters.evicted_tokens
         us = np.array(engine.steps(periods * PERIOD))
@@ -110,7 +115,12 @@ def in_rounds(policy: str) -> Measure:
 
 
 def rounds_of_evictions(
-    policy: str, num_requests: int, num_tokens: int, *, mirrored: bool = False
+    policy: str,
+    num_requests: int,
+    num_tokens: int,
+    *,
+    mirrored: bool = False,
+    blocks: Blocks = USUAL,
 ) -> Decoding:
     """An engine that evicts 32 tokens of each request every 32 steps, after its first period.
 
@@ -126,6 +136,7 @@ def rounds_of_evictions(
         lends_blocks=False,
         mirrored=mirrored,
         scores=scores,
+        blocks=blocks,
     )
     evict_half(engine, num_tokens, PERIOD)
     engine.configure({"interval_tokens": PERIOD - 1, "policy": {"name": policy}})

@@ -1,7 +1,7 @@
 """Does the server still answer well? RULER's tasks, continuations, and the same tokens.
 
 `ruler` makes prompts, `server` runs them, `work` says what is measured of them, `measures` how;
-`log` keeps finished samples, `tables` and `plots` show them, `command` puts all together.
+`log` keeps finished samples, `tables` and `curves` show them, `command` puts all together.
 """
 
 from vtoken.bench.quality.command import add_arguments, run

@@ -27,7 +27,7 @@ import vtoken
 from vtoken.bench import target
 from vtoken.bench.log import Key, Log
 from vtoken.bench.output import FOLDER, Result, finish, new_result
-from vtoken.bench.quality import plots
+from vtoken.bench.quality import curves
 from vtoken.bench.quality.measures import mean
 from vtoken.bench.quality.ruler import TASKS
 from vtoken.bench.quality.server import QualityServer, RequestError
@@ -177,8 +177,6 @@ def run(args: argparse.Namespace) -> int:
         return 1
     result = bench.result()
     finish(result, path=args.json, markdown=args.markdown)
-    path = (args.json or FOLDER / "quality.json").with_suffix(".svg")
-    print(plots.save(result.raw["rows"], path))
     return 0
 
 
@@ -338,6 +336,7 @@ class Bench:
             title = f"Greedy tokens wherever K and V are: {EXACT_TOKENS} tokens, half kept"
             result.tables.append(exact_table(exact, title))
         result.raw = {"rows": rows + continued, "exact": exact}
+        result.charts = curves.charts(rows + continued)
         result.seconds = self._seconds()
         return result
 
