@@ -15,7 +15,8 @@ from tests.faults.core_blocks import BLOCKS
 from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
-from vtoken.bench import overhead, planner, variants
+from vtoken.bench import overhead, planner
+from vtoken.bench.evaluation import variants
 from vtoken.policies.base import BUILT_IN
 from vtoken.policies.signals import Kind
 from vtoken_api.auth.limits import RATES

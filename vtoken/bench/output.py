@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,25 @@ from vtoken.bench.charts import Chart, digest, draw, file_names
 
 FOLDER = Path(".bench")
 PAGES = tuple(Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu"))
+# Of the paper, in its order; what the paper does not have comes first.
+ROWS = (
+    "Goodput",
+    "Loss",
+    "Real client",
+    "Fig. 2",
+    "Fig. 6a",
+    "Fig. 6b",
+    "Fig. 7",
+    "Fig. 8",
+    "Fig. 9",
+    "5.5",
+    "5.6",
+    "Table 1",
+    "Table 2",
+    "I1, I2",
+)
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
+CLAIMS = re.compile(r"(<!-- claims -->\n).*?(<!-- /claims -->)", re.DOTALL)
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -205,7 +223,32 @@ def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
         images = [f"![{chart.caption}]({folder.name}/{file})" for file, chart in charts]
         return f"{match[1]}{as_markdown(result, images)}\n{match[3]}"
 
+    text = CLAIMS.sub(lambda m: f"{m[1]}{claims_table(_results(folder))}\n{m[2]}", text)
     return SECTION.sub(section, text), filled, missing
+
+
+def _results(folder: Path) -> list[Result]:
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def claims_table(results: Iterable[Result]) -> str:
+    """Every claim of the results beside what the paper says, in the paper's order, in Markdown."""
+    lines = [
+        "| paper | what | model | the paper's figure | ours [least .. most] | runs | goal | command |",
+        "|---|---|---|---:|---:|---:|---:|---|",
+    ]
+    found = [(claim, result.command) for result in results for claim in result.claims]
+    for claim, command in sorted(found, key=lambda pair: _order(pair[0].row)):
+        spread = f"{claim.value:.3g} {claim.unit}".rstrip()
+        if claim.low != claim.high:
+            spread += f" [{claim.low:.3g} .. {claim.high:.3g}]"
+        cells = [claim.row, claim.what, claim.model, claim.paper, spread, str(claim.repeats)]
+        lines.append(f"| {' | '.join([*cells, claim.goal, f'`{command}`'])} |")
+    return "\n".join(lines)
+
+
+def _order(row: str) -> int:
+    return ROWS.index(row) if row in ROWS else len(ROWS)
 
 
 def publish(page: Path, runs: Path) -> list[str]:

@@ -6,12 +6,11 @@ measured on. The pages of docs/ are written by `vtoken bench results`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from vtoken.bench.output import Claim, Result, as_markdown
+from vtoken.bench.output import Result, as_markdown, claims_table
 
 
 def read_results(folder: Path) -> dict[str, Result]:
@@ -27,18 +26,8 @@ def read_results(folder: Path) -> dict[str, Result]:
 
 def as_report(results: dict[str, Result]) -> str:
     lines = ["# vToken: what the benchmarks found on this machine"]
-    claims = [claim for result in results.values() for claim in result.claims]
-    if claims:
-        lines += ["", *_claims(claims)]
+    if any(result.claims for result in results.values()):
+        lines += ["", claims_table(results.values())]
     for name, result in results.items():
         lines += ["", f"## {name}", "", as_markdown(result)]
     return "\n".join(lines) + "\n"
-
-
-def _claims(claims: Iterable[Claim]) -> list[str]:
-    lines = ["| what | model | found | goal | paper |", "|---|---|---:|---:|---:|"]
-    for claim in claims:
-        spread = f"{claim.value:.3g} [{claim.low:.3g} .. {claim.high:.3g}] {claim.unit}".rstrip()
-        cells = [f"{claim.row}: {claim.what}", claim.model, spread, claim.goal, claim.paper]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines

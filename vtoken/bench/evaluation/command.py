@@ -44,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 # What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
 SLOW_PARTS = ("goodput", "memory", "capacity", "frontier", "sensitivity", "relocation", "stability")
+BULKY = ("requests", "output_ids")  # a number or more for every request or token
 MOST_ENGINES = {"cpu": 4, "cuda": 2}
 
 
@@ -91,7 +92,8 @@ def _part(
         log = Log(log.path)
     command = f"make bench-evaluation ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
-    result = new_result(name, command, target.described())
+    result = new_result(name, command, target.described() | {"repeats": args.repeats})
+    result.raw = []
     with Engines(target, MOST_ENGINES[target.device]) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
@@ -124,4 +126,10 @@ def _measure(
     runs = measure(experiment.comparisons(setting), log, engines, title)
     if experiment.then is not None:
         runs += measure(experiment.then(setting, runs), log, engines, title)
-    experiment.report(result, Path(model).name, runs)
+    name = Path(model).name
+    experiment.report(result, name, runs)
+    result.raw += [
+        {"model": name, "labels": dict(run.labels), "repeat": run.repeat}
+        | {what: value for what, value in run.figures.items() if what not in BULKY}
+        for run in runs
+    ]
