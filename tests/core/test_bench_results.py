@@ -33,7 +33,6 @@ WITHOUT_JSON = {
     "overhead",
     "overhead-canary",
     "overhead-tiny",
-    "planner",
     "quality-continuations",
     "quality-exact",
     "quality-later",
