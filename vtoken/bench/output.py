@@ -234,7 +234,7 @@ def _results(folder: Path) -> list[Result]:
 def claims_table(results: Iterable[Result]) -> str:
     """Every claim of the results beside what the paper says, in the paper's order, in Markdown."""
     lines = [
-        "| paper | what | model | the paper's figure | ours [least .. most] | runs | goal | command |",
+        "| paper | what | model | paper says | ours [least .. most] | runs | goal | command |",
         "|---|---|---|---:|---:|---:|---:|---|",
     ]
     found = [(claim, result.command) for result in results for claim in result.claims]

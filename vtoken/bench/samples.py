@@ -28,7 +28,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     bins = np.bincount(np.maximum(0, -(-live * BINS // size) - 1), minlength=BINS)
     return {
         "requests": len(tables),
-        "held": sum(len(t.blocks) for t in tables),
+        "held": sum(t.num_blocks for t in tables),
         "bound": sum(-(-t.num_live // size) for t in tables),
         "used": pool.num_used,
         "live": pool.num_live,

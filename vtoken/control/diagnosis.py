@@ -63,7 +63,7 @@ class Part:
             plan.num_fresh_blocks,
             bool(plan.shared_blocks),
             table.num_tokens,
-            len(table.blocks),
+            table.num_blocks,
         )
 
     def crowding(self) -> int:
@@ -76,8 +76,8 @@ class Part:
         table = self.table
         if not has_excess(table):
             return 0
-        left = max(0, self.num_blocks - len(table.blocks))
-        spare = len(table.blocks) - -(-table.num_live // table.block_size)
+        left = max(0, self.num_blocks - table.num_blocks)
+        spare = table.num_blocks - -(-table.num_live // table.block_size)
         return min(self.freed_blocks - self.crowding() - left, spare)
 
 

@@ -182,7 +182,7 @@ class Reporter:
             dead=num_tokens - num_live,
             prompt_tokens=num_prompt,
             output_tokens=num_tokens - num_prompt if num_tokens > num_prompt else 0,
-            blocks=len(table.blocks),
+            blocks=table.num_blocks,
             bound_blocks=-(-num_live // table.block_size),
             naive_blocks=table.num_naive_blocks(),
             policy=rules.policy.name,

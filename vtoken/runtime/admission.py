@@ -117,7 +117,7 @@ class Admission:
         return blocks
 
     def _growth(self, table: TokenTable) -> int:
-        return max(0, self._peak_blocks(table.request_id) - len(table.blocks))
+        return max(0, self._peak_blocks(table.request_id) - table.num_blocks)
 
     def _peak_blocks(self, request_id: str) -> int:
         arrival = self._arrivals.get(request_id)

@@ -164,5 +164,5 @@ class RoundPlanner:
 def has_excess(table: TokenTable) -> bool:
     """Whether the request has evicted, and holds more blocks than it needs."""
     return table.virtual and (
-        num_excess_blocks(len(table.blocks), table.num_live, table.block_size) > 0
+        num_excess_blocks(table.num_blocks, table.num_live, table.block_size) > 0
     )
