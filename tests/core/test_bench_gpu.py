@@ -487,7 +487,7 @@ def test_the_report_has_every_result_and_its_claims(
     assert main(["report", "--folder", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
     assert text == as_report(read_results(tmp_path))
-    assert "| GPU check 3: relocation over 32 layers, share of a large device copy |" in text
+    assert "| GPU check 3 | relocation over 32 layers, share of a large device copy |" in text
     assert "## gpu" in text
     assert "else" not in text
 
