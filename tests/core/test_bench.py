@@ -13,7 +13,7 @@ from vtoken.bench import BENCHES, growth, main
 from vtoken.bench.counters import Instructions
 from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
-from vtoken.bench.overhead import GROUPS, Run, goals_table, ratios_table
+from vtoken.bench.overhead import GROUPS, Run, claims, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import summary
 from vtoken.bench.sizes import deep_bytes
@@ -173,6 +173,11 @@ def test_overhead_is_shown_against_stock_and_its_goals() -> None:
     assert cells["step p50"] == "1.500 [1.50 .. 1.50]"
     assert cells["µs, scheduler"] == pytest.approx(100)
     goals = goals_table([run])
+    assert {claim.what.split(",")[0] for claim in claims([run])} == {
+        "plugin idle",
+        "indirection",
+        "recycling",
+    }
     assert [row[-1] for row in goals.rows] == ["missed"] * 3
     assert goals.rows[-1][1:4] == ["demo, 8", 1.24, "1.05"]
 

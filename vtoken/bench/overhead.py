@@ -20,7 +20,7 @@ from typing import Any
 
 from vtoken.bench import target
 from vtoken.bench.engines import Engine
-from vtoken.bench.output import Table, finish, new_result
+from vtoken.bench.output import Claim, Table, finish, new_result
 from vtoken.bench.slices import (
     FIGURES,
     LIVE_TOKENS,
@@ -200,6 +200,7 @@ def run(args: argparse.Namespace) -> int:
     result = new_result("overhead", "make bench-overhead", setup)
     goals = goals_table(runs)
     result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
+    result.claims = claims(runs)
     if failed:
         rows: list[list[str | int | float | None]] = [
             [what, why.splitlines()[-1]] for what, why in failed.items()
@@ -213,6 +214,32 @@ def run(args: argparse.Namespace) -> int:
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return int(bool(failed))
+
+
+def claims(runs: list[Run]) -> list[Claim]:
+    """What the indirection costs a step, against stock vLLM of the same round."""
+    found = []
+    for run in runs:
+        for goal in GOALS:
+            if goal.against != STOCK or not {goal.variant, STOCK} <= set(run.rounds[0]):
+                continue
+            ratio = compare(run.rounds, goal.variant, STOCK, goal.figure)
+            assert ratio is not None  # only instructions may be missing
+            found.append(
+                Claim(
+                    "5.5",
+                    f"{goal.variant}, {run.requests} requests: step p50 against stock vLLM",
+                    run.model,
+                    ratio.ratio,
+                    ratio.low,
+                    ratio.high,
+                    "x",
+                    len(run.rounds),
+                    "below 1.01" if goal.goal == 1.01 else "",
+                    f"<= {goal.goal:.2f}",
+                )
+            )
+    return found
 
 
 def _measure(
