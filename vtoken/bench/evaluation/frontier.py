@@ -103,7 +103,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         panels.append(_panel(workload, policy, found))
         for variant, gain in _select(selected, workload, policy, found).items():
             gains.setdefault(variant, []).extend(gain)
-    result.tables.append(selected)
+    result.tables += [selected, _fragmentation(model, runs)]
     result.charts.append(
         Chart(f"Throughput and p95 between tokens by clients, {model}", panels, part=model)
     )
@@ -168,6 +168,28 @@ def _scan(model: str, workload: str, policy: str, runs: list[Run]) -> Table:
             gap = figures(chosen, "itl_ms.p95").median
             whole = figures(chosen, "e2e_ms.p95").median / 1e3
             cells.append(f"{tokens:.0f} | {gap:.1f} | {whole:.1f}{mark}")
+        table.rows.append(cells)
+    return table
+
+
+def _fragmentation(model: str, runs: list[Run]) -> Table:
+    """Figure 2 by batch size: how full the blocks of naive-evict are."""
+    naive = pick(runs, variant=NAIVE)
+    counts = sorted({int(run.labels["clients"]) for run in naive})
+    table = Table(
+        f"{model}: naive-evict, F [%] | blocks at most half full [%]",
+        ["workload, policy", *[f"{count} clients" for count in counts]],
+        [],
+    )
+    for workload, policy in dict.fromkeys(
+        (str(r.labels["workload"]), str(r.labels["policy"])) for r in naive
+    ):
+        cells: list[str | int | float | None] = [f"{workload}, {policy}"]
+        for count in counts:
+            found = pick(naive, workload=workload, policy=policy, clients=count)
+            wasted = spread([100 * run.figure("memory.f") for run in found])
+            half = spread([100 * sum(run.figures["memory"]["bins_ratio"][:2]) for run in found])
+            cells.append(f"{wasted.median:.0f} | {half.median:.0f}")
         table.rows.append(cells)
     return table
 
