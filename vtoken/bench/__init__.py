@@ -19,6 +19,7 @@ BENCHES = {
     "memory": "blocks held by native, naive-evict and vToken; shared prefixes",
     "console": "first paint, key to reaction, memory, bytes and CPU of the console",
     "overhead": "plugin against stock vLLM, paired",
+    "client": "native, naive-evict and vToken as servers under a real client, vllm bench serve",
     "quality": "answers of evicted caches against the full cache: RULER's tasks, continuations",
 }
 
