@@ -36,7 +36,7 @@ from vtoken.bench.output import FOLDER, Claim, Result, Table, finish, new_result
 from vtoken.bench.serving_client import ClientError, Load, ServingClient
 from vtoken.bench.texts import passages
 from vtoken.bench.variants import INTERVAL_TOKENS
-from vtoken.demo.server import VLLM_SERVE, VTOKEN_SERVE, DemoError, Server, any_free_port
+from vtoken.demo.server import DemoError, Server, any_free_port
 from vtoken.demo.trained_model import TrainedModelError, fetch
 
 BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
@@ -255,10 +255,8 @@ def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
     } | settings
 
 
-def server_arguments(
-    situation: Situation, variant: str, *, device: str, folder: Path
-) -> tuple[Sequence[str], list[str]]:
-    """The command that the model is appended to, and the flags behind it."""
+def server_arguments(situation: Situation, variant: str, *, device: str, folder: Path) -> list[str]:
+    """The flags of the server of `variant`."""
     flags = [
         "--served-model-name=model",
         "--dtype=float32",
@@ -271,12 +269,12 @@ def server_arguments(
     ]
     settings = configuration(situation, variant)
     if settings is None:
-        return VLLM_SERVE, flags
+        return flags
     flags += [f"--vtoken-policy={POLICY}", f"--vtoken-state-dir={folder / 'state'}"]
     flags += [f"--vtoken-{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if device == "cuda":
         flags.append("--vtoken-experimental-cuda")
-    return VTOKEN_SERVE, flags
+    return flags
 
 
 def _served(
@@ -290,19 +288,19 @@ def _served(
 ) -> dict[str, float]:
     """One server, started and ended here, under the client's load."""
     name = f"{variant.lower()}-{repeat + 1}"
-    command, flags = server_arguments(situation, variant, device=device, folder=folder)
+    stock = VARIANTS[variant] is None
     with Server(
         str(situation.model),
         port=any_free_port(),
-        arguments=flags,
+        arguments=server_arguments(situation, variant, device=device, folder=folder),
         log=folder / f"{name}-server.log",
         environment={
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VTOKEN_ENABLED": "0" if command is VLLM_SERVE else "1",
+            "VTOKEN_ENABLED": "0" if stock else "1",
         },
         startup_timeout_s=STARTUP_S,
-        command=command,
+        stock=stock,
     ) as server:
         found = client.run(
             server.url,
@@ -316,7 +314,7 @@ def _served(
         counters = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=30.0).text
     found["preemptions"] = counter(counters, "vllm:num_preemptions_total") or 0.0
     evicted = counter(counters, "vllm:vtoken_evicted_tokens_total")
-    if (evicted is None) != (variant == NATIVE) or evicted == 0:
+    if (evicted is None) != stock or evicted == 0:
         raise ClientError(f"the server of {variant} counts {evicted} evicted tokens")
     if evicted is not None:
         found["evicted_tokens"] = evicted
