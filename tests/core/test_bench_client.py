@@ -39,11 +39,12 @@ def result_file(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def situation(num_blocks: int = 12) -> Situation:
-    return Situation(Path("/models/tiny"), LOAD, Cache(2, num_blocks, 4096), 16)
+def situation(num_blocks: int = 12, device: str = "cpu") -> Situation:
+    cache = Cache(2, num_blocks, 4096)
+    return Situation(Path("/models/tiny"), LOAD, cache, 16, device, Path("/bench"))
 
 
-def runs(*speeds: dict[str, float], where: str = "client") -> list[Run]:
+def runs(*speeds: dict[str, float], where: str = client.CLIENT) -> list[Run]:
     """A run of every variant in each repeat; a latency is the inverse of the speed."""
     out = []
     for repeat, speed in enumerate(speeds):
@@ -114,11 +115,8 @@ def test_a_client_that_fails_is_shown_with_its_last_words(tmp_path: Path) -> Non
     assert (tmp_path / "result.log").read_text() == "no such dataset\n"
 
 
-def test_the_servers_differ_in_vtokens_flags_alone(tmp_path: Path) -> None:
-    found = {
-        variant: client.server_arguments(situation(), variant, device="cpu", folder=tmp_path)
-        for variant in VARIANTS
-    }
+def test_the_servers_differ_in_vtokens_flags_alone() -> None:
+    found = {variant: client.server_arguments(situation(), variant) for variant in VARIANTS}
     native = found[NATIVE]
     assert not [flag for flag in native if "vtoken" in flag]
     for variant in (NAIVE, VTOKEN):
@@ -126,7 +124,7 @@ def test_the_servers_differ_in_vtokens_flags_alone(tmp_path: Path) -> None:
         assert plain == native
     assert set(found[NAIVE]) - set(found[VTOKEN]) == {"--vtoken-reclamation=off"}
     assert "--vtoken-budget-tokens=75" in found[VTOKEN]
-    flags = client.server_arguments(situation(), VTOKEN, device="cuda", folder=tmp_path)
+    flags = client.server_arguments(situation(device="cuda"), VTOKEN)
     assert "--vtoken-experimental-cuda" in flags
 
 
@@ -149,7 +147,7 @@ def test_a_counter_is_summed_over_its_labels() -> None:
 
 def test_ratios_are_of_runs_of_the_same_repeat() -> None:
     found = client.ratios(
-        runs(*TWO), (VTOKEN, "client"), (NATIVE, "client"), "output_tokens_per_second"
+        runs(*TWO), (VTOKEN, client.CLIENT), (NATIVE, client.CLIENT), "output_tokens_per_second"
     )
     assert found == [1.2, 1.5]
     table = client.ratios_table(runs(*TWO))
@@ -173,7 +171,7 @@ def test_claims_are_differences_in_percent_with_their_range() -> None:
 
 
 def test_agreement_compares_the_repeats_that_were_measured_both_ways() -> None:
-    inside = runs({NATIVE: 200.0, NAIVE: 100.0, VTOKEN: 240.0}, where="in process")
+    inside = runs({NATIVE: 200.0, NAIVE: 100.0, VTOKEN: 240.0}, where=client.IN_PROCESS)
     assert client.agreement_table(runs(*TWO)) is None
     table = client.agreement_table([*runs(*TWO), *inside])
     assert table is not None

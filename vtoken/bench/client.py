@@ -36,12 +36,13 @@ from vtoken.bench.output import FOLDER, Claim, Result, Table, finish, new_result
 from vtoken.bench.serving_client import ClientError, Load, ServingClient
 from vtoken.bench.texts import passages
 from vtoken.bench.variants import INTERVAL_TOKENS
-from vtoken.demo.server import DemoError, Server, any_free_port
-from vtoken.demo.trained_model import TrainedModelError, fetch
+from vtoken.demo.server import Server, any_free_port
+from vtoken.demo.trained_model import fetch
 
 BLOCK_SIZE = 32  # the least that stock vLLM takes on CPU
 POLICY = "tova"
 NATIVE, NAIVE, VTOKEN = "native", "naive-evict", "vToken"
+CLIENT, IN_PROCESS = "client", "in process"
 # None is stock vLLM without the plugin; the others also evict, with a budget.
 VARIANTS: dict[str, dict[str, Any] | None] = {
     NATIVE: None,
@@ -53,7 +54,7 @@ FULL = Load(num_clients=16, num_requests=24, prompt_tokens=384, new_tokens=192)
 QUICK = Load(num_clients=8, num_requests=16, prompt_tokens=384, new_tokens=192)
 STARTUP_S = 600.0
 RUN_S = 3600.0
-FAILURES = (ClientError, DemoError, TrainedModelError, OSError, RuntimeError, ValueError)
+FAILURES = (RuntimeError, OSError, ValueError)  # of client, server, engine, model and files
 
 # figure, heading, unit that divides it
 RATES = (
@@ -92,12 +93,18 @@ CLAIMS = (
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What all variants share: model, memory, and the load."""
+    """What all variants share: model, memory, load, and where they leave their files."""
 
     model: Path
     load: Load
     cache: Cache
     interval_tokens: int
+    device: str
+    folder: Path  # absolute
+
+    @property
+    def prompts(self) -> Path:
+        return self.folder / "prompts.jsonl"
 
     @property
     def budget_tokens(self) -> int:
@@ -115,7 +122,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one variant; `where`: client, or in process. `figures` by name."""
+    """One run of one variant; `where`: CLIENT or IN_PROCESS. `figures` by name."""
 
     variant: str
     repeat: int
@@ -172,12 +179,12 @@ def _measure(args: argparse.Namespace) -> Result:
     in_process = (0 if args.quick else 1) if args.in_process is None else args.in_process
     model = args.model or (model_folder(None) if args.quick else fetch())
     cache = Cache.fitting(model, load.num_clients * load.total_tokens // 2, block_size=BLOCK_SIZE)
-    situation = Situation(model, load, cache, args.interval_tokens)
     folder = (FOLDER / "client").absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    situation = Situation(model, load, cache, args.interval_tokens, args.device, folder)
     texts = passages(model, load.num_requests, load.prompt_tokens)
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text, _ in texts))
+    lines = [json.dumps({"prompt": text}) + "\n" for text, _ in texts]
+    situation.prompts.write_text("".join(lines))
     result = new_result(
         "client",
         "make bench-client",
@@ -199,18 +206,11 @@ def _measure(args: argparse.Namespace) -> Result:
     runs: list[Run] = []
     for repeat in range(repeats):
         for variant in VARIANTS:
-            here = Run(
-                variant,
-                repeat,
-                "client",
-                _served(situation, variant, client, folder, prompts, args.device, repeat),
-            )
-            _report(here)
-            runs.append(here)
+            found = _served(situation, variant, client, repeat)
+            runs.append(_reported(Run(variant, repeat, CLIENT, found)))
         for variant in VARIANTS if repeat < in_process else ():
-            here = Run(variant, repeat, "in process", _in_process(situation, variant, texts))
-            _report(here)
-            runs.append(here)
+            found = _in_process(situation, variant, [ids for _, ids in texts])
+            runs.append(_reported(Run(variant, repeat, IN_PROCESS, found)))
     result.raw = {"runs": [asdict(run) for run in runs], "situation": _described(situation)}
     _fill(result, runs)
     result.seconds = time.monotonic() - started
@@ -236,9 +236,10 @@ def _described(situation: Situation) -> dict[str, Any]:
     }
 
 
-def _report(run: Run) -> None:
+def _reported(run: Run) -> Run:
     shown = f"{run.figures['output_tokens_per_second']:.1f} output tokens/s"
     print(f"{run.variant}, repeat {run.repeat + 1}, {run.where}: {shown}", file=sys.stderr)
+    return run
 
 
 # ------------------------------------------------------------------ the variants
@@ -255,7 +256,7 @@ def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
     } | settings
 
 
-def server_arguments(situation: Situation, variant: str, *, device: str, folder: Path) -> list[str]:
+def server_arguments(situation: Situation, variant: str) -> list[str]:
     """The flags of the server of `variant`."""
     flags = [
         "--served-model-name=model",
@@ -270,21 +271,15 @@ def server_arguments(situation: Situation, variant: str, *, device: str, folder:
     settings = configuration(situation, variant)
     if settings is None:
         return flags
-    flags += [f"--vtoken-policy={POLICY}", f"--vtoken-state-dir={folder / 'state'}"]
+    flags += [f"--vtoken-policy={POLICY}", f"--vtoken-state-dir={situation.folder / 'state'}"]
     flags += [f"--vtoken-{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    if device == "cuda":
+    if situation.device == "cuda":
         flags.append("--vtoken-experimental-cuda")
     return flags
 
 
 def _served(
-    situation: Situation,
-    variant: str,
-    client: ServingClient,
-    folder: Path,
-    prompts: Path,
-    device: str,
-    repeat: int,
+    situation: Situation, variant: str, client: ServingClient, repeat: int
 ) -> dict[str, float]:
     """One server, started and ended here, under the client's load."""
     name = f"{variant.lower()}-{repeat + 1}"
@@ -292,8 +287,8 @@ def _served(
     with Server(
         str(situation.model),
         port=any_free_port(),
-        arguments=server_arguments(situation, variant, device=device, folder=folder),
-        log=folder / f"{name}-server.log",
+        arguments=server_arguments(situation, variant),
+        log=situation.folder / f"{name}-server.log",
         environment={
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -306,9 +301,9 @@ def _served(
             server.url,
             model="model",
             tokenizer=situation.model,
-            prompts=prompts,
+            prompts=situation.prompts,
             load=situation.load,
-            result=folder / f"{name}.json",
+            result=situation.folder / f"{name}.json",
             timeout_s=RUN_S,
         )
         counters = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=30.0).text
@@ -328,11 +323,7 @@ def counter(metrics: str, name: str) -> float | None:
     return sum(map(float, values)) if values else None
 
 
-def _in_process(
-    situation: Situation,
-    variant: str,
-    texts: list[tuple[str, list[int]]],
-) -> dict[str, float]:
+def _in_process(situation: Situation, variant: str, prompts: list[list[int]]) -> dict[str, float]:
     """The same closed loop in the engine's own process, without HTTP and detokenization."""
     settings = configuration(situation, variant)
     if settings is not None:
@@ -347,7 +338,7 @@ def _in_process(
     )
     engine = Engine(variant, settings, described)
     try:
-        requests = [{"prompt": ids, "num_new": load.new_tokens} for _, ids in texts]
+        requests = [{"prompt": ids, "num_new": load.new_tokens} for ids in prompts]
         warm = requests[: min(2, load.num_clients)]
         engine.ask({"requests": warm})
         found = engine.ask({"requests": requests, "concurrency": load.num_clients, "gaps": True})
@@ -403,7 +394,7 @@ def _figures_table(
     for variant in VARIANTS:
         cells: list[str | int | float | None] = [variant]
         for name, _, unit in columns:
-            found = _values(runs, variant, "client", name)
+            found = _values(runs, variant, CLIENT, name)
             cells.append(spread([value / unit for value in found.values()], _number))
         table.rows.append(cells)
     return table
@@ -419,14 +410,14 @@ def ratios_table(runs: Sequence[Run]) -> Table:
     for over, under in PAIRS:
         cells: list[str | int | float | None] = [f"{over} / {under}"]
         for name, _ in RATIOS:
-            cells.append(spread(ratios(runs, (over, "client"), (under, "client"), name), _ratio))
+            cells.append(spread(ratios(runs, (over, CLIENT), (under, CLIENT), name), _ratio))
         table.rows.append(cells)
     return table
 
 
 def agreement_table(runs: Sequence[Run]) -> Table | None:
     """The client's figures beside those of the load generator in the engine's process."""
-    if not any(run.where == "in process" for run in runs):
+    if not any(run.where == IN_PROCESS for run in runs):
         return None
     table = Table(
         "The same load in the engine's process",
@@ -442,12 +433,12 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
         [],
         ["in process: no HTTP, no detokenization; engine and load generator take turns"],
     )
-    both = {run.repeat for run in runs if run.where == "in process"}
+    both = {run.repeat for run in runs if run.where == IN_PROCESS}
     shared = [run for run in runs if run.repeat in both]
     for variant in VARIANTS:
-        inside, outside = (variant, "in process"), (variant, "client")
+        inside, outside = (variant, IN_PROCESS), (variant, CLIENT)
         name = "output_tokens_per_second"
-        native = [(NATIVE, where) for where in ("in process", "client")]
+        native = [(NATIVE, where) for where in (IN_PROCESS, CLIENT)]
         table.rows.append(
             [
                 variant,
@@ -467,7 +458,7 @@ def claims(runs: Sequence[Run], model: str) -> list[Claim]:
     out = []
     for name, what in CLAIMS:
         for under in (NAIVE, NATIVE):
-            found = ratios(runs, (VTOKEN, "client"), (under, "client"), name)
+            found = ratios(runs, (VTOKEN, CLIENT), (under, CLIENT), name)
             percent = [(value - 1) * 100 for value in found]
             middle, low, high = median(percent), min(percent), max(percent)
             title = f"{what}, vToken against {under}"
@@ -484,7 +475,7 @@ def _chart(runs: Sequence[Run], load: Load) -> Chart:
     ):
         bars = []
         for variant in VARIANTS:
-            found = [v / unit for v in _values(runs, variant, "client", name).values()]
+            found = [v / unit for v in _values(runs, variant, CLIENT, name).values()]
             bars.append(Bars(variant, [median(found)], [min(found)], [max(found)]))
         panels.append(Panel(title, "", label, bars=bars, groups=[f"{load.num_clients} clients"]))
     caption = (
