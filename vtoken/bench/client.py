@@ -271,7 +271,10 @@ def server_arguments(situation: Situation, variant: str) -> list[str]:
     settings = configuration(situation, variant)
     if settings is None:
         return flags
-    flags += [f"--vtoken-policy={POLICY}", f"--vtoken-state-dir={situation.folder / 'state'}"]
+    flags += [
+        f"--vtoken-policy={POLICY}",
+        f"--vtoken-state-dir={situation.folder / f'{variant.lower()}-state'}",
+    ]
     flags += [f"--vtoken-{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if situation.device == "cuda":
         flags.append("--vtoken-experimental-cuda")
@@ -383,8 +386,10 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
+def ratio(values: Sequence[float]) -> str:
+    """Median and range of ratios, with ≈ where some repeats are above 1 and others below."""
+    shown = spread(values, lambda value: f"{value:.2f}")
+    return f"≈ {shown}" if min(values) < 1 < max(values) else shown
 
 
 def _figures_table(
@@ -405,12 +410,15 @@ def ratios_table(runs: Sequence[Run]) -> Table:
         "Ratios of the same repeat",
         ["ratio", *[heading for _, heading in RATIOS]],
         [],
-        ["output tok/s: more is better; latencies: less is better"],
+        [
+            "output tok/s: more is better; latencies: less is better",
+            "≈: the repeats are on both sides of 1, no difference is shown",
+        ],
     )
     for over, under in PAIRS:
         cells: list[str | int | float | None] = [f"{over} / {under}"]
         for name, _ in RATIOS:
-            cells.append(spread(ratios(runs, (over, CLIENT), (under, CLIENT), name), _ratio))
+            cells.append(ratio(ratios(runs, (over, CLIENT), (under, CLIENT), name)))
         table.rows.append(cells)
     return table
 
@@ -443,9 +451,9 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
             [
                 variant,
                 spread(list(_values(shared, *inside, name).values()), _number),
-                spread(ratios(shared, outside, inside, name), _ratio),
-                spread(ratios(shared, inside, native[0], name), _ratio),
-                spread(ratios(shared, outside, native[1], name), _ratio),
+                ratio(ratios(shared, outside, inside, name)),
+                ratio(ratios(shared, inside, native[0], name)),
+                ratio(ratios(shared, outside, native[1], name)),
                 spread(list(_values(shared, *inside, "itl_p50_ms").values()), _number),
                 spread(list(_values(shared, *outside, "itl_p50_ms").values()), _number),
             ]
