@@ -15,7 +15,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-quality soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,9 @@ bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToke
 
 bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
+
+bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
+	$(BIN)/vtoken bench client $(ARGS)
 
 bench-quality: $(SETUP) ## how well evicted caches answer, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)

@@ -23,7 +23,12 @@ time.sleep(600)
 
 
 def make_server(
-    monkeypatch: pytest.MonkeyPatch, log: Path, program: str, **kwargs: float
+    monkeypatch: pytest.MonkeyPatch,
+    log: Path,
+    program: str,
+    *,
+    startup_timeout_s: float = 60.0,
+    stock: bool = False,
 ) -> Server:
     """A Server whose `vtoken` is the Python program given."""
     monkeypatch.setattr(demo_server, "VTOKEN", [sys.executable, "-c", program])
@@ -33,7 +38,8 @@ def make_server(
         arguments=[],
         log=log,
         environment={},
-        startup_timeout_s=kwargs.get("startup_timeout_s", 60.0),
+        startup_timeout_s=startup_timeout_s,
+        stock=stock,
     )
 
 
@@ -102,10 +108,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(
     assert not is_running(int((tmp_path / "log").read_text()))
 
 
-def test_a_server_without_vtoken_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = """
+ONLY_HEALTHY = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -114,9 +117,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
 port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-    server = make_server(monkeypatch, tmp_path / "log", program)
+
+
+def test_a_server_without_vtoken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(monkeypatch, tmp_path / "log", ONLY_HEALTHY)
     with pytest.raises(DemoError, match="does not answer /vtoken/v1/status"), server:
         pass
+
+
+def test_a_stock_server_is_ready_without_vtokens_routes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_server, "VLLM", [sys.executable, "-c", ONLY_HEALTHY])
+    server = make_server(monkeypatch, tmp_path / "log", "", stock=True)
+    with server:
+        server.check_alive()
 
 
 def test_a_taken_port_is_refused_by_name_and_avoided_by_default() -> None:

@@ -20,6 +20,7 @@ BENCHES = {
     "console": "first paint, key to reaction, memory, bytes and CPU of the console",
     "overhead": "plugin against stock vLLM, paired",
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
+    "client": "native, naive-evict and vToken as servers under a real client, vllm bench serve",
     "quality": "answers of evicted caches against the full cache: RULER's tasks, continuations",
 }
 

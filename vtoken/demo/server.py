@@ -1,6 +1,7 @@
 """The demo's server: `vtoken serve` as a process group of its own, started, awaited, ended.
 
-Knows the command line of `vtoken serve` and the health route; knows nothing of the traffic.
+Knows the command line of `vtoken serve` and the health route; knows nothing of the traffic. A
+benchmark starts vLLM's own server with it.
 
 1. Everything that was started is gone when the `with` block is left, whatever ends it.
 2. A server that dies, or is not ready in time, is a DemoError with the tail of its log.
@@ -33,6 +34,7 @@ LOG_TAIL_LINES = 25
 ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 NOTICE_LINE = re.compile(r"\b(WARNING|INFO|DEBUG)\b")
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]
+VLLM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
 
 
 class DemoError(RuntimeError):
@@ -119,14 +121,20 @@ class Server:
         environment: Mapping[str, str],
         startup_timeout_s: float,
         headers: Mapping[str, str] | None = None,
+        stock: bool = False,
     ) -> None:
-        """`headers`: for the one call to vToken's routes that says whether it is ready."""
+        """`headers`: for the one call to vToken's routes that says whether it is ready.
+
+        `stock`: vLLM's own server instead, without vToken and its routes.
+        """
         self.url = f"http://{HOST}:{port}"
         self.log = log
-        self._command = [*VTOKEN, "serve", model, "--host", HOST, "--port", str(port), *arguments]
+        program = VLLM if stock else (*VTOKEN, "serve")
+        self._command = [*program, model, "--host", HOST, "--port", str(port), *arguments]
         self._environment = environment
         self._startup_timeout_s = startup_timeout_s
         self._headers = headers
+        self._stock = stock
         self._group: ProcessGroup | None = None
 
     def __enter__(self) -> Self:
@@ -186,7 +194,7 @@ class Server:
                 progress.tick()
                 time.sleep(POLL_S)
             progress.done(f"the server is ready at {self.url}")
-            if not _answers(client, "/vtoken/v1/status"):
+            if not self._stock and not _answers(client, "/vtoken/v1/status"):
                 raise self._failure("the server runs, but does not answer /vtoken/v1/status")
 
     def _failure(self, what: str) -> DemoError:
