@@ -150,9 +150,10 @@ def test_goodput_counts_waiting_and_stops_at_natives_median() -> None:
     native = run({}, requests=[[0, 1, 1, 10], [0, 1, 2, 10], [0, 3, 4, 10]], seconds=4.0)
     assert goodput.native_median_s(native) == pytest.approx(0.2)
     assert goodput.within(native, 0.2) == pytest.approx(2 / 4.0)
-    packed = run({}, tokens=30, seconds=4.0, pack_us=1_000_000)
+    busy = {"tokens": 15, "seconds": 2.0}
+    packed = run({}, busy=busy, seconds=4.0, pack_us=1_000_000)
     assert goodput.unpacked_speed(packed) == pytest.approx(10.0)
-    assert goodput.unpacked_speed(run({}, tokens=30, seconds=4.0)) == pytest.approx(7.5)
+    assert goodput.unpacked_speed(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
 
 
 def held(variant: str, blocks: float, f: float, tokens: str) -> Run:

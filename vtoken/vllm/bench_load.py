@@ -55,6 +55,7 @@ class Load:
         self._preemptions: dict[str, int] = {}
         self._most_running = 0
         self._overflowed = False
+        self._busy_s: float | None = None  # when the last request came, in a closed loop
         self._used: list[int] = []
         self._samples: list[dict[str, Any]] = []
 
@@ -110,6 +111,8 @@ class Load:
             self._met[name] = Met(request.get("arrival_s", self._clock))
             self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
         del self._queue[:count]
+        if self._closed and not self._queue and self._busy_s is None:
+            self._busy_s = self._clock
 
     def _take(self, outputs: Any) -> int:
         """Note the tokens of one step; how many requests are done."""
@@ -163,6 +166,7 @@ class Load:
         """Times in ms and seconds, memory in blocks; `requests`: arrival, first token, end, tokens.
 
         `itl`: between two tokens of a request; `ttft`: to its first token; `e2e`: to its last one.
+        `busy`: for as long as every client of the closed loop had a request.
         """
         done = [met for met in self._met.values() if met.finished is not None]
         gaps = [gap for met in self._met.values() for gap in np.diff(met.times).tolist()]
@@ -188,6 +192,9 @@ class Load:
             "overflowed": self._overflowed,
             "preemptions": sum(self._preemptions.values()),
         }
+        if self._busy_s:
+            before = sum(t <= self._busy_s for met in self._met.values() for t in met.times)
+            answer["busy"] = {"seconds": self._busy_s, "tokens": before}
         if self._used:
             answer["used_blocks"] = {
                 "mean": float(np.mean(self._used)),
