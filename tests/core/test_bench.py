@@ -11,11 +11,12 @@ import pytest
 
 from vtoken.bench import BENCHES, growth, main
 from vtoken.bench.counters import Instructions
+from vtoken.bench.decoding import Decoding
 from vtoken.bench.growth import MEASURED
 from vtoken.bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
 from vtoken.bench.overhead import GROUPS, Run, claims, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
-from vtoken.bench.samples import summary
+from vtoken.bench.samples import BINS, sample, summary
 from vtoken.bench.sizes import deep_bytes
 from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
 from vtoken.bench.target import Target
@@ -64,6 +65,20 @@ def test_the_planner_bench_measures_every_situation(
     assert [row["scenario"] for row in result.raw] == [s.name for s in SCENARIOS]
     assert all(row["total"] > 0 for row in result.raw)
     assert as_text(result) in capsys.readouterr().out
+
+
+def test_a_sample_counts_every_held_block_in_one_of_four_bins() -> None:
+    decoding = Decoding(3, 96, {"policy": {"name": "random"}, "reclamation": "off"})
+    decoding.configure({"budget_tokens": 48, "interval_tokens": 0})
+    decoding.steps(3)
+    found = sample(decoding.runtime)
+    assert found is not None
+    assert len(found["bins"]) == BINS
+    assert sum(found["bins"]) == found["used"] == found["held"]
+    assert found["bins"][-1] < found["used"]  # some blocks are not full
+    full = Decoding(1, 64, {"policy": {"name": "none"}})
+    full.steps(16)
+    assert sample(full.runtime)["bins"] == [0, 0, 0, 5]  # type: ignore[index]
 
 
 def test_a_summary_weighs_requests_and_blocks_alike_in_every_step() -> None:

@@ -171,9 +171,9 @@ def test_memory_claims_are_against_naive_evict_of_the_same_repeat() -> None:
     result = new_result("evaluation-memory", "make bench-evaluation", {})
     memory.report(result, "demo", [held(NAIVE, 20.0, 0.5, "x"), held(DEFAULTS, 10.0, 0.1, "y")])
     claims = {claim.what: claim.value for claim in result.claims}
-    assert claims["blocks at most half full, naive-evict"] == 75.0
-    assert claims[f"utilisation over naive-evict, {DEFAULTS}, mean"] == pytest.approx(40.0)
-    assert claims[f"blocks against naive-evict, {DEFAULTS}"] == pytest.approx(-50.0)
+    assert claims["blocks at most half full, naive-evict, chat"] == 75.0
+    assert claims[f"utilisation over naive-evict, chat, {DEFAULTS}, mean"] == pytest.approx(40.0)
+    assert claims[f"blocks against naive-evict, chat, {DEFAULTS}"] == pytest.approx(-50.0)
     row = result.tables[0].rows[-1]
     assert row[0] == f"h2o, {DEFAULTS}"
     assert row[-1] == "no"  # other tokens than naive-evict's

@@ -24,7 +24,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     if not tables:
         return None
     pool = runtime.tables.pool
-    live = pool.live[pool.holders > 0]
+    live = pool.live[pool.holders > 0].astype(np.int64)  # small unsigned numbers have no negative
     bins = np.bincount(np.maximum(0, -(-live * BINS // size) - 1), minlength=BINS)
     return {
         "requests": len(tables),

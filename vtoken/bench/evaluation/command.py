@@ -30,20 +30,30 @@ from vtoken.bench.output import FOLDER, Result, finish, new_result
 from vtoken.demo.trained_model import TrainedModelError
 
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        goodput,
-        memory,
-        capacity,
-        frontier,
-        sensitivity,
-        prefixes,
-        relocation,
-        stability,
+    experiment.name: experiment
+    for experiment in (
+        goodput.EXPERIMENT,
+        memory.EXPERIMENT,
+        memory.LONG,
+        capacity.EXPERIMENT,
+        frontier.EXPERIMENT,
+        sensitivity.EXPERIMENT,
+        prefixes.EXPERIMENT,
+        relocation.EXPERIMENT,
+        stability.EXPERIMENT,
     )
 }
 # What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
-SLOW_PARTS = ("goodput", "memory", "capacity", "frontier", "sensitivity", "relocation", "stability")
+SLOW_PARTS = (
+    "goodput",
+    "memory",
+    "long",
+    "capacity",
+    "frontier",
+    "sensitivity",
+    "relocation",
+    "stability",
+)
 BULKY = ("requests", "output_ids")  # a number or more for every request or token
 MOST_ENGINES = {"cpu": 4, "cuda": 2}
 
@@ -124,6 +134,8 @@ def _measure(
     )
     title = f"{experiment.name}, {model}"
     runs = measure(experiment.comparisons(setting), log, engines, title)
+    if not runs:
+        return  # not of this model
     if experiment.then is not None:
         runs += measure(experiment.then(setting, runs), log, engines, title)
     name = Path(model).name
