@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(sys.executable).with_name("vllm"),
         help="a vllm executable; the interpreter beside it runs the client (default: %(default)s)",
     )
-    add("--model", help="demo, trained or a folder (default: trained; --quick: demo)")
+    add("--model", help="a name as for `evaluation`, or a folder (default: trained; --quick: demo)")
     add("--repeats", type=int, help="runs of each server, in turns (default 2; --quick: 1)")
     add("--clients", type=int, help=f"requests at once (default {FULL.num_clients})")
     add("--requests", type=int, help=f"requests of a run (default {FULL.num_requests})")

@@ -17,8 +17,8 @@ from typing import Any, Literal
 Device = Literal["cpu", "cuda"]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a number
 STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # the least that stock vLLM takes there
-DEMO, TRAINED, LLAMA_8B = "demo", "trained", "llama-8b"
-MODELS = (DEMO, TRAINED)
+DEMO, TRAINED, QWEN3, LLAMA_8B = "demo", "trained", "qwen3-random", "llama-8b"
+MODELS = (DEMO, TRAINED, QWEN3)
 NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
 # An engine starts on a GPU only if this share of its memory is free. Where the cache's size is
 # given, vLLM takes no more than it needs, and several engines share the device.
@@ -226,8 +226,9 @@ def _capability() -> int:
 def model_folder(name: str | None) -> Path:
     """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
-    The demo model, and the shape of "llama-8b", are made now if need be; the trained model is
-    fetched. Raises TrainedModelError, and TargetError when a folder holds no model, or another.
+    The demo model, "qwen3-random" and the shape of "llama-8b" are made now if need be; the trained
+    model is fetched. Raises TrainedModelError, and TargetError when a folder holds no model, or
+    another.
     """
     try:
         if name in (None, DEMO):
@@ -235,6 +236,11 @@ def model_folder(name: str | None) -> Path:
 
             os.environ["HF_HUB_OFFLINE"] = "1"
             return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
+        if name == QWEN3:
+            from vtoken.demo import second_model
+
+            os.environ["HF_HUB_OFFLINE"] = "1"
+            return second_model.build(Path(tempfile.gettempdir()) / "vtoken-qwen3-random")
         if name == LLAMA_8B:
             from vtoken.bench.shapes import LLAMA_3_1_8B, build_shape
 
