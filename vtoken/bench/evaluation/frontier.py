@@ -60,7 +60,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
             for policy in policies(setting):
                 named = replace(evicting, labels={**evicting.labels, "policy": policy})
                 points += variant_points((NAIVE, DEFAULTS), stock, named, {"name": policy})
-        repeats = min(2, setting.repeats) if setting.slow else setting.repeats
+        repeats = 1 if setting.slow else setting.repeats
         found.append(Comparison(workload.name, points, repeats))
     return found
 
@@ -68,7 +68,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
 def clients(setting: Setting) -> tuple[int, ...]:
     if setting.quick:
         return (4, 8)
-    return (4, 8, 16) if setting.slow else (4, 8, 16, 32)
+    return (4, 8, 12) if setting.slow else (4, 8, 16)
 
 
 def policies(setting: Setting) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def _ample(setting: Setting) -> Comparison:
             setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=256),
             {},
             workload,
-            clients * (2 if setting.slow else 8),
+            clients * (1 if setting.slow else 8),
             None,
             concurrency=clients,
             sample_every=0,
@@ -116,7 +116,7 @@ def arrivals(setting: Setting, runs: list[Run]) -> list[Comparison]:
             labels={**point.labels, "situation": OPEN, "rate": share},
             concurrency=None,
             rate=float(f"{share * served:.2g}"),
-            num_requests=4 * CLIENTS,
+            num_requests=2 * CLIENTS,
         )
         for share in RATES
         for point in short

@@ -41,7 +41,14 @@ def comparisons(setting: Setting) -> list[Comparison]:
 
 def longest(setting: Setting) -> list[Comparison]:
     """Prompts as long as the trained model takes; others have the long context of `workloads`."""
-    return [_comparison(setting, LONGEST, 2)] if setting.slow else []
+    if not setting.slow:
+        return []
+    points = [
+        point
+        for point in _comparison(setting, LONGEST, 2).points
+        if point.labels["policy"] in ("h2o", "tova") and point.labels["variant"] != PAPER
+    ]
+    return [Comparison(LONGEST.name, points, 1)]
 
 
 def _comparison(setting: Setting, workload: Workload, concurrency: int) -> Comparison:
@@ -67,7 +74,7 @@ def _comparison(setting: Setting, workload: Workload, concurrency: int) -> Compa
         if setting.slow:
             names = tuple(name for name in names if name not in (NATIVE, EAGER))
         points += variant_points(names, stock, evicting, {"name": policy})
-    repeats = 1 if workload is LONGEST else min(2, setting.repeats)
+    repeats = 1 if setting.slow else min(2, setting.repeats)
     return Comparison(workload.name, points, repeats)
 
 

@@ -69,7 +69,9 @@ def comparisons(setting: Setting) -> list[Comparison]:
                     engine=replace(paper.engine, copy_sync=True),
                 )
             )
-        found.append(Comparison(f"{clients} clients", points, min(2, setting.repeats)))
+        found.append(
+            Comparison(f"{clients} clients", points, 1 if setting.slow else setting.repeats)
+        )
     return found
 
 

@@ -42,7 +42,8 @@ def comparisons(setting: Setting) -> list[Comparison]:
     num_requests = 8 if setting.quick else 16
     points: list[Point] = []
     for dtype in ("float32",) if setting.quick else ("float32", "bfloat16"):
-        policies = POLICIES[-1:] if setting.quick or dtype != "float32" else POLICIES
+        few = setting.quick or (setting.slow and dtype != "float32")
+        policies = POLICIES[-1:] if few else POLICIES
         for policy in policies:
             stock, evicting = (
                 Point(
