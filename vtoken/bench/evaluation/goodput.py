@@ -84,7 +84,7 @@ def _ample(setting: Setting) -> Comparison:
             setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=256),
             {},
             workload,
-            clients * (1 if setting.slow else 8),
+            clients * (2 if setting.slow else 8),
             None,
             concurrency=clients,
             sample_every=0,
