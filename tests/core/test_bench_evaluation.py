@@ -185,7 +185,11 @@ class FakeEngines:
     def __init__(self, fails_at: int = 1000) -> None:
         self.loads: list[tuple[str, int]] = []
         self.key: dict[str, Any] = {"device": "cpu"}
+        self.closed = 0
         self._fails_at = fails_at
+
+    def close(self) -> None:
+        self.closed += 1
 
     def load(self, point: Point, repeat: int) -> dict[str, Any]:
         if len(self.loads) == self._fails_at:
@@ -205,6 +209,15 @@ def test_repeats_are_interleaved_forwards_and_backwards(tmp_path: Path) -> None:
     comparison = Comparison("c", points(), 3)
     measure([comparison], Log(tmp_path / "log.jsonl"), engines, "t")  # type: ignore[arg-type]
     assert "".join(name for name, _ in engines.loads) == "ABCCBAABC"
+
+
+def test_repeats_have_engines_of_their_own_where_that_is_asked_for(tmp_path: Path) -> None:
+    for fresh, closed in ((False, 0), (True, 3)):
+        engines = FakeEngines()
+        log = Log(tmp_path / f"{fresh}.jsonl")
+        comparison = Comparison("c", points(), 3, fresh=fresh)
+        measure([comparison], log, engines, "t")  # type: ignore[arg-type]
+        assert engines.closed == closed
 
 
 def test_an_interrupted_part_goes_on_where_it_stopped(tmp_path: Path) -> None:

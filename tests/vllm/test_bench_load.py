@@ -58,7 +58,7 @@ def test_latencies_count_from_arrival_on_the_engines_clock(engines: dict[str, En
     assert all(came < first < end for came, first, end, _ in found["requests"])
     assert [count for *_, count in found["requests"]] == [64] * 4
     together = load(engines["stock"], concurrency=4)
-    assert together["seconds"] < found["seconds"]
+    assert together["steps"] < found["steps"] / 3
 
 
 def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str, Engine]) -> None:
@@ -67,7 +67,8 @@ def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str
     assert arrivals[-1] > 100  # seconds of the load's clock
     assert found["seconds"] > arrivals[-1]
     assert found["most_running"] == 1
-    assert found["e2e_ms"]["p95"] < 60_000
+    waits = [first - came for came, first, *_ in found["requests"]]
+    assert max(waits) < arrivals[0]  # of many minutes: nobody waited for another
 
 
 def test_what_does_not_fit_overflows_and_may_stop_the_load(engines: dict[str, Engine]) -> None:

@@ -19,7 +19,7 @@ Labels = Mapping[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine process. `dtype` None: the target's."""
+    """One engine process. `dtype` None: the target's. `copy`: one more process of the same."""
 
     model: str
     stock: bool
@@ -29,6 +29,7 @@ class EngineSpec:
     prefix_caching: bool = False
     copy_sync: bool = False
     dtype: str | None = None
+    copy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """`fresh`: every repeat has engines of its own. Where a process has its weights in memory makes a
+    step some 10% faster or slower for as long as it lives, and would pass for an effect.
+    """
+
     name: str
     points: Sequence[Point]
     repeats: int = 3
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

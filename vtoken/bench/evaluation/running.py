@@ -41,6 +41,10 @@ class Engines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of them; the next load starts its engine anew."""
         for engine in self._open.values():
             engine.close()
         self._open.clear()
@@ -126,7 +130,11 @@ def measure(comparisons: Sequence[Comparison], log: Log, engines: Engines, title
     known = sum(log.get(point.key(repeat) | engines.key) is not None for _, repeat, point in orders)
     progress = Progress(title, len(orders), known)
     runs = []
+    before: tuple[str, int] | None = None
     for comparison, repeat, point in orders:
+        if comparison.fresh and before != (comparison.name, repeat):
+            engines.close()
+        before = comparison.name, repeat
         key = point.key(repeat) | engines.key
         found = log.get(key)
         if found is None:
