@@ -60,8 +60,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`fresh`: every repeat has engines of its own. Where a process has its weights in memory makes a
-    step some 10% faster or slower for as long as it lives, and would pass for an effect.
+    """`fresh`: every repeat has engines of its own. Where in memory a process has its weights makes
+    its steps some 10% faster or slower for as long as it lives, and would pass for an effect.
     """
 
     name: str
