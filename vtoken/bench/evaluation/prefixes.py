@@ -90,8 +90,8 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         [],
         [
             "a block of several requests counts once",
-            "the paper's pool preempts under naive-evict and ours does not, so that its "
-            "throughput and p95 differ by what waits, ours by what reclaiming costs",
+            "the pool holds all requests under naive-evict too: nobody waits, and throughput shows "
+            "what reclaiming costs, not what memory gains",
         ],
     )
     for degree in sorted({int(run.labels["degree"]) for run in runs}):
