@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from vtoken.bench import target as targets
@@ -96,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
 def _part(
     experiment: Experiment, target: targets.Target, folder: Path, args: argparse.Namespace
 ) -> None:
-    started = time.monotonic()
     log = Log(folder / "evaluation" / f"{experiment.name}.jsonl")
     if args.again:
         log.path.unlink(missing_ok=True)
@@ -108,7 +106,6 @@ def _part(
     with Engines(target, MOST_ENGINES[target.device]) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
-    result.seconds = time.monotonic() - started
     finish(result, path=folder / f"{name}.json", markdown=args.markdown)
 
 
@@ -141,6 +138,7 @@ def _measure(
         runs += measure(experiment.then(setting, runs), log, engines, title)
     name = Path(model).name
     experiment.report(result, name, runs)
+    result.seconds += sum(run.seconds for run in runs)  # earlier runs' too; without engine starts
     result.raw += [
         {"model": name, "labels": dict(run.labels), "repeat": run.repeat}
         | {what: value for what, value in run.figures.items() if what not in BULKY}

@@ -72,11 +72,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Run:
-    """What one point gave in one repeat."""
+    """What one point gave in one repeat; `seconds`: what measuring it took."""
 
     labels: Labels
     repeat: int
     figures: dict[str, Any]
+    seconds: float = 0.0
 
     def figure(self, path: str) -> float:
         """`itl_ms.p95` and the like; KeyError where it was not measured."""

@@ -143,5 +143,5 @@ def measure(comparisons: Sequence[Comparison], log: Log, engines: Engines, title
             log.add(key, found, time.monotonic() - started)
             labels = ", ".join(str(value) for value in point.labels.values())
             progress.step(f"{comparison.name}: {labels}, repeat {repeat + 1}")
-        runs.append(Run(point.labels, repeat, found))
+        runs.append(Run(point.labels, repeat, found, log.seconds(key)))
     return runs
