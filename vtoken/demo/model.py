@@ -74,9 +74,15 @@ def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
         _save_weights(scratch, recipe)
         (scratch / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n")
         scratch.chmod(0o755)
+        if is_complete(path, recipe):
+            return path  # another process was faster, and may have it open
         if path.exists():
             shutil.rmtree(path)
-        os.replace(scratch, path)
+        try:
+            os.replace(scratch, path)
+        except OSError:
+            if not is_complete(path, recipe):
+                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return path

@@ -53,7 +53,11 @@ def build(path: Path) -> Path:
         save_tokenizer(scratch, MAX_MODEL_LEN)
         model.save_pretrained(scratch)
         scratch.chmod(0o755)
-        os.replace(scratch, path)  # whole, or not at all
+        try:
+            os.replace(scratch, path)  # whole, or not at all
+        except OSError:  # another process was faster
+            if not (path / "model.safetensors").is_file():
+                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return path
