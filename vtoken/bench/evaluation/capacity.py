@@ -35,7 +35,6 @@ GRIDS = ((4, 5, 6, 8, 9, 10), (10, 11, 12, 17, 20, 22))
 SLOW_GRID = (5, 8, 10)
 DEMANDED = (2, 5, 8, 11, 16, 22)
 INTERVAL_TOKENS = 8  # with the next token, half a block beyond the budget at most
-CAPACITY_GOAL = 0.95  # of the packed bound
 FIXED, AMPLE = "fixed", "ample"
 
 

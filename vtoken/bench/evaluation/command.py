@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from vtoken.bench import target as targets
@@ -103,7 +104,7 @@ def _part(
     name = f"evaluation-{experiment.name}"
     result = new_result(name, command, target.described() | {"repeats": args.repeats})
     result.raw = []
-    with Engines(target, MOST_ENGINES[target.device]) as engines:
+    with closing(Engines(target, MOST_ENGINES[target.device])) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
     finish(result, path=folder / f"{name}.json", markdown=args.markdown)

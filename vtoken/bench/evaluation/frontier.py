@@ -20,10 +20,10 @@ from vtoken.bench.evaluation.points import (
     pick,
     speed,
     spread,
+    stock_of,
     variant_points,
 )
 from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE
-from vtoken.bench.evaluation.workloads import Workload
 from vtoken.bench.output import Result, Table
 
 POLICIES = ("h2o", "scissorhands", "random")
@@ -37,25 +37,22 @@ PAPER_GAIN = "+9.9 to +37.3, Scissorhands to +103.7"
 def comparisons(setting: Setting) -> list[Comparison]:
     counts = clients(setting)
     found = []
-    for workload in workloads(setting):
-        rows = workload.sizes(96, 0)
-        longest, mean = max(map(sum, rows)), sum(map(sum, rows)) / len(rows)
+    for workload in setting.workloads():
+        longest, mean = workload.longest(), workload.mean()
         blocks = round(SHARE_OF_THE_MOST * max(counts) * mean / setting.block_size)
         blocks = max(blocks, -(-longest // setting.block_size) + 2)
         points: list[Point] = []
         for count in counts:
-            stock, evicting = (
-                Point(
-                    {"workload": workload.name, "clients": count},
-                    setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest + 1),
-                    {},
-                    workload,
-                    max(3 * count // 2, 16),
-                    None if is_stock else KEEP,
-                    concurrency=count,
-                )
-                for is_stock in (True, False)
+            evicting = Point(
+                {"workload": workload.name, "clients": count},
+                setting.engine(stock=False, num_blocks=blocks, max_model_len=longest + 1),
+                {},
+                workload,
+                max(3 * count // 2, 16),
+                KEEP,
+                concurrency=count,
             )
+            stock = stock_of(evicting)
             points += variant_points((NATIVE,), stock, evicting, {})
             for policy in policies(setting):
                 named = replace(evicting, labels={**evicting.labels, "policy": policy})
@@ -75,11 +72,6 @@ def policies(setting: Setting) -> tuple[str, ...]:
     if setting.slow:
         return (DEFAULT_POLICY,)
     return POLICIES[:1] if setting.quick else POLICIES
-
-
-def workloads(setting: Setting) -> list[Workload]:
-    both = [setting.chat(), setting.long_context()]
-    return both[:1] if setting.quick or setting.slow else both
 
 
 def report(result: Result, model: str, runs: list[Run]) -> None:

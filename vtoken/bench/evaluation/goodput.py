@@ -24,6 +24,7 @@ from vtoken.bench.evaluation.points import (
     ratios,
     speed,
     spread,
+    stock_of,
     variant_points,
 )
 from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE
@@ -49,28 +50,24 @@ def comparisons(setting: Setting) -> list[Comparison]:
 
 def _short(setting: Setting) -> Comparison:
     workload = replace(setting.chat(), name=SHORT)
-    rows = workload.sizes(96, 0)
-    longest, mean = max(map(sum, rows)), sum(map(sum, rows)) / len(rows)
+    longest, mean = workload.longest(), workload.mean()
     clients = SLOW_CLIENTS if setting.slow else CLIENTS
     blocks = round(0.5 * clients * mean / setting.block_size)
     points: list[Point] = []
     for keep in KEEPS[:1] if setting.quick else KEEPS:
-        stock, evicting = (
-            Point(
-                {"situation": SHORT, "keep": 1.0 if is_stock else round(keep, 3)},
-                setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest + 1),
-                {},
-                workload,
-                2 * CLIENTS if not setting.slow else 3 * clients,
-                None if is_stock else keep,
-                concurrency=clients,
-            )
-            for is_stock in (True, False)
+        evicting = Point(
+            {"situation": SHORT, "keep": round(keep, 3)},
+            setting.engine(stock=False, num_blocks=blocks, max_model_len=longest + 1),
+            {},
+            workload,
+            2 * CLIENTS if not setting.slow else 3 * clients,
+            keep,
+            concurrency=clients,
         )
         names: tuple[str, ...] = (NATIVE, NAIVE, DEFAULTS)
         if points:
             names = (DEFAULTS,) if setting.slow else (NAIVE, DEFAULTS)
-        points += variant_points(names, stock, evicting, {"name": POLICY})
+        points += variant_points(names, stock_of(evicting, keep=1.0), evicting, {"name": POLICY})
     return Comparison(SHORT, points, setting.repeats, fresh=True)
 
 
@@ -78,19 +75,17 @@ def _ample(setting: Setting) -> Comparison:
     clients = 8
     workload = Workload(AMPLE, (64, 64))
     blocks = 2 * clients * -(-128 // setting.block_size)
-    stock, idle = (
-        Point(
-            {"situation": AMPLE, "keep": 1.0},
-            setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=256),
-            {},
-            workload,
-            clients * (2 if setting.slow else 8),
-            None,
-            concurrency=clients,
-            sample_every=0,
-        )
-        for is_stock in (True, False)
+    idle = Point(
+        {"situation": AMPLE, "keep": 1.0},
+        setting.engine(stock=False, num_blocks=blocks, max_model_len=256),
+        {},
+        workload,
+        clients * (2 if setting.slow else 8),
+        None,
+        concurrency=clients,
+        sample_every=0,
     )
+    stock = stock_of(idle)
     points = variant_points((NATIVE, DEFAULTS), stock, idle, {"name": POLICY})
     points.append(
         replace(

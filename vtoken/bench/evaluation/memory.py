@@ -19,7 +19,9 @@ from vtoken.bench.evaluation.points import (
     figures,
     pick,
     ratios,
+    same_tokens,
     spread,
+    stock_of,
     variant_points,
 )
 from vtoken.bench.evaluation.variants import DEFAULTS, EAGER, NAIVE, NATIVE, PAPER
@@ -32,15 +34,14 @@ CONCURRENCY = 8
 KEEP = 0.5
 RECLAIMING = (PAPER, DEFAULTS, EAGER)
 LONGEST = Workload("8k context", (7168, 512))
-BOUND_GOAL = 0.02  # over the packed bound, reclaiming eagerly
 
 
 def comparisons(setting: Setting) -> list[Comparison]:
-    return [_comparison(setting, workload, CONCURRENCY) for workload in workloads(setting)]
+    return [_comparison(setting, workload, CONCURRENCY) for workload in setting.workloads()]
 
 
 def longest(setting: Setting) -> list[Comparison]:
-    """Prompts as long as the trained model takes; others have the long context of `workloads`."""
+    """Prompts as long as the trained model takes; others have the long context among the others."""
     if not setting.slow:
         return []
     points = [
@@ -53,27 +54,24 @@ def longest(setting: Setting) -> list[Comparison]:
 
 def _comparison(setting: Setting, workload: Workload, concurrency: int) -> Comparison:
     """Blocks for all of them, always: who waits or is preempted would be decided anew."""
-    longest = max(sum(size) for size in workload.sizes(96, 0))
+    longest = workload.longest()
     blocks = (concurrency + 1) * -(-longest // setting.block_size)
     points: list[Point] = []
     for policy in policies(setting):
-        stock, evicting = (
-            Point(
-                {"workload": workload.name, "policy": policy},
-                setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest + 1),
-                {},
-                workload,
-                concurrency * (1 if setting.slow else 2),
-                None if is_stock else KEEP,
-                concurrency=concurrency,
-            )
-            for is_stock in (True, False)
+        evicting = Point(
+            {"workload": workload.name, "policy": policy},
+            setting.engine(stock=False, num_blocks=blocks, max_model_len=longest + 1),
+            {},
+            workload,
+            concurrency * (1 if setting.slow else 2),
+            KEEP,
+            concurrency=concurrency,
         )
         names: tuple[str, ...]
         names = (NAIVE, *RECLAIMING) if points else (NATIVE, NAIVE, *RECLAIMING)
         if setting.slow:
             names = tuple(name for name in names if name not in (NATIVE, EAGER))
-        points += variant_points(names, stock, evicting, {"name": policy})
+        points += variant_points(names, stock_of(evicting), evicting, {"name": policy})
     repeats = 1 if setting.slow else min(2, setting.repeats)
     return Comparison(workload.name, points, repeats)
 
@@ -83,11 +81,6 @@ def policies(setting: Setting) -> list[str]:
     if setting.slow:
         known.remove("scissorhands")
     return known[:1] if setting.quick else known
-
-
-def workloads(setting: Setting) -> list[Workload]:
-    both = [setting.chat(), setting.long_context()]
-    return both[:1] if setting.quick or setting.slow else both
 
 
 def report(result: Result, model: str, runs: list[Run]) -> None:
@@ -108,10 +101,7 @@ def _reduction(runs: list[Run], labels: dict[str, Any]) -> Spread | None:
         labels,
         {**labels, "variant": NAIVE},
     )
-    if found is None:
-        return None
-    low, middle, high = (100 * (r - 1) for r in (found.low, found.median, found.high))
-    return Spread(middle, low, high, found.count)
+    return None if found is None else found.change()
 
 
 def _table(model: str, workload: str, runs: list[Run]) -> Table:
@@ -146,12 +136,7 @@ def _table(model: str, workload: str, runs: list[Run]) -> Table:
             "half": spread([100 * sum(r.figures["memory"]["bins_ratio"][:2]) for r in chosen]),
         }
         reduction = None if labels["variant"] == NAIVE else _reduction(runs, labels)
-        same = [
-            r.figures["tokens_hash"] == n.figures["tokens_hash"]
-            for r in chosen
-            for n in pick(runs, **{**labels, "variant": NAIVE})
-            if n.repeat == r.repeat
-        ]
+        same = same_tokens(chosen, pick(runs, **{**labels, "variant": NAIVE}))
         table.rows.append(
             [
                 name,
@@ -162,7 +147,7 @@ def _table(model: str, workload: str, runs: list[Run]) -> Table:
                 str(memory["live"]),
                 str(memory["half"]),
                 str(figures(chosen, "moved_tokens")),
-                None if labels["variant"] == NAIVE else "yes" if all(same) else "no",
+                None if labels["variant"] == NAIVE else "yes" if same else "no",
             ]
         )
     table.notes = [

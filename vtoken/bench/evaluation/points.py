@@ -121,6 +121,11 @@ class Setting:
     def engine(self, *, stock: bool, num_blocks: int, max_model_len: int) -> EngineSpec:
         return EngineSpec(self.model, stock, self.block_size, num_blocks, max_model_len)
 
+    def workloads(self) -> list[Workload]:
+        """Chat and long context, or what of them there is time for."""
+        both = [self.chat(), self.long_context()]
+        return both[:1] if self.quick or self.slow else both
+
     def chat(self) -> Workload:
         """ShareGPT's lengths; on a CPU prompts are cut down more than outputs.
 
@@ -136,6 +141,12 @@ class Setting:
         if self.on_gpu:
             return Workload("long context", "long-context", longest_tokens=16_384)
         return Workload("long context", "long-context", 1 / 12, 1.0, 2048)
+
+
+def stock_of(point: Point, **labels: str | int | float) -> Point:
+    """The same load on stock vLLM, which evicts nothing. `labels`: those that differ."""
+    engine = replace(point.engine, stock=True)
+    return replace(point, engine=engine, config={}, keep=None, labels={**point.labels, **labels})
 
 
 def variant_points(
@@ -166,6 +177,11 @@ class Spread:
         if self.low == self.high:
             return _number(self.median)
         return f"{_number(self.median)} [{_number(self.low)} .. {_number(self.high)}]"
+
+    def change(self) -> Spread:
+        """Of ratios: how much more or less than 1, in percent."""
+        low, middle, high = (100 * (r - 1) for r in (self.low, self.median, self.high))
+        return Spread(middle, low, high, self.count)
 
     def claim(
         self, row: str, what: str, model: str, unit: str, paper: str, goal: str = ""
@@ -206,6 +222,16 @@ def ratios(
     both = sorted(firsts.keys() & seconds.keys())
     found = [firsts[n] / seconds[n] for n in both if seconds[n]]
     return spread(found) if found else None
+
+
+def same_tokens(runs: Sequence[Run], others: Sequence[Run]) -> bool:
+    """Whether both gave the same tokens in every repeat: then their decisions were the same."""
+    return all(
+        run.figures["tokens_hash"] == other.figures["tokens_hash"]
+        for run in runs
+        for other in others
+        if run.repeat == other.repeat
+    )
 
 
 def speed(run: Run) -> float:

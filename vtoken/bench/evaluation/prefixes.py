@@ -14,10 +14,10 @@ from vtoken.bench.evaluation.points import (
     Point,
     Run,
     Setting,
-    Spread,
     figures,
     pick,
     ratios,
+    same_tokens,
     speed,
 )
 from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, PAPER, VARIANTS
@@ -106,20 +106,15 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
             if variant == NAIVE:
                 table.rows.append(cells + [None] * 8)
                 continue
-            changes = [
-                _percent(ratios(at, figure, {"variant": variant}, {"variant": NAIVE}))
-                for figure in (
-                    lambda run: run.figure("used_blocks.mean"),
-                    speed,
-                    lambda run: run.figure("itl_ms.p95"),
-                )
-            ]
-            same = all(
-                run.figures["tokens_hash"] == other.figures["tokens_hash"]
-                for run in chosen
-                for other in naive
-                if run.repeat == other.repeat
-            )
+            changes = []
+            for figure in (
+                lambda run: run.figure("used_blocks.mean"),
+                speed,
+                lambda run: run.figure("itl_ms.p95"),
+            ):
+                ratio = ratios(at, figure, {"variant": variant}, {"variant": NAIVE})
+                assert ratio is not None  # naive-evict ran beside it
+                changes.append(ratio.change())
             table.rows.append(
                 [
                     *cells,
@@ -128,7 +123,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
                     str(figures(chosen, "moved_tokens")),
                     str(figures(chosen, "reclaimed_blocks")),
                     str(figures(chosen, "shared_skipped_blocks")),
-                    "yes" if same else "no",
+                    "yes" if same_tokens(chosen, naive) else "no",
                 ]
             )
             result.claims.append(
@@ -141,12 +136,6 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
                 )
             )
     result.tables.append(table)
-
-
-def _percent(ratio: Spread | None) -> Spread:
-    assert ratio is not None
-    low, middle, high = (100 * (r - 1) for r in (ratio.low, ratio.median, ratio.high))
-    return Spread(middle, low, high, ratio.count)
 
 
 EXPERIMENT = Experiment(

@@ -22,6 +22,7 @@ from vtoken.bench.evaluation.points import (
     ratios,
     speed,
     spread,
+    stock_of,
     variant_points,
 )
 from vtoken.bench.evaluation.variants import DEFAULTS, NAIVE, PAPER
@@ -41,25 +42,21 @@ PARTS: dict[str, Callable[[Run], float]] = {
 
 def comparisons(setting: Setting) -> list[Comparison]:
     workload = setting.chat()
-    rows = workload.sizes(96, 0)
-    longest, mean = max(map(sum, rows)), sum(map(sum, rows)) / len(rows)
+    longest, mean = workload.longest(), workload.mean()
     found = []
     for clients in (8,) if setting.quick else (16,) if setting.slow else (16, 48):
         blocks = round(0.6 * clients * mean / setting.block_size)
-        stock, evicting = (
-            Point(
-                {"clients": clients},
-                setting.engine(stock=is_stock, num_blocks=blocks, max_model_len=longest + 1),
-                {},
-                workload,
-                clients if setting.slow else 2 * clients,
-                None if is_stock else 0.5,
-                concurrency=clients,
-            )
-            for is_stock in (True, False)
+        evicting = Point(
+            {"clients": clients},
+            setting.engine(stock=False, num_blocks=blocks, max_model_len=longest + 1),
+            {},
+            workload,
+            clients if setting.slow else 2 * clients,
+            0.5,
+            concurrency=clients,
         )
         names = (NAIVE, DEFAULTS, PAPER)
-        points = variant_points(names, stock, evicting, {"name": "h2o"})
+        points = variant_points(names, stock_of(evicting), evicting, {"name": "h2o"})
         if setting.on_gpu:
             paper = points[-1]
             points.append(

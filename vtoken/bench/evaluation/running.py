@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from vtoken.bench.engines import Engine
 from vtoken.bench.evaluation.points import Comparison, EngineSpec, Point, Run
@@ -31,17 +30,6 @@ class Engines:
         self._target, self._most = target, most
         self.key = asdict(target)  # what figures depend on beside their point
         self._open: dict[EngineSpec, Engine] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all of them; the next load starts its engine anew."""

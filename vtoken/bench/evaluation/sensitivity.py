@@ -47,10 +47,8 @@ FIGURES = {
 
 
 def comparisons(setting: Setting) -> list[Comparison]:
-    both = [setting.chat(), setting.long_context()]
-    workloads = both[:1] if setting.quick or setting.slow else both
     found = []
-    for workload in workloads:
+    for workload in setting.workloads():
         for sweep, values in SWEEPS.items():
             points: list[Point] = []
             for value in values[:2] if setting.quick else values:
@@ -62,7 +60,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
 
 def _point(setting: Setting, workload: Workload, sweep: str, value: float) -> list[Point]:
     size = int(value) if sweep == "block size" else DEFAULT["block size"]
-    longest = max(sum(pair) for pair in workload.sizes(96, 0))
+    longest = workload.longest()
     # Memory for all of them, so that the watermark's share of the pool is free and rounds run by
     # theta_F and price.
     tokens = (CONCURRENCY + 1) * longest

@@ -17,6 +17,7 @@ from typing import Any
 from vtoken.bench.texts import token_ids
 
 MIN_OUTPUT_TOKENS = 8
+ALL_ROWS = 96  # of the longest file; a shorter one is taken again and again
 MIN_BUDGET_TOKENS = 32
 QUESTION = "Explain the passage above in one or two short sentences."
 
@@ -40,6 +41,14 @@ class Workload:
             return [self.lengths] * count
         rows = _rows(self.lengths)
         return [self._scaled(*rows[(seed * count + i) % len(rows)]) for i in range(count)]
+
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return max(map(sum, self.sizes(ALL_ROWS, 0)))
+
+    def mean(self) -> float:
+        """Tokens of a request in the mean, prompt and output."""
+        return sum(map(sum, self.sizes(ALL_ROWS, 0))) / ALL_ROWS
 
     def _scaled(self, num_prompt: int, num_new: int) -> tuple[int, int]:
         output = max(MIN_OUTPUT_TOKENS, round(num_new * self.output_scale))
