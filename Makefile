@@ -1,6 +1,7 @@
 # Each target works alone on a fresh clone: what it needs is installed into .venv first.
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
+#   THREADS=         of a forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
 #   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -10,6 +11,7 @@ SETUP := .venv/.setup-$(ACCEL)
 EVAL_MODEL ?= $(if $(filter cuda,$(ACCEL)),llama-8b)
 BENCHES_cpu := evaluation overhead planner growth telemetry stream console
 BENCHES_cuda := gpu evaluation overhead
+FORWARD := $(if $(THREADS),--threads $(THREADS))
 on = $(filter-out 0 no false,$(1))
 
 export PYTHON
@@ -68,20 +70,20 @@ bench-stream: $(SETUP) ## what 1, 10 and 50 clients of the stream cost at 70,000
 	$(BIN)/vtoken bench stream $(ARGS)
 
 bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
-	$(BIN)/vtoken bench overhead $(ARGS)
+	$(BIN)/vtoken bench overhead $(FORWARD) $(ARGS)
 
 bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
 bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
-	$(BIN)/vtoken bench client $(ARGS)
+	$(BIN)/vtoken bench client $(FORWARD) $(ARGS)
 
 bench-quality: $(SETUP) ## how well evicted caches answer, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
-		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) $(ARGS)
+		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) $(FORWARD) $(ARGS)
 
 bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; what is finished in .bench/gpu is not run again
 	$(BIN)/vtoken bench gpu $(ARGS)

@@ -195,7 +195,7 @@ def _measure(args: argparse.Namespace) -> Result:
     situation.prompts.write_text("".join(lines))
     result = new_result(
         "client",
-        "make bench-client",
+        targets.make_target("bench-client", args),
         {
             "model": model.name,
             "clients": load.num_clients,

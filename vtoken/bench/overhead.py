@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
         **where.described(),
         "instructions": "; ".join(sorted(missing)) or "counted",
     }
-    result = new_result("overhead", "make bench-overhead", setup)
+    result = new_result("overhead", target.make_target("bench-overhead", args), setup)
     goals = goals_table(runs)
     result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
     result.claims = claims(runs)

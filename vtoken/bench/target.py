@@ -175,6 +175,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def make_target(name: str, args: argparse.Namespace) -> str:
+    """`make NAME` as a result's command says it, with the threads that were given."""
+    return f"make {name} THREADS={args.threads}" if args.threads else f"make {name}"
+
+
 def target(args: argparse.Namespace) -> Target:
     """Raises TargetError when the device is not there, or cannot do what is asked for."""
     device: Device = args.device or found_device()

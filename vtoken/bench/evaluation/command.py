@@ -100,7 +100,7 @@ def _part(
     if args.again:
         log.path.unlink(missing_ok=True)
         log = Log(log.path)
-    command = f"make bench-evaluation ARGS='--parts {experiment.name}'"
+    command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
     result = new_result(name, command, target.described() | {"repeats": args.repeats})
     result.raw = []
