@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from vtoken.policies import View, make_policy
-from vtoken.policies.signals import Signal, make_keeper, redundancy
+from vtoken.policies.signals import Signal, make_accumulator, redundancy
 from vtoken.protocol.mirror import Mirrors
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import ProbedRequest, folded, key_redundancy, key_values, probe
@@ -46,14 +46,14 @@ def signal_of(name: str) -> Any:
     if signal.source == "keys":
         keys = torch.from_numpy(GOLDEN["keys"]).transpose(0, 1)[None]  # one block of n slots
         return folded(signal, key_values(signal, torch.arange(NUM_TOKENS), [keys], 4)).numpy()
-    keeper = make_keeper(signal)
+    accumulator = make_accumulator(signal)
     rows = GOLDEN["attention"].mean(axis=0)
     for start, stop in ((0, 20), (20, 47), (47, 48)):  # two chunks and a decode step
         part = rows[start:stop, :stop][-signal.num_rows(stop - start) :]
         if signal.kind == "attention_sum":
             part = part.sum(axis=0, keepdims=True)
-        keeper.add(np.arange(stop), part, stop - start)
-    return keeper.scores()
+        accumulator.add(np.arange(stop), part, stop - start)
+    return accumulator.scores()
 
 
 CASES = [("streaming_llm", 24)]  # its scorer marks the half that goes
@@ -103,13 +103,13 @@ def test_redundancy_is_the_published_one(head: int) -> None:
 def test_r_kv_keeps_what_the_published_scorer_keeps(
     budget: int, mix_lambda: float, head: int
 ) -> None:
-    """The prompt in one chunk, through probe, keeper and report."""
+    """The prompt in one chunk, through probe, accumulator and report."""
     policy = make_policy("r_kv", {"mix_lambda": mix_lambda, "pool": "max"})
     assert policy.reads is not None
     signal = replace(policy.reads, layers=(0,), heads=(head,))
     scores = HostScores(lambda _: RKV_KEYS, 2)
     mirrors = Mirrors.of({"a": np.arange(NUM_TOKENS)})
-    mirrors["a"].keep((signal,), scores.make_keeper)
+    mirrors["a"].keep((signal,), scores.make_accumulator)
     probed = ProbedRequest.of("a", 0, NUM_TOKENS, mirrors["a"])
     query = torch.zeros(NUM_TOKENS, 2, RKV_KEYS.shape[-1])
     query[-8:] = torch.from_numpy(RKV["queries"]).transpose(0, 1)

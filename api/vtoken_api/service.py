@@ -14,7 +14,7 @@ from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.health import health
 from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.audit_sync import Upkeep
+from vtoken_api.state.audit_sync import AuditSync
 from vtoken_api.state.flight_recorder import FlightRecorder
 from vtoken_api.state.statedir import StateDir
 from vtoken_api.text import RequestTexts
@@ -41,17 +41,17 @@ class Service:
     model_name: str = ""  # as vLLM's metrics name it
     process: str = ""  # which of several API processes of one server; empty: the only one
     audit: AuditLog = field(default_factory=AuditLog)
-    upkeep: Upkeep = field(init=False)
+    audit_sync: AuditSync = field(init=False)
 
     def __post_init__(self) -> None:
-        self.upkeep = Upkeep(self.hub, self.audit, self.state)
+        self.audit_sync = AuditSync(self.hub, self.audit, self.state)
         self.hub.complete = self.complete
 
     def start(self) -> None:
         """Begin to follow the engine, to record, and to keep the audit log."""
         self.hub.start()
         self.flight.start()
-        self.upkeep.start()
+        self.audit_sync.start()
 
     def health(self) -> list[wire.Health]:
         """How this process is, part by part."""
@@ -67,7 +67,7 @@ class Service:
 
     async def close(self) -> None:
         """Stop what runs in the background and let another process lead; clients stay connected."""
-        await self.upkeep.close()
+        await self.audit_sync.close()
         await self.flight.close()
         await self.hub.close()
         self.audit.close()

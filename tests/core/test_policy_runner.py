@@ -78,7 +78,7 @@ def newest_first(view: View) -> Any:
         (newest_first, "read-only"),
     ],
     ids=[
-        *("too few", "twice", "the newest", "strangers", "nothing", "raises"),
+        *("too few", "twice", "the newest", "unknown_ids", "nothing", "raises"),
         *("floats", "objects", "a mask", "a set", "a smaller budget", "reordered"),
     ],
 )

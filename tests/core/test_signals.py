@@ -1,4 +1,4 @@
-"""Signal keepers against their definitions, over random prompts, decode steps and evictions."""
+"""Signal accumulators against their definitions, over random prompts, decode steps and evictions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from vtoken.policies.signals import (
     WARM_QUERIES,
-    Keeper,
+    Accumulator,
     Signal,
     by_id,
-    make_keeper,
+    make_accumulator,
     pooled,
     redundancy,
 )
@@ -86,13 +86,13 @@ class Request:
             rows.append({t: int(self.rng.integers(0, 9)) / 64 for t in self.live})
         return rows
 
-    def feed(self, keeper: Keeper, shadow: Shadow, rows: list[dict[int, float]]) -> None:
+    def feed(self, accumulator: Accumulator, shadow: Shadow, rows: list[dict[int, float]]) -> None:
         shadow.rows += rows
         full = np.array([[row.get(t, 0.0) for t in self.live] for row in rows], dtype=np.float32)
-        given = full[-keeper.signal.num_rows(len(rows)) :]
-        if keeper.signal.kind == "attention_sum":
+        given = full[-accumulator.signal.num_rows(len(rows)) :]
+        if accumulator.signal.kind == "attention_sum":
             given = given.sum(axis=0, keepdims=True)
-        keeper.add(np.array(self.live), given, len(rows))
+        accumulator.add(np.array(self.live), given, len(rows))
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
@@ -107,8 +107,8 @@ class Request:
 def test_keeper_equals_the_definition(
     signal: Signal, seed: int, events: list[tuple[str, int]]
 ) -> None:
-    request, keeper, shadow = Request(seed), make_keeper(signal), Shadow(signal)
-    request.feed(keeper, shadow, request.append(40))
+    request, accumulator, shadow = Request(seed), make_accumulator(signal), Shadow(signal)
+    request.feed(accumulator, shadow, request.append(40))
     for what, size in events:
         if what == "evict":
             size = min(size, len(request.live) - 1)
@@ -117,11 +117,11 @@ def test_keeper_equals_the_definition(
         else:
             rows = request.append(size if size > 16 else 1)
             if what == "probed":
-                request.feed(keeper, shadow, rows)
-    found = keeper.scores()
+                request.feed(accumulator, shadow, rows)
+    found = accumulator.scores()
     assert found is not None
     assert found.dtype == np.float32
-    scores = by_id(keeper.ids, found, keeper.num_tokens)
+    scores = by_id(accumulator.ids, found, accumulator.num_tokens)
     known = [t for t in request.live if t < len(scores)]
     expected = [shadow.value(t) for t in known]
     np.testing.assert_allclose(scores[known], expected, rtol=1e-5, atol=1e-6)
@@ -133,29 +133,29 @@ def test_a_late_start_is_told_once_it_rests_on_enough_queries(signal: Signal) ->
     needed = 1 if signal.kind == "attention_last" else WARM_QUERIES
     if signal.window_queries:
         needed = min(needed, signal.window_queries)
-    request, keeper, shadow = Request(0), make_keeper(signal), Shadow(signal)
+    request, accumulator, shadow = Request(0), make_accumulator(signal), Shadow(signal)
     request.append(50)
-    assert keeper.scores() is None
+    assert accumulator.scores() is None
     for query in range(1, needed + 1):
-        request.feed(keeper, shadow, request.append(1))
-        assert (keeper.scores() is not None) == (query == needed)
+        request.feed(accumulator, shadow, request.append(1))
+        assert (accumulator.scores() is not None) == (query == needed)
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_a_short_prompt_that_was_seen_whole_is_told_at_once(signal: Signal) -> None:
-    request, keeper, shadow = Request(0), make_keeper(signal), Shadow(signal)
-    request.feed(keeper, shadow, request.append(2))
-    request.feed(keeper, shadow, request.append(1))
-    assert keeper.scores() is not None
+    request, accumulator, shadow = Request(0), make_accumulator(signal), Shadow(signal)
+    request.feed(accumulator, shadow, request.append(2))
+    request.feed(accumulator, shadow, request.append(1))
+    assert accumulator.scores() is not None
 
 
 def test_one_query_missed_in_a_short_history_makes_it_wait() -> None:
     request = Request(0)
-    keeper, shadow = make_keeper(Signal("attention_sum")), Shadow(Signal("attention_sum"))
-    request.feed(keeper, shadow, request.append(3))
+    accumulator, shadow = make_accumulator(Signal("attention_sum")), Shadow(Signal("attention_sum"))
+    request.feed(accumulator, shadow, request.append(3))
     request.append(1)
-    request.feed(keeper, shadow, request.append(1))
-    assert keeper.scores() is None
+    request.feed(accumulator, shadow, request.append(1))
+    assert accumulator.scores() is None
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_one_query_missed_in_a_short_history_makes_it_wait() -> None:
     ids=str,
 )
 def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_token: int) -> None:
-    keeper: Any = make_keeper(signal)
+    accumulator: Any = make_accumulator(signal)
     ids = np.arange(8000)
-    keeper.add(ids, np.zeros((1, 8000), np.float32), 1)
-    assert keeper._data.nbytes <= 1.3 * 8000 * bytes_a_token
-    keeper.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
-    assert keeper._data.nbytes <= 2 * 500 * bytes_a_token
+    accumulator.add(ids, np.zeros((1, 8000), np.float32), 1)
+    assert accumulator._data.nbytes <= 1.3 * 8000 * bytes_a_token
+    accumulator.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
+    assert accumulator._data.nbytes <= 2 * 500 * bytes_a_token
 
 
 # ---------------------------------------------------------------- neighbours

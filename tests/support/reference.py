@@ -160,8 +160,8 @@ def trace(
 
 def prune(cache: DynamicCache, live: list[int], victims: set[int]) -> list[int]:
     """Drop the rows of `victims` from every layer of `cache`; returns the positions left."""
-    if strangers := victims - set(live):
-        raise ValueError(f"victims {sorted(strangers)} are not live")
+    if unknown_ids := victims - set(live):
+        raise ValueError(f"victims {sorted(unknown_ids)} are not live")
     rows = torch.tensor([row for row, position in enumerate(live) if position not in victims])
     for layer in cache.layers:  # keys, values: [1, H, tokens, D]
         layer.keys = layer.keys.index_select(2, rows)

@@ -1,4 +1,4 @@
-"""Two workers that live the same lives: one with the host's probe and keepers, the oracle, and one
+"""Two workers that live the same lives: one with the host's probe and accumulators, the oracle, and one
 with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`) and on a GPU.
 """
 
@@ -18,7 +18,7 @@ from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe
-from vtoken.vllm.worker.scores import HostScores, Told
+from vtoken.vllm.worker.scores import HostScores, PendingScores
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
 ONE, TWO = (1,), (0, 2)
@@ -131,7 +131,7 @@ class Worker:
         scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]), HEADS)
         self.executor = StepExecutor(S, lambda _: iter(()), scores)
 
-    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> Told:
+    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
         """One step with `query` where the caches are; what is told of it."""
         executor = self.executor
         executor.begin(plan, ())
@@ -166,7 +166,7 @@ class DeviceWorker(Worker):
         for here, there in zip(self.life.caches, self.caches, strict=True):
             there.copy_(here)
 
-    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> Told:
+    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
         self.pages.release(self.executor.mirrors)
         return super().step(plan, batch, query)
 

@@ -1,6 +1,6 @@
 """Signals on a device, up to the device: the host's numbers, told late and never to another token.
 
-Two workers live the same lives, one with the host's probe and keepers, which is the oracle, and one
+Two workers live the same lives, one with the host's probe and accumulators, which is the oracle, and one
 with the device's. A device may be late: what is launched beside the main stream runs only when
 somebody waits for it. A device without memory (`meta`) proves that nothing is ever looked at.
 """
@@ -18,17 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.two_workers import SIGNALS, DeviceWorker, Life, Worker
 from vtoken.arrays import Floats
-from vtoken.policies.signals import Signal, make_keeper
+from vtoken.policies.signals import Signal, make_accumulator
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
 from vtoken.vllm.cuda.signals import scores as device_scores
-from vtoken.vllm.cuda.signals.keepers import make_device_keeper
+from vtoken.vllm.cuda.signals.accumulators import make_device_accumulator
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.delivery import deliver
 from vtoken.vllm.worker.executor import PhysicalStep
-from vtoken.vllm.worker.scores import Told
+from vtoken.vllm.worker.scores import PendingScores
 
 pytestmark = pytest.mark.vllm
 
@@ -84,7 +84,7 @@ def live_two_lives(seed: int, *, late_steps: int, steps: int = 30) -> tuple[list
     life = Life(seed)
     host = Worker(life)
     device = DeviceWorker(life, LateStreams())
-    waiting: list[tuple[Told, Scores, dict[str, set[int]]]] = []
+    waiting: list[tuple[PendingScores, Scores, dict[str, set[int]]]] = []
     wrong, num_told = [], 0
     for number in range(steps):
         plan, rows, query = life.next()
@@ -115,7 +115,7 @@ def test_control_a_copy_of_what_later_steps_write_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class InPlace(list[torch.Tensor]):
-        """The keepers' own tensors instead of an outbox, read when the copy runs."""
+        """The accumulators' own tensors instead of an outbox, read when the copy runs."""
 
         def split(self, _sizes: Any) -> list[torch.Tensor]:
             return self
@@ -131,7 +131,9 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
     finish, send = DeviceScores.finish, DeviceScores._send
     mirrors: dict[str, Mirror] = {}
 
-    def finish_and_note(self: DeviceScores, probed: Any, plan: Any, known: Any, ranks: Any) -> Told:
+    def finish_and_note(
+        self: DeviceScores, probed: Any, plan: Any, known: Any, ranks: Any
+    ) -> PendingScores:
         mirrors.update(known)
         return finish(self, probed, plan, known, ranks)
 
@@ -149,7 +151,7 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
     assert live_two_lives(0, late_steps=3)[0] != []
 
 
-# ---------------------------------------------------------------- the keepers alone
+# ---------------------------------------------------------------- the accumulators alone
 
 
 @pytest.mark.parametrize("signal", ATTENTION, ids=str)
@@ -157,7 +159,7 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
 def test_a_device_keeper_equals_the_hosts(signal: Signal, seed: int) -> None:
     rng = np.random.default_rng(seed)
     device = torch.device("cpu")
-    host, keeper = make_keeper(signal), make_device_keeper(signal, device)
+    host, accumulator = make_accumulator(signal), make_device_accumulator(signal, device)
     live = np.arange(0)
     num_tokens = 0
     for _ in range(60):
@@ -171,11 +173,14 @@ def test_a_device_keeper_equals_the_hosts(signal: Signal, seed: int) -> None:
         rows = rng.random((signal.num_rows(num_new), len(live)), dtype=np.float32)
         rows = rows.sum(axis=0, keepdims=True) if signal.kind == "attention_sum" else rows
         host.add(live, rows, num_new)
-        keeper.add(live, torch.from_numpy(rows), num_new)
-        expected, found = host.scores(), keeper.scores()
+        accumulator.add(live, torch.from_numpy(rows), num_new)
+        expected, found = host.scores(), accumulator.scores()
         assert (expected is None) == (found is None)
         if expected is not None and found is not None:
-            assert (keeper.num_tokens, keeper.ids.tolist()) == (host.num_tokens, host.ids.tolist())
+            assert (accumulator.num_tokens, accumulator.ids.tolist()) == (
+                host.num_tokens,
+                host.ids.tolist(),
+            )
             np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
 
 
@@ -185,12 +190,12 @@ def test_a_device_keeper_equals_the_hosts(signal: Signal, seed: int) -> None:
     ids=str,
 )
 def test_device_memory_follows_the_live_tokens(signal: Signal, bytes_a_token: int) -> None:
-    keeper: Any = make_device_keeper(signal, torch.device("cpu"))
+    accumulator: Any = make_device_accumulator(signal, torch.device("cpu"))
     ids = np.arange(8000)
-    keeper.add(ids, torch.zeros(1, 8000), 1)
-    assert keeper._data.nbytes <= 1.3 * 8000 * bytes_a_token
-    keeper.add(ids[-500:] + 1, torch.zeros(1, 500), 1)
-    assert keeper._data.nbytes <= 2 * 500 * bytes_a_token
+    accumulator.add(ids, torch.zeros(1, 8000), 1)
+    assert accumulator._data.nbytes <= 1.3 * 8000 * bytes_a_token
+    accumulator.add(ids[-500:] + 1, torch.zeros(1, 500), 1)
+    assert accumulator._data.nbytes <= 2 * 500 * bytes_a_token
 
 
 # ---------------------------------------------------------------- nothing waits for the device

@@ -206,9 +206,9 @@ def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
     memory, signal = Memory(), Signal("attention_last", layers=(1,), mix_lambda=0.3)
     mirrors = Mirrors.of({"a": memory.slots.numpy()})
     scores = HostScores(memory.keys.__getitem__, HEADS)
-    mirrors["a"].keep((signal,), scores.make_keeper)
+    mirrors["a"].keep((signal,), scores.make_accumulator)
     row = np.linspace(0, 1, LIVE - 1, dtype=np.float32)
-    mirrors["a"].keepers[signal].add(np.arange(LIVE - 1), row[None], LIVE - 1)
+    mirrors["a"].accumulators[signal].add(np.arange(LIVE - 1), row[None], LIVE - 1)
     mirrors.arena[mirrors.facts[OFFSET, 0] + 2] = -1
     mirrors.facts[LIVE_TOKENS, 0] -= 1
     plan = StepPlan(0)

@@ -14,7 +14,7 @@ from vtoken.arrays import Floats
 from vtoken.calibration.ranking import RADIUS
 from vtoken.policies import make_policy
 from vtoken.policies.base import BUILT_IN
-from vtoken.policies.signals import Kind, Signal, make_keeper, pooled, redundancy
+from vtoken.policies.signals import Kind, Signal, make_accumulator, pooled, redundancy
 
 
 def _signals() -> dict[Kind, Signal]:
@@ -124,9 +124,9 @@ class Reading:
             if signal.of_keys:
                 found[signal] = pooled(signal, rows)
                 continue
-            keeper, num_tokens = make_keeper(signal), rows.shape[-1]
-            keeper.add(np.arange(num_tokens), rows, num_tokens)
-            scores = keeper.scores()
+            accumulator, num_tokens = make_accumulator(signal), rows.shape[-1]
+            accumulator.add(np.arange(num_tokens), rows, num_tokens)
+            scores = accumulator.scores()
             assert scores is not None  # every query since the first token is there
             of_layers = [of_redundancy for _, of_redundancy in own if of_redundancy is not None]
             if of_layers:

@@ -11,7 +11,7 @@ import numpy as np
 from vtoken.arrays import Floats
 from vtoken.errors import RefusedError
 from vtoken.policies import params_dict
-from vtoken.runtime.requests import Compared
+from vtoken.runtime.requests import ShadowComparison
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import (
@@ -55,7 +55,7 @@ def score_of(scores: Floats | None, token_id: int) -> float | None:
 
 
 def _rows(
-    runtime: Runtime, table: TokenTable, ids: range, compared: Compared | None
+    runtime: Runtime, table: TokenTable, ids: range, compared: ShadowComparison | None
 ) -> list[TextToken]:
     scores = runtime.scoring.newest(table.request_id)
     protected = runtime.state.protection(table.request_id).covers(np.array(ids, dtype=np.int64))
@@ -80,7 +80,7 @@ def _rows(
     return rows
 
 
-def _comparison(runtime: Runtime, table: TokenTable) -> Compared | None:
+def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
     """What the shadow said at the request's newest eviction; None unless it was asked then."""
     compared = runtime.state.requests[table.request_id].compared
     if compared is None or compared.policy is not runtime.state.shadow.asked:
@@ -88,7 +88,7 @@ def _comparison(runtime: Runtime, table: TokenTable) -> Compared | None:
     return compared if compared.num_dead == table.num_dead else None
 
 
-def _shadow(compared: Compared) -> TextShadow:
+def _shadow(compared: ShadowComparison) -> TextShadow:
     policy, chosen = compared.policy, set(compared.chosen.tolist())
     return TextShadow(
         policy=PolicyChoice(name=policy.name, params=params_dict(policy)),

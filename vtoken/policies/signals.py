@@ -170,8 +170,8 @@ class Signal:
         return f"{kind} ({'; '.join(said)})" if said else kind
 
 
-class Keeper(Generic[Rows]):
-    """What the worker keeps of one request's attention; `make_keeper` picks the subclass.
+class Accumulator(Generic[Rows]):
+    """What the worker keeps of one request's attention; `make_accumulator` picks the subclass.
 
     `num_tokens`: tokens of the request at the last `add`, and `ids` [n] the live ones of them;
     `num_queries`: probed so far.
@@ -223,14 +223,14 @@ class Keeper(Generic[Rows]):
         raise NotImplementedError
 
 
-class HostKeeper(Keeper[Floats]):
+class HostAccumulator(Accumulator[Floats]):
     """Keeps numpy arrays."""
 
     def _pooled(self, values: Floats) -> Floats:
         return pooled(self.signal, values)
 
 
-class SumKeeper(HostKeeper):
+class SumAccumulator(HostAccumulator):
     """One float a token."""
 
     def __init__(self, signal: Signal) -> None:
@@ -249,7 +249,7 @@ class SumKeeper(HostKeeper):
         return sums
 
 
-class LastKeeper(HostKeeper):
+class LastAccumulator(HostAccumulator):
     """The newest row as it came."""
 
     def _add(self, ids: Ints, rows: Floats) -> None:  # noqa: ARG002
@@ -260,7 +260,7 @@ class LastKeeper(HostKeeper):
         return row
 
 
-class RingKeeper(HostKeeper):
+class RingAccumulator(HostAccumulator):
     """The newest W rows over the live tokens; the columns of dead tokens are dropped.
 
     `_data` [rows, capacity]: column j belongs to token `ids[j]`. Capacity follows the live tokens,
@@ -299,7 +299,7 @@ class RingKeeper(HostKeeper):
         return slots
 
 
-class WindowKeeper(RingKeeper):
+class WindowAccumulator(RingAccumulator):
     """W rows of floats: 4 * W bytes a live token."""
 
     def __init__(self, signal: Signal) -> None:
@@ -317,7 +317,7 @@ class WindowKeeper(RingKeeper):
         return found
 
 
-class HitsKeeper(RingKeeper):
+class HitsAccumulator(RingAccumulator):
     """W rows of bits, eight queries a byte: W / 8 bytes a live token."""
 
     def __init__(self, signal: Signal) -> None:
@@ -382,15 +382,15 @@ def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
     return out
 
 
-_KEEPERS: dict[Kind, type[HostKeeper]] = {
-    "attention_sum": SumKeeper,
-    "attention_last": LastKeeper,
-    "attention_window": WindowKeeper,
-    "attention_max": WindowKeeper,
-    "attention_hits": HitsKeeper,
+_KEEPERS: dict[Kind, type[HostAccumulator]] = {
+    "attention_sum": SumAccumulator,
+    "attention_last": LastAccumulator,
+    "attention_window": WindowAccumulator,
+    "attention_max": WindowAccumulator,
+    "attention_hits": HitsAccumulator,
 }
 
 
-def make_keeper(signal: Signal) -> HostKeeper:
-    """The keeper of an attention signal."""
+def make_accumulator(signal: Signal) -> HostAccumulator:
+    """The accumulator of an attention signal."""
     return _KEEPERS[signal.kind](signal)

@@ -27,10 +27,10 @@ from vtoken.arena import Arena, Column
 from vtoken.arrays import Ints, Ragged, spans, starts_of
 from vtoken.compiled import kernel
 from vtoken.errors import MirrorMismatchError
-from vtoken.policies.signals import Keeper, Signal, make_keeper
+from vtoken.policies.signals import Accumulator, Signal, make_accumulator
 from vtoken.protocol.step import RequestSteps
 
-MakeKeeper = Callable[[Signal], Keeper[Any]]
+MakeAccumulator = Callable[[Signal], Accumulator[Any]]
 Ints32 = npt.NDArray[np.int32]
 
 TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
@@ -67,14 +67,14 @@ class BlockTables(NamedTuple):
 
 
 class Mirror:
-    """The mirror of one request: row `row` of `mirrors`. `keepers`: its attention signals."""
+    """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals."""
 
-    __slots__ = ("_kept", "keepers", "mirrors", "row")
+    __slots__ = ("_kept", "accumulators", "mirrors", "row")
 
     def __init__(self, mirrors: Mirrors, row: int) -> None:
         self.mirrors = mirrors
         self.row = row
-        self.keepers: dict[Signal, Keeper[Any]] = {}
+        self.accumulators: dict[Signal, Accumulator[Any]] = {}
         self._kept: Sequence[Signal] = ()
 
     @property
@@ -87,15 +87,15 @@ class Mirror:
         ids, slots = self.mirrors.live(np.array([self.row], dtype=np.int64))
         return ids.values, slots.values
 
-    def keep(self, signals: Sequence[Signal], make: MakeKeeper = make_keeper) -> None:
+    def keep(self, signals: Sequence[Signal], make: MakeAccumulator = make_accumulator) -> None:
         """Keep `signals` from now on: those that were kept go on, others start anew."""
         if signals == self._kept:
             return
         self._kept = signals
-        before, self.keepers = self.keepers, {}
+        before, self.accumulators = self.accumulators, {}
         for signal in signals:
             if signal.source == "attention":
-                self.keepers[signal] = before.get(signal) or make(signal)
+                self.accumulators[signal] = before.get(signal) or make(signal)
 
 
 class Mirrors(Mapping[str, Mirror]):

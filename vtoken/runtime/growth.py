@@ -19,7 +19,7 @@ from vtoken.protocol.step import RequestSteps
 from vtoken.runtime.draft import pick
 from vtoken.runtime.requests import RequestState
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_tables import NO_BLOCKS, Grown, Places
+from vtoken.tables.token_tables import NO_BLOCKS, AppendedTokens, Places
 
 NO_STEPS = RequestSteps()  # of a step in which nothing has evicted
 
@@ -76,7 +76,7 @@ class TokenAppender:
             return self._places.next_extent[row]
         return self._places.start[row] + num_new
 
-    def enter(self, scheduled: Scheduled) -> tuple[Ints, Grown]:
+    def enter(self, scheduled: Scheduled) -> tuple[Ints, AppendedTokens]:
         """Register the new tokens of all scheduled requests; their rows [k], and the slots."""
         state, tables = self._state, self._state.tables
         for request_id, new in scheduled.new.items():
@@ -122,7 +122,7 @@ class TokenAppender:
             joined += self._state.store.blocks_from(name, int(known[i]))
         return starts_of(more), np.array(joined, dtype=np.int64)
 
-    def plan(self, rows: Ints, grown: Grown, *, lends: bool) -> RequestSteps:
+    def plan(self, rows: Ints, grown: AppendedTokens, *, lends: bool) -> RequestSteps:
         """The worker's part of the step: all scheduled `rows` [k] that have evicted something, and
         those of which something died or moved. `lends`: holes are packed before attention reads.
         """

@@ -19,7 +19,7 @@ from vtoken.policies import Policy, View
 from vtoken.policies.base import chooses_together
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.batch import TableBatch
-from vtoken.runtime.requests import Compared
+from vtoken.runtime.requests import ShadowComparison
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
@@ -143,7 +143,7 @@ class PolicyRunner:
             else:
                 chosen = _checked(policy, view)
                 shadow.count(victims, chosen)
-                self._state.requests[table.request_id].compared = Compared(
+                self._state.requests[table.request_id].compared = ShadowComparison(
                     policy,
                     self._state.step,
                     table.num_tokens,
@@ -238,10 +238,10 @@ def _checked(policy: Policy, view: View) -> Ints:
     if found.dtype.kind not in "iu":  # nor would they index anything
         raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
     found = found.astype(np.int64)
-    strangers = found[~np.isin(found, live, assume_unique=True)]
-    if len(strangers):
+    unknown_ids = found[~np.isin(found, live, assume_unique=True)]
+    if len(unknown_ids):
         raise InvariantViolation(
-            "policy", f"victims {strangers[:5].tolist()} are not live, or protected"
+            "policy", f"victims {unknown_ids[:5].tolist()} are not live, or protected"
         )
     if found[-1] == live[-1]:
         raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")

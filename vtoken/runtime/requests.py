@@ -17,7 +17,7 @@ from vtoken.runtime.wasted_moves import LastMoves
 
 
 @dataclass(slots=True)
-class Asked:
+class SignalState:
     """A signal that the worker keeps for a request, and its newest answer."""
 
     signal: Signal
@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ShadowComparison:
     """What died of a request in one eviction, beside what the shadow would have evicted.
 
     `victims`, `chosen`: ascending ids. `num_dead`: dead tokens of the request after it, so that a
@@ -64,11 +64,11 @@ class RequestState:
     moved_tokens: int = 0
     last_moves: LastMoves | None = None  # made by the first relocation
     # Scoring: what its policy reads, and the shadow where it reads another one; for which rules
-    signals: dict[Signal, Asked] = field(default_factory=dict)
+    signals: dict[Signal, SignalState] = field(default_factory=dict)
     signals_for: tuple[VTokenConfig, Policy | None] | None = None
     # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
-    compared: Compared | None = None  # the newest eviction at which the shadow was asked
+    compared: ShadowComparison | None = None  # the newest eviction at which the shadow was asked
 
     def scores_of(self, signal: Signal) -> Floats | None:
         """The newest answer about `signal`, by token id; None while there is none."""

@@ -25,7 +25,7 @@ from vtoken.config.values import VTokenConfig
 from vtoken.policies import Policy
 from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.requests import Asked, RequestState
+from vtoken.runtime.requests import RequestState, SignalState
 from vtoken.runtime.state import RuntimeState
 from vtoken.wire import Probe
 
@@ -119,7 +119,7 @@ class Scoring:
             signal = self.resolve(reader.reads, rules)
             if signal in request.signals:
                 continue
-            asked = before.get(signal) or Asked(signal, reader)
+            asked = before.get(signal) or SignalState(signal, reader)
             asked.reader = reader
             request.signals[signal] = asked
 

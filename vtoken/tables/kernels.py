@@ -55,7 +55,7 @@ def _hold(b, number, holders, usage, owner, counts):
 
 
 @kernel
-def _drop(b, number, holders, usage, owner, bereaved, counts):
+def _drop(b, number, holders, usage, owner, owner_stale, counts):
     holders[b] -= 1
     if holders[b] == 0:
         counts[0] -= 1
@@ -65,7 +65,7 @@ def _drop(b, number, holders, usage, owner, bereaved, counts):
     if holders[b] == 1:
         usage[b] = USED
     if owner[b] == number:
-        bereaved[b] = True
+        owner_stale[b] = True
 
 
 @kernel
@@ -306,7 +306,7 @@ def evict(
 def relocate(
     r, ids, slots, blocks, s,
     facts, index, token_at, block_id, block_live, readonly,
-    readers, live, holders, usage, owner, bereaved, counts,
+    readers, live, holders, usage, owner, owner_stale, counts,
     rank, old_rank, dropped, wrong,
 ):  # fmt: skip
     """Live tokens `ids` [k] of row `r` now live in `slots` [k]; `blocks` [n] is its block table.
@@ -401,7 +401,7 @@ def relocate(
         if to < 0:
             dropped[num_dropped] = b
             num_dropped += 1
-            _drop(b, fact.number, holders, usage, owner, bereaved, counts)
+            _drop(b, fact.number, holders, usage, owner, owner_stale, counts)
     for n in range(len(ids)):
         index[first + ids[n]] = rank[slots[n] // s] * s + slots[n] % s
     was_readonly = np.zeros(len(blocks), dtype=np.bool_)
@@ -435,7 +435,7 @@ def relocate(
 def drop_blocks(
     r, leaves, s,
     facts, index, token_at, block_id, block_live, readonly,
-    holders, usage, owner, bereaved, counts, dropped,
+    holders, usage, owner, owner_stale, counts, dropped,
 ):  # fmt: skip
     """Row `r` lets go of its blocks where `leaves` [n], and those behind them move up.
 
@@ -457,7 +457,7 @@ def drop_blocks(
                     fact.num_ghosts -= 1
             dropped[num_dropped] = block_id[base + i]
             num_dropped += 1
-            _drop(block_id[base + i], fact.number, holders, usage, owner, bereaved, counts)
+            _drop(block_id[base + i], fact.number, holders, usage, owner, owner_stale, counts)
         elif num_dropped:
             to = i - num_dropped
             block_id[base + to] = block_id[base + i]
@@ -481,7 +481,7 @@ def drop_blocks(
 
 @kernel
 def release(
-    r, s, facts, index, block_id, readers, live, holders, usage, owner, bereaved, counts
+    r, s, facts, index, block_id, readers, live, holders, usage, owner, owner_stale, counts
 ):  # fmt: skip
     """Row `r` lets go of everything."""
     fact = facts[r]
@@ -491,4 +491,4 @@ def release(
             slot = block_id[fact.first_block + p // s] * s + p % s
             _remove_reader(slot, s, readers, live, counts)
     for i in range(fact.first_block, fact.first_block + fact.num_blocks):
-        _drop(block_id[i], fact.number, holders, usage, owner, bereaved, counts)
+        _drop(block_id[i], fact.number, holders, usage, owner, owner_stale, counts)

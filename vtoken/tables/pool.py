@@ -9,7 +9,7 @@ Invariants, with everything kept incrementally (`check` recomputes it):
 3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
 5. usage[b] = 0 for a free block, FLAG_USED for a held one, and FLAG_SHARED too where holders[b] > 1
-6. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `bereaved[b]`, the newest
+6. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `owner_stale[b]`, the newest
    one has left while others stayed, and `TokenTables.owners` finds out who is newest now
 """
 
@@ -24,7 +24,7 @@ from vtoken.wire import FLAG_SHARED, FLAG_USED
 
 
 class PoolLiveness:
-    """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `bereaved` [N]; `counts`: see 3."""
+    """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `owner_stale` [N]; `counts`: see 3."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -34,7 +34,7 @@ class PoolLiveness:
         self.holders = np.zeros(num_blocks, dtype=np.uint16)
         self.usage = np.zeros(num_blocks, dtype=np.uint8)
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
-        self.bereaved = np.zeros(num_blocks, dtype=np.bool_)
+        self.owner_stale = np.zeros(num_blocks, dtype=np.bool_)
         self.counts: Ints = np.zeros(2, dtype=np.int64)
 
     @property
@@ -48,7 +48,7 @@ class PoolLiveness:
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = (self.readers, self.live, self.holders, self.usage, self.owner, self.bereaved)
+        arrays = (self.readers, self.live, self.holders, self.usage, self.owner, self.owner_stale)
         return sum(array.nbytes for array in arrays)
 
     @property

@@ -36,7 +36,7 @@ NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class AppendedTokens:
     """Slots of the new tokens: those of request i are slots[starts[i]:starts[i + 1]].
 
     `written`: the blocks that requests that have evicted write to. `num_recycled`: tokens that went
@@ -123,7 +123,7 @@ class TokenTables:
         self.num_changes += 1
         return table
 
-    def grow(self, rows: Ints, totals: Ints, joined_starts: Ints, joined: Ints) -> Grown:
+    def grow(self, rows: Ints, totals: Ints, joined_starts: Ints, joined: Ints) -> AppendedTokens:
         """Requests `rows` [k] now have `totals` [k] tokens, and the blocks
         joined[joined_starts[i]:joined_starts[i + 1]] beside those they had.
 
@@ -152,7 +152,7 @@ class TokenTables:
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
         num_written, num_recycled = counted.tolist()
-        return Grown(slots, starts, written[:num_written], num_recycled)
+        return AppendedTokens(slots, starts, written[:num_written], num_recycled)
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
         name, wrong = self.names[row], self._wrong
@@ -261,7 +261,7 @@ class TokenTables:
             table.row, token_ids, slots, blocks, self.block_size,
             columns.records, columns.index, columns.token_at,
             columns.block_id, columns.block_live, columns.readonly,
-            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.bereaved,
+            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
             pool.counts, self._rank, self._old_rank, dropped, self._wrong,
         )  # fmt: skip
         if code != kernels.DONE:
@@ -280,7 +280,7 @@ class TokenTables:
             table.row, leaves, self.block_size,
             columns.records, columns.index, columns.token_at,
             columns.block_id, columns.block_live, columns.readonly,
-            pool.holders, pool.usage, pool.owner, pool.bereaved, pool.counts, dropped,
+            pool.holders, pool.usage, pool.owner, pool.owner_stale, pool.counts, dropped,
         )  # fmt: skip
         if code != kernels.DONE:
             raise InvariantViolation("I1", f"a block with live tokens of {table.request_id} leaves")
@@ -313,7 +313,7 @@ class TokenTables:
         number = table.number
         kernels.release(
             table.row, self.block_size, columns.records, columns.index, columns.block_id,
-            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.bereaved,
+            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
             pool.counts,
         )  # fmt: skip
         columns.give_back_row(table.row)
@@ -345,9 +345,9 @@ class TokenTables:
     def owners(self) -> npt.NDArray[np.uint16]:
         """Number of the newest holder of each block [N], 0 for free ones; not to be written."""
         pool = self.pool
-        unknown = np.flatnonzero(pool.bereaved)
+        unknown = np.flatnonzero(pool.owner_stale)
         if len(unknown):
-            pool.bereaved[unknown] = False
+            pool.owner_stale[unknown] = False
             unknown = unknown[pool.holders[unknown] > 0]
             for table in reversed(self._tables.values()):
                 if len(unknown) == 0:
@@ -389,7 +389,7 @@ class TokenTables:
             np.add.at(holders, blocks, ONE)
         for name, told, counted in (
             ("holders", pool.holders, holders),
-            ("owner", np.where(pool.bereaved, owner, pool.owner), owner),
+            ("owner", np.where(pool.owner_stale, owner, pool.owner), owner),
         ):
             wrong = np.flatnonzero(told != counted)
             if len(wrong):

@@ -24,7 +24,7 @@ from vtoken_api.state.statedir import StateDir
 PERIOD_S = 5.0  # between two looks, when nothing is heard
 
 
-class Upkeep:
+class AuditSync:
     """`start` once, inside the event loop."""
 
     def __init__(self, hub: Hub, audit: AuditLog, state_dir: StateDir) -> None:
@@ -38,7 +38,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin, in the background."""
-        self._task = asyncio.create_task(self._run(), name="vtoken-upkeep")
+        self._task = asyncio.create_task(self._run(), name="vtoken-audit-sync")
 
     async def close(self) -> None:
         """Stop; what was entered is written by the audit log."""
@@ -63,7 +63,9 @@ class Upkeep:
             except ProblemError:
                 pass  # the engine does not answer now
             except Exception:
-                logger.exception("vtoken: the upkeep of the audit log failed, trying again")
+                logger.exception(
+                    "vtoken: the synchronization of the audit log failed, trying again"
+                )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._news.wait()

@@ -12,13 +12,15 @@ from typing import Any
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from vtoken.protocol.step import WorkerReport
-from vtoken.vllm.worker.scores import Told
+from vtoken.vllm.worker.scores import PendingScores
 
 
 class Delivery(AsyncModelRunnerOutput):
     """`output`, whose report `report` is complete once `told` has answered."""
 
-    def __init__(self, output: AsyncModelRunnerOutput, report: WorkerReport, told: Told) -> None:
+    def __init__(
+        self, output: AsyncModelRunnerOutput, report: WorkerReport, told: PendingScores
+    ) -> None:
         self._output, self._report, self._told = output, report, told
 
     def get_output(self) -> Any:
@@ -27,7 +29,7 @@ class Delivery(AsyncModelRunnerOutput):
         return output
 
 
-def deliver(output: Any, report: WorkerReport, told: Told | None) -> Any:
+def deliver(output: Any, report: WorkerReport, told: PendingScores | None) -> Any:
     """Give `output` of a step `report`, with the scores that `told` answers; what to send."""
     for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
         if hasattr(output, name):

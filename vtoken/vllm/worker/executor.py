@@ -9,7 +9,7 @@ Knows neither the device nor which of vLLM's model runners it serves. A runner c
     apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
                             what was hashed is compared
     physical(batch)         what differs from vLLM's own inputs: slots, counts, holes, probes
-    forward_ended()         the forward was launched: its probes go to the keepers, and what the
+    forward_ended()         the forward was launched: its probes go to the accumulators, and what the
                             plan wants told is on its way; `attach` does it where nobody did
     attach(output)          when the tokens are sampled: the report travels with them
 
@@ -31,7 +31,7 @@ from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import deliver
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import Scores, Told
+from vtoken.vllm.worker.scores import PendingScores, Scores
 
 BlocksOf = Callable[[str], Sequence[int]]
 
@@ -123,7 +123,7 @@ class StepExecutor:
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
         self._probed: list[ProbedRequest] = []
-        self._told: Told | None = None
+        self._told: PendingScores | None = None
 
     def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
         self.plan = plan
@@ -231,7 +231,7 @@ class StepExecutor:
             if mirror is None:
                 continue
             kept = plan.signals.get(name, ())
-            mirror.keep(kept, self._scores.make_keeper)
+            mirror.keep(kept, self._scores.make_accumulator)
             if name in plan.probed:
                 probed.append((name, first, num_new, mirror))
         if probed:

@@ -69,7 +69,7 @@ class ProbedRequest:
         return [
             cls(request_id, first, num_new, mirror, signal, ids.of(i), places[i], heads)
             for i, (request_id, first, num_new, mirror) in enumerate(requests)
-            for signal in mirror.keepers
+            for signal in mirror.accumulators
         ]
 
     @property

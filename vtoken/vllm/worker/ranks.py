@@ -30,7 +30,7 @@ from vtoken.vllm.worker.heads import RankHeads
 Key = TypeVar("Key")
 
 
-class Told(IntEnum):
+class RankField(IntEnum):
     """What every rank tells all others of a step, one int64 each."""
 
     PLAN = 0  # fingerprint
@@ -42,7 +42,10 @@ class Told(IntEnum):
     VERIFY_US = 6
 
 
-DIFFERENCES = {Told.PLAN: "runs another plan than", Told.MIRRORS: "has another mirror than"}
+DIFFERENCES = {
+    RankField.PLAN: "runs another plan than",
+    RankField.MIRRORS: "has another mirror than",
+}
 
 
 class Ranks:
@@ -109,27 +112,27 @@ class Peers(Ranks):
             return
         fault, self._fault = self._fault, None
         told = fault or report.violation
-        mine = torch.zeros(len(Told), dtype=torch.int64)
-        mine[Told.PLAN] = digest.of_plan(plan)
-        mine[Told.MIRRORS] = 0 if fault else digest.of_mirrors(plan, mirrors)
-        mine[Told.FAULTY] = fault is not None
-        mine[Told.SAYS] = told is not None
-        mine[Told.MOVED_TOKENS] = report.moved_tokens
-        mine[Told.COPY_US] = report.copy_us
-        mine[Told.VERIFY_US] = report.verify_us
+        mine = torch.zeros(len(RankField), dtype=torch.int64)
+        mine[RankField.PLAN] = digest.of_plan(plan)
+        mine[RankField.MIRRORS] = 0 if fault else digest.of_mirrors(plan, mirrors)
+        mine[RankField.FAULTY] = fault is not None
+        mine[RankField.SAYS] = told is not None
+        mine[RankField.MOVED_TOKENS] = report.moved_tokens
+        mine[RankField.COPY_US] = report.copy_us
+        mine[RankField.VERIFY_US] = report.verify_us
         rows = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(rows, mine, group=self._group)
-        of_all = torch.stack(rows).numpy()  # [ranks, Told]
+        of_all = torch.stack(rows).numpy()  # [ranks, RankField]
         wrong: list[str] = []
-        if of_all[:, Told.SAYS].any():
+        if of_all[:, RankField.SAYS].any():
             texts: list[str | None] = [None] * self._size
             dist.all_gather_object(texts, told, group=self._group)
             wrong = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-        if of_all[:, Told.FAULTY].any():
+        if of_all[:, RankField.FAULTY].any():
             raise MirrorMismatchError(f"step {plan.step}: {'; '.join(wrong)}")
-        report.moved_tokens = int(of_all[:, Told.MOVED_TOKENS].min())  # I3: every rank copies
-        report.copy_us = int(of_all[:, Told.COPY_US].max())
-        report.verify_us = int(of_all[:, Told.VERIFY_US].max())
+        report.moved_tokens = int(of_all[:, RankField.MOVED_TOKENS].min())  # I3: every rank copies
+        report.copy_us = int(of_all[:, RankField.COPY_US].max())
+        report.verify_us = int(of_all[:, RankField.VERIFY_US].max())
         report.violation = "; ".join(wrong) or None
         differ = [
             f"rank {rank} {what} rank 0 ({of_all[rank, column]:08x}, {of_all[0, column]:08x})"

@@ -1,4 +1,4 @@
-"""From a step's attention rows to the numbers in its report: keepers are fed, signals are told.
+"""From a step's attention rows to the numbers in its report: accumulators are fed, signals are told.
 
 Knows mirrors, ranks and tensors; neither the runner nor the attention layer that made the rows.
 `HostScores` does it where everything is on the host; a device has its own way (`cuda.scores`).
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vtoken.arrays import Floats, Ints
-from vtoken.policies.signals import Keeper, Signal, by_id, make_keeper
+from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
 from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import (
@@ -29,8 +29,8 @@ from vtoken.vllm.worker.probe import (
 )
 from vtoken.vllm.worker.ranks import Ranks
 
-Asked = tuple[str, Signal]
-Told = Callable[[], dict[Asked, Floats]]
+SignalKey = tuple[str, Signal]
+PendingScores = Callable[[], dict[SignalKey, Floats]]
 Keys = Callable[[int], torch.Tensor]
 Upload = Callable[[Ints], torch.Tensor]
 
@@ -38,8 +38,8 @@ Upload = Callable[[Ints], torch.Tensor]
 class Scores(Protocol):
     """What a worker does with the rows of its probes."""
 
-    def make_keeper(self, signal: Signal) -> Keeper[Any]:
-        """The keeper of an attention signal."""
+    def make_accumulator(self, signal: Signal) -> Accumulator[Any]:
+        """The accumulator of an attention signal."""
 
     def finish(
         self,
@@ -47,8 +47,8 @@ class Scores(Protocol):
         plan: StepPlan,
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
-    ) -> Told:
-        """After the step's forward: feed the keepers with `probed`, and tell what `plan` wants.
+    ) -> PendingScores:
+        """After the step's forward: feed the accumulators with `probed`, and tell what `plan` wants.
 
         The answer, asked once and by any thread, is `WorkerReport.scores`; it may wait for the
         device.
@@ -56,7 +56,7 @@ class Scores(Protocol):
 
 
 class HostScores:
-    """Keepers of numpy arrays. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
+    """Accumulators of numpy arrays. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
     `num_heads` query heads of this rank.
     """
 
@@ -64,8 +64,8 @@ class HostScores:
         self._keys = keys
         self._num_heads = num_heads
 
-    def make_keeper(self, signal: Signal) -> Keeper[Floats]:
-        return make_keeper(signal)
+    def make_accumulator(self, signal: Signal) -> Accumulator[Floats]:
+        return make_accumulator(signal)
 
     def finish(
         self,
@@ -73,14 +73,16 @@ class HostScores:
         plan: StepPlan,
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
-    ) -> Told:
+    ) -> PendingScores:
         for request, rows in settled(probed, ranks):
-            request.mirror.keepers[request.signal].add(request.ids, rows.numpy(), request.num_new)
+            request.mirror.accumulators[request.signal].add(
+                request.ids, rows.numpy(), request.num_new
+            )
         wanted = Wanted(plan, mirrors, torch.from_numpy)
-        for asked, keeper in wanted.of_attention():
-            scores = keeper.scores()
+        for asked, accumulator in wanted.of_attention():
+            scores = accumulator.scores()
             if scores is not None:
-                wanted.add(asked, torch.from_numpy(scores), keeper.ids, keeper.num_tokens)
+                wanted.add(asked, torch.from_numpy(scores), accumulator.ids, accumulator.num_tokens)
         wanted.read_keys(self._keys, self._num_heads, ranks)
         found, owners = wanted.over(ranks), wanted.owners
         told = {
@@ -103,21 +105,23 @@ class Wanted:
         self._asked = [
             (asked, mirrors[asked[0]]) for asked in plan.want_scores if asked[0] in mirrors
         ]
-        self._values: dict[Asked, torch.Tensor] = {}
-        self._parts: dict[Asked, torch.Tensor] = {}  # of signals of keys, as `key_values` has them
-        self._slots: dict[Asked, Ints] = {}  # of the live tokens, where redundancy is mixed in
-        self._redundancy: dict[Asked, torch.Tensor] = {}  # of those that have a number
-        self.owners: dict[Asked, tuple[Ints, int]] = {}
+        self._values: dict[SignalKey, torch.Tensor] = {}
+        self._parts: dict[
+            SignalKey, torch.Tensor
+        ] = {}  # of signals of keys, as `key_values` has them
+        self._slots: dict[SignalKey, Ints] = {}  # of the live tokens, where redundancy is mixed in
+        self._redundancy: dict[SignalKey, torch.Tensor] = {}  # of those that have a number
+        self.owners: dict[SignalKey, tuple[Ints, int]] = {}
 
-    def of_attention(self) -> Iterator[tuple[Asked, Keeper[Any]]]:
-        """The keeper of each signal of attention."""
+    def of_attention(self) -> Iterator[tuple[SignalKey, Accumulator[Any]]]:
+        """The accumulator of each signal of attention."""
         for asked, mirror in self._asked:
-            keeper = mirror.keepers.get(asked[1])
-            if keeper is not None:
-                yield asked, keeper
+            accumulator = mirror.accumulators.get(asked[1])
+            if accumulator is not None:
+                yield asked, accumulator
 
-    def add(self, asked: Asked, values: torch.Tensor, ids: Ints, num_tokens: int) -> None:
-        """`values` [n] are the numbers of `ids` [n] by this rank's keeper."""
+    def add(self, asked: SignalKey, values: torch.Tensor, ids: Ints, num_tokens: int) -> None:
+        """`values` [n] are the numbers of `ids` [n] by this rank's accumulator."""
         if asked[1].is_mixed:
             live, self._slots[asked] = self._mirrors[asked[0]].live()
             known = live[: np.searchsorted(live, num_tokens)]
@@ -141,10 +145,10 @@ class Wanted:
             of_live = key_redundancy(asked[1], self._upload(slots), layers, num_heads, ranks.heads)
             self._redundancy[asked] = of_live[: len(self.owners[asked][0])]
 
-    def over(self, ranks: Ranks) -> dict[Asked, torch.Tensor]:
+    def over(self, ranks: Ranks) -> dict[SignalKey, torch.Tensor]:
         """All numbers [n], of the heads of all ranks; none where ranks differ.
 
-        A keeper whose signal is not linear was fed with the rows of all ranks, see `settled`.
+        An accumulator whose signal is not linear was fed with the rows of all ranks, see `settled`.
         """
         linear = {asked: v for asked, v in self._values.items() if asked[1].is_linear}
         found = ranks.total(linear)
@@ -160,7 +164,7 @@ class Wanted:
 def settled(
     probed: Sequence[ProbedRequest], ranks: Ranks
 ) -> list[tuple[ProbedRequest, torch.Tensor]]:
-    """The probed requests that are still kept, each with the rows that its keeper takes.
+    """The probed requests that are still kept, each with the rows that its accumulator takes.
 
     A signal that is not linear needs whole rows, over the heads of all ranks. The numbers of linear
     ones are added up when they are reported, which is rarer and less data. Ranks that differ share
@@ -173,12 +177,14 @@ def settled(
     for request in probed:
         asked = request.request_id, request.signal
         rows = linear.get(asked) if asked in linear else whole.get(asked)
-        if rows is not None and request.signal in request.mirror.keepers:
+        if rows is not None and request.signal in request.mirror.accumulators:
             taken.append((request, folded(request.signal, rows)))
     return taken
 
 
-def _over_heads(parts: dict[Asked, torch.Tensor], ranks: Ranks) -> dict[Asked, torch.Tensor]:
+def _over_heads(
+    parts: dict[SignalKey, torch.Tensor], ranks: Ranks
+) -> dict[SignalKey, torch.Tensor]:
     """`parts` of every rank put together over the heads of all."""
     greatest = {asked: v for asked, v in parts.items() if asked[1].over_heads == "max"}
     means = {asked: v for asked, v in parts.items() if asked not in greatest}

@@ -3,7 +3,7 @@
 Before the first request, on scratch caches shaped like the engine's own: write K/V with the
 backend's store operation, evict, relocate with the copy engine, pack holes both ways, read with the
 real attention kernel, and compare with a softmax written out. Then the signals: what the probe and
-the keepers tell, against the same softmax and the same keys. What differs is named and the engine
+the accumulators tell, against the same softmax and the same keys. What differs is named and the engine
 does not start. Knows one attention layer; knows no scheduler.
 
 1. A case reads exactly its live tokens: each of them weighs enough to be missed, since every dead
@@ -190,7 +190,7 @@ class SelfTest:
         mirrors = Mirrors.of({str(row): read.slots for row, read in enumerate(reads)})
         probed: list[ProbedRequest] = []
         for row, (name, mirror) in enumerate(mirrors.items()):
-            mirror.keep((attention, mixed), p.scores.make_keeper)
+            mirror.keep((attention, mixed), p.scores.make_accumulator)
             probed += ProbedRequest.of(name, row, 1, mirror)
         p.attend(query, reads, lent=[9, 10, 11], probed=probed)
         plan = StepPlan(0)

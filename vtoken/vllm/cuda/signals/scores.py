@@ -1,13 +1,13 @@
 """From attention rows to the report on a device: the host launches it all and looks at nothing.
 
-    main     … forward n: rows │ keepers │ mean over ranks │ outbox n ─┬─► sampling n │ forward …
+    main     … forward n: rows │ accumulators │ mean over ranks │ outbox n ─┬─► sampling n │ forward …
     report                                                            └─► outbox n to host ─ event
 
 The worker's thread never waits. Whoever fetches the sampled tokens of step n waits for the event
 too: it was recorded before sampling began, so the scores of step n are in the report of step n.
 
 Invariants:
-1. what is copied to the host is an outbox of this step's own: later steps write keepers, not it
+1. what is copied to the host is an outbox of this step's own: later steps write accumulators, not it
 2. ids are those of the step that made the numbers (`vtoken.vllm.worker.scores`), at its launch
 3. all that reads the device's answer is behind the event
 """
@@ -24,14 +24,14 @@ from vtoken.protocol.mirror import Mirror
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
-from vtoken.vllm.cuda.signals.keepers import DeviceKeeper, make_device_keeper
+from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, make_device_accumulator
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import Asked, Keys, Told, Wanted, settled
+from vtoken.vllm.worker.scores import Keys, PendingScores, SignalKey, Wanted, settled
 
 
 class DeviceScores:
-    """Keepers on `device`. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
+    """Accumulators on `device`. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
     `num_heads` query heads of this rank.
     """
 
@@ -41,8 +41,8 @@ class DeviceScores:
         self._device = device
         self._streams = streams
 
-    def make_keeper(self, signal: Signal) -> DeviceKeeper:
-        return make_device_keeper(signal, self._device)
+    def make_accumulator(self, signal: Signal) -> DeviceAccumulator:
+        return make_device_accumulator(signal, self._device)
 
     def finish(
         self,
@@ -50,20 +50,20 @@ class DeviceScores:
         plan: StepPlan,
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
-    ) -> Told:
+    ) -> PendingScores:
         for request, rows in settled(probed, ranks):
-            request.mirror.keepers[request.signal].add(request.ids, rows, request.num_new)
+            request.mirror.accumulators[request.signal].add(request.ids, rows, request.num_new)
         wanted = Wanted(plan, mirrors, lambda numbers: upload(numbers, self._device))
-        for asked, keeper in wanted.of_attention():
-            scores = keeper.scores()
+        for asked, accumulator in wanted.of_attention():
+            scores = accumulator.scores()
             if scores is not None:
-                wanted.add(asked, scores, keeper.ids, keeper.num_tokens)
+                wanted.add(asked, scores, accumulator.ids, accumulator.num_tokens)
         wanted.read_keys(self._keys, self._num_heads, ranks)
         return self._send(wanted.over(ranks), wanted.owners)
 
     def _send(
-        self, values: Mapping[Asked, torch.Tensor], owners: Mapping[Asked, tuple[Ints, int]]
-    ) -> Told:
+        self, values: Mapping[SignalKey, torch.Tensor], owners: Mapping[SignalKey, tuple[Ints, int]]
+    ) -> PendingScores:
         """`values[asked]` [n] are on their way; they belong to the tokens that `owners` names."""
         if not values:
             return dict
@@ -74,7 +74,7 @@ class DeviceScores:
         streams.launch(Stream.REPORT, lambda: arrived.append(download(outbox)))
         event = streams.record(Stream.REPORT)
 
-        def told() -> dict[Asked, Floats]:
+        def told() -> dict[SignalKey, Floats]:
             streams.synchronize(event)
             parts = arrived[0].split([len(owners[asked][0]) for asked in values])
             return {

@@ -1,9 +1,9 @@
-"""Keepers on the device: what of a request's attention is kept, without the host looking at it.
+"""Accumulators on the device: what of a request's attention is kept, without the host looking at it.
 
-The same numbers as those of the host's keepers (`vtoken.policies.signals`), their oracle in the
+The same numbers as those of the host's accumulators (`vtoken.policies.signals`), their oracle in the
 tests. Knows torch and the live ids, which the host has; no tensor is read back here.
 
-A keeper's memory follows the live tokens: column j of `_data` belongs to the j-th live token in
+An accumulator's memory follows the live tokens: column j of `_data` belongs to the j-th live token in
 logical order. When tokens died, the columns of the others move together; where they lie in the
 cache matters to nobody. Invariant: columns behind the last live token are zero, so that a new
 token starts with what queries before it gave to it, nothing.
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from vtoken.arrays import Ints
-from vtoken.policies.signals import Keeper, Kind, Signal
+from vtoken.policies.signals import Accumulator, Kind, Signal
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.worker.probe import pooled
 
 
-class DeviceKeeper(Keeper[torch.Tensor]):
+class DeviceAccumulator(Accumulator[torch.Tensor]):
     """`scores` are on the device."""
 
     def __init__(self, signal: Signal, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class DeviceKeeper(Keeper[torch.Tensor]):
         return pooled(self.signal, values)
 
 
-class DeviceLastKeeper(DeviceKeeper):
+class DeviceLastAccumulator(DeviceAccumulator):
     def _add(self, ids: Ints, rows: torch.Tensor) -> None:  # noqa: ARG002
         self._row = rows[-1]
 
@@ -45,7 +45,7 @@ class DeviceLastKeeper(DeviceKeeper):
         return self._row
 
 
-class ColumnsKeeper(DeviceKeeper):
+class ColumnsAccumulator(DeviceAccumulator):
     """Keeps `_data` [rows, capacity], whose capacity follows the live tokens."""
 
     _num_rows = 1
@@ -84,7 +84,7 @@ class ColumnsKeeper(DeviceKeeper):
         self._next = (first + num_rows) % window
 
 
-class DeviceSumKeeper(ColumnsKeeper):
+class DeviceSumAccumulator(ColumnsAccumulator):
     def _add(self, ids: Ints, rows: torch.Tensor) -> None:
         self._align(ids)[0].add_(rows[0])
 
@@ -92,7 +92,7 @@ class DeviceSumKeeper(ColumnsKeeper):
         return self._data[0, : len(self.ids)]
 
 
-class DeviceWindowKeeper(ColumnsKeeper):
+class DeviceWindowAccumulator(ColumnsAccumulator):
     def __init__(self, signal: Signal, device: torch.device) -> None:
         self._num_rows = signal.window_queries
         super().__init__(signal, device)
@@ -106,7 +106,7 @@ class DeviceWindowKeeper(ColumnsKeeper):
         return kept.amax(dim=0) if self.signal.kind == "attention_max" else kept.mean(dim=0)
 
 
-class DeviceHitsKeeper(ColumnsKeeper):
+class DeviceHitsAccumulator(ColumnsAccumulator):
     _dtype = torch.uint8
 
     def __init__(self, signal: Signal, device: torch.device) -> None:
@@ -124,15 +124,15 @@ class DeviceHitsKeeper(ColumnsKeeper):
         return self._data[:, : len(self.ids)].sum(dim=0, dtype=torch.float32)
 
 
-_KEEPERS: dict[Kind, type[DeviceKeeper]] = {
-    "attention_sum": DeviceSumKeeper,
-    "attention_last": DeviceLastKeeper,
-    "attention_window": DeviceWindowKeeper,
-    "attention_max": DeviceWindowKeeper,
-    "attention_hits": DeviceHitsKeeper,
+_KEEPERS: dict[Kind, type[DeviceAccumulator]] = {
+    "attention_sum": DeviceSumAccumulator,
+    "attention_last": DeviceLastAccumulator,
+    "attention_window": DeviceWindowAccumulator,
+    "attention_max": DeviceWindowAccumulator,
+    "attention_hits": DeviceHitsAccumulator,
 }
 
 
-def make_device_keeper(signal: Signal, device: torch.device) -> DeviceKeeper:
-    """The keeper of an attention signal, on `device`."""
+def make_device_accumulator(signal: Signal, device: torch.device) -> DeviceAccumulator:
+    """The accumulator of an attention signal, on `device`."""
     return _KEEPERS[signal.kind](signal, device)
