@@ -134,14 +134,14 @@ def test_every_link_and_every_file_named_is_there(page: Path) -> None:
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_python_of_readme_and_recordings_runs(
+async def test_python_of_operating_and_recordings_runs(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VTOKEN_URL", served.url)
     ran = await run("record", "now.jsonl.gz", "--duration", "1", "--url", served.url)
     assert ran.code == 0, ran.err
-    look, request = blocks(ROOT / "README.md", "python")
+    request, look = blocks(ROOT / "docs" / "operating.md", "python")
     (read,) = blocks(ROOT / "docs" / "recordings.md", "python")
     for example in (look, read):
         out = io.StringIO()

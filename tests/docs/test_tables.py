@@ -17,13 +17,10 @@ from tests.support import models
 from vtoken import wire
 from vtoken.bench import overhead, planner
 from vtoken.bench.evaluation import variants
-from vtoken.policies.base import BUILT_IN
 from vtoken.policies.signals import Kind
 from vtoken_api.auth.limits import RATES
 from vtoken_api.rest.inputs import MAX_BODY_BYTES
 from vtoken_api.stream.endpoint import MAX_CLIENTS
-
-README = DOCS.parent / "README.md"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
@@ -57,10 +54,6 @@ def column(page: Path, head: str) -> list[str]:
 
 def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell) or [cell]
-
-
-def test_the_readme_lists_every_policy() -> None:
-    assert sorted(column(README, "policy | keeps")) == sorted(BUILT_IN)
 
 
 def test_the_signals_listed_are_those_that_exist() -> None:

@@ -1,7 +1,8 @@
 """Pictures of a live console without a terminal: the real app, headless, on a real server.
 
 `python -m vtoken_console.output.screenshot --url URL --out DIR [--size 120x36] [--views pool,…]`
-writes an SVG for each view, and a PNG where resvg-py and a monospaced font are installed.
+writes an SVG for each view, and a PNG where resvg-py and a monospaced font are installed. The view
+`tour` is a moving picture instead, `console-tour.webp`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.look.themes import NAMES
+from vtoken_console.output import animation
 from vtoken_console.output.screenshot_scenarios import SCENARIOS, Scenario
 from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # for the first data
 REPLAY_S = 120  # how much of the flight recorder is played
-DEFAULT_VIEWS = ",".join(SCENARIOS)
+TOUR = "tour"
+VIEWS = (*SCENARIOS, TOUR)
 
 
 async def take(
@@ -47,6 +50,8 @@ async def take(
     written: list[Path] = []
     runs: dict[tuple[str, tuple[int, int]], list[str]] = {}
     for name in views:
+        if name == TOUR:
+            continue
         scenario = SCENARIOS[name]
         runs.setdefault((scenario.source, size or scenario.size), []).append(name)
     for (source, columns_rows), names in runs.items():
@@ -64,6 +69,15 @@ async def take(
                     await _drive(app, pilot, SCENARIOS[name])
                     written += _save(app, out, name)
                     await _back(app, pilot, SCENARIOS[name])
+    if TOUR in views:
+        app = ConsoleApp(url, token=token, ascii_only=ascii_only)
+        async with app.run_test(size=animation.SIZE) as pilot:
+            await _first_data(app, pilot, url)
+            await pilot.pause(settle_s)
+            try:
+                written.append(await animation.film(app, pilot, out / f"console-{TOUR}.webp"))
+            except PngUnavailable as reason:
+                print(f"no moving picture: {reason}", file=sys.stderr)
     return written
 
 
@@ -156,14 +170,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default=os.environ.get("VTOKEN_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", type=parse_size, metavar="WxH", help="of every picture")
-    parser.add_argument("--views", default=DEFAULT_VIEWS, help=f"of {','.join(SCENARIOS)}")
+    parser.add_argument("--views", default=",".join(VIEWS), help=f"of {','.join(VIEWS)}")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds to watch first")
     parser.add_argument("--ascii", action="store_true")
     args = parser.parse_args(argv)
     views = [v for v in args.views.split(",") if v]
-    unknown = [v for v in views if v not in SCENARIOS]
+    unknown = [v for v in views if v not in VIEWS]
     if unknown:
-        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(SCENARIOS)}")
+        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(VIEWS)}")
     try:
         written = asyncio.run(
             take(

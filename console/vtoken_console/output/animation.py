@@ -1,0 +1,103 @@
+"""A moving picture of the console on a live server: the real app, headless, driven through a tour.
+
+The tour switches the policy, pauses planning, runs a compaction and opens the text of a request.
+The server's configuration is restored at the end. Frames are taken at a fixed rate while the app
+runs; equal neighbours become one longer frame.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from textual.pilot import Pilot
+
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.export.dots import with_dots
+from vtoken_console.export.raster import PngUnavailable, svg_to_png
+
+SIZE = (100, 30)
+FRAMES_PER_S = 3.0
+ZOOM = 0.72  # of Textual's SVG: 100 columns are 890 pixels, the width of a repository page
+QUALITY = 60  # lossless WebP: how long the encoder searches, not how the picture looks
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`keys` are pressed with `focus` focused; then `seconds` are filmed under `title`."""
+
+    title: str
+    seconds: float
+    keys: tuple[str, ...] = ()
+    focus: str | None = None
+
+
+TOUR = (
+    Scene("every KV block of a running server", 3.0, focus="#pool"),
+    Scene("a policy is chosen …", 2.5, ("P", "right")),
+    Scene("… and switched while requests run", 3.0, ("enter", "right", "enter")),
+    Scene("planning paused: evicted tokens leave holes", 6.0, ("p",), "#pool"),
+    Scene("one compaction: live tokens move together, whole blocks come back", 4.0, ("c",)),
+    Scene("planning resumed", 2.0, ("p",)),
+    Scene("the text of a request: evicted words are struck through", 8.0, ("enter",), "#requests"),
+)
+
+
+async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
+    """Drive `app` through the tour and write the WebP file `path`.
+
+    Raises PngUnavailable when Pillow or the renderer is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise PngUnavailable("Pillow is not installed; pip install pillow") from None
+    assert app.source is not None
+    rest = app.source.rest
+    before: dict[str, Any] = msgspec.to_builtins((await rest.config()).desired)
+    frames: list[tuple[str, float]] = []
+    try:
+        for scene in TOUR:
+            if scene.focus is not None:
+                app.dashboard.query_one(scene.focus).focus()
+            for key in scene.keys:
+                await pilot.press(key)
+                await _record(app, pilot, scene.title, 1 / FRAMES_PER_S, frames)
+            await _record(app, pilot, scene.title, scene.seconds, frames)
+    finally:
+        await rest.patch_config({name: before[name] for name in ("policy", "reclamation")})
+    images = [
+        Image.open(io.BytesIO(svg_to_png(svg, zoom=ZOOM))).convert("RGB") for svg, _ in frames
+    ]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[round(1000 * seconds) for _, seconds in frames],
+        loop=0,
+        lossless=True,
+        quality=QUALITY,
+        minimize_size=True,
+    )
+    return path
+
+
+async def _record(
+    app: ConsoleApp,
+    pilot: Pilot[int],
+    title: str,
+    seconds: float,
+    frames: list[tuple[str, float]],
+) -> None:
+    """Append SVG frames of the next `seconds`, each with the seconds that it is shown."""
+    period = 1 / FRAMES_PER_S
+    for _ in range(max(1, round(seconds * FRAMES_PER_S))):
+        await pilot.pause(period)
+        svg = with_dots(app.export_screenshot(title=title))
+        if frames and frames[-1][0] == svg:
+            frames[-1] = svg, frames[-1][1] + period
+        else:
+            frames.append((svg, period))
