@@ -1,3 +1,3 @@
 """vToken: token-level virtualization for reclaimable KV caches."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
