@@ -128,9 +128,9 @@ def test_a_profile_of_another_model_is_refused_with_both_fingerprints(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no calibration profile"),
-        (b"\xff\xfe", "no calibration profile"),
-        (b'{"format": 1, "mod', "no calibration profile"),
+        (b"", "not a calibration profile"),
+        (b"\xff\xfe", "not a calibration profile"),
+        (b'{"format": 1, "mod', "not a calibration profile"),
         (b'{"format": 1}', "missing required field"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     assert paused.scheduling == "paused"
     assert paused.paused_since_ts == pytest.approx(time.time(), abs=5)
     assert paused.fragmentation.sentence == (
-        "Paused: vLLM schedules nothing until it is resumed; 4 requests stand still, 0 wait."
+        "Paused: vLLM schedules nothing until it is resumed; 4 requests are suspended, 0 wait."
     )
     assert paused.fragmentation.cause == before.fragmentation.cause
     scheduling.changed("paused", 101.0)  # told twice
@@ -52,7 +52,7 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     assert not after.fragmentation.sentence.startswith("Paused")
     events = engine.call("events", kind="server").events
     assert [event.summary for event in events] == [
-        "scheduling paused: no request goes on until it is resumed",
+        "scheduling paused: no request runs until it is resumed",
         "scheduling resumed after 12.5 s",
     ]
     assert [event.data for event in events] == [
@@ -65,7 +65,7 @@ def test_that_nobody_new_starts_is_told_as_such(engine: LiveEngine) -> None:
     engine.reporter.scheduling.changed("paused_new", 1.0)
     assert status_of(engine).scheduling == "paused_new"
     assert status_of(engine).fragmentation.sentence == (
-        "Paused: vLLM starts no further request until it is resumed; 4 running, 0 wait."
+        "Paused: vLLM starts no new request until it is resumed; 4 running, 0 wait."
     )
 
 
@@ -82,7 +82,7 @@ def test_the_command_line_shows_a_pause(engine: LiveEngine) -> None:
 def test_what_is_said_of_a_pause_is_short() -> None:
     for state in ("paused", "paused_new"):
         assert len(paused_sentence(state, 100_000, 100_000)) <= MAX_LENGTH  # type: ignore[arg-type]
-    assert "1 request stands still, 1 waits." in paused_sentence("paused", 1, 1)
+    assert "1 request is suspended, 1 waits." in paused_sentence("paused", 1, 1)
 
 
 # ---------------------------------------------------------------- what is not measured

@@ -1,4 +1,4 @@
-"""Signal accumulators against their definitions, over random prompts, decode steps and evictions."""
+"""Accumulators against the definitions of signals, over random prompts, steps and evictions."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_window_belongs_to_the_kinds_that_have_one(kind: Any, window: int) -> 
         ({"over_layers": "sum"}, "over_layers = 'sum'"),
         ({"pool": ""}, "pool = ''"),
         ({"pool_radius": -1}, "pool_radius = -1"),
-        ({"kind": "attention"}, "kind 'attention' is none of attention_sum"),
+        ({"kind": "attention"}, "kind 'attention' is not one of attention_sum"),
         ({"kind": "attention_sum", "over_heads": "max"}, "the mean over heads and layers"),
         ({"kind": "attention_sum", "over_layers": "max"}, "the mean over heads and layers"),
         ({"mix_lambda": 1.5}, r"mix_lambda = 1.5 is not in 0 .. 1"),

@@ -164,7 +164,7 @@ def test_a_revision_that_no_step_ran_with_is_overtaken_and_said_so(bench: Bench)
     first = bench.patch({"theta_f": 0.5})
     second = bench.patch({"theta_f": 0.75})
     assert first.notes == []
-    assert second.notes == ["revision 2 is overtaken: no step has run with it"]
+    assert second.notes == ["revision 2 is superseded: no step has run with it"]
     assert "overtaken" not in bench.events[0].data
     assert bench.events[1].data["overtaken"] == 2
     bench.engine.steps()
@@ -309,7 +309,9 @@ def test_a_guard_on_preemptions_counts_those_since_the_change(bench: Bench) -> N
 def test_a_guard_on_latency_reverts_once_its_p95_rests_on_enough_intervals(bench: Bench) -> None:
     bench.decode(50, 500)  # before the change: not judged
     (note,) = bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40).notes
-    assert re.fullmatch(r"p95 inter-token is \d+ ms before the change, the guard 40 ms", note)
+    assert re.fullmatch(
+        r"p95 inter-token is \d+ ms before the change, above the guard of 40 ms", note
+    )
     bench.decode(MIN_INTERVALS - 1, 62)
     assert bench.config.trial is not None
     bench.decode(1, 62)
@@ -403,7 +405,7 @@ def test_a_dry_run_checks_the_terms_and_puts_nothing_on_trial(bench: Bench) -> N
     bench.patch({"theta_f": 0.5}, confirm_within_s=5)
     tried = bench.patch({"theta_f": 0.1}, validate_only=True)
     assert tried.what_if is not None
-    assert tried.notes[-1] == "revision 2 is on trial: refused until that has ended"
+    assert tried.notes[-1] == "refused while revision 2 is on trial: confirm or undo it first"
 
 
 def test_a_change_that_changes_nothing_is_not_on_trial(bench: Bench) -> None:
@@ -454,8 +456,8 @@ def test_a_guard_that_held_says_what_the_canary_found(bench: Bench) -> None:
     bench.now += 11
     bench.engine.steps()
     assert bench.events[-1].data["reason"] == (
-        "its guard held for 10 s: agreement not judged, 19 of 20 canaries, "
-        "log-probability lost not judged, 19 of 20 canaries"
+        "its guard held for 10 s: agreement not evaluated, 19 of 20 canaries, "
+        "log-probability lost not evaluated, 19 of 20 canaries"
     )
     bench.patch({"theta_f": 0.5}, guard_canary_agreement=0.9, guard_for_s=10)
     check_all(bench, 20, 9, revision=3)
