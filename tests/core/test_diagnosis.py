@@ -1,6 +1,4 @@
-"""The diagnosis says what the planner would do: fragmented where it can help, full where not; and
-what it advises helps.
-"""
+"""The diagnosis matches the planner: fragmented if a round helps, full if not; its advice works."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
 
 
 def diagnose(engine: LiveEngine) -> Fragmentation:
-    """The diagnosis; whatever it says, it is short, and offers no more than a round would free."""
+    """The diagnosis; its sentence is short and promises no more than a round would free."""
     status: Status = engine.call("status")
     found = status.fragmentation
     assert len(found.sentence) <= MAX_LENGTH
@@ -78,7 +76,7 @@ def closed(found: Fragmentation) -> list[str]:
 
 
 def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
-    """One more request waits, for more blocks than are free; the newest step asked for it."""
+    """Add a request that waits for more blocks than are free."""
     core = engine.core
     engine.concurrency = 0
     core.add("big", 4 * (core.store.num_free_blocks() + blocks))
@@ -89,7 +87,7 @@ def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
 # ---------------------------------------------------------------- idle, and nothing to do
 
 
-def test_idle_says_so() -> None:
+def test_an_idle_engine_is_reported_as_idle() -> None:
     with running(0, concurrency=0) as engine:
         found = diagnose(engine)
         assert found.sentence == "Idle: no request is running; the whole pool is free."
@@ -99,7 +97,7 @@ def test_idle_says_so() -> None:
 
 
 @pytest.mark.parametrize("watermark", [0, 95])
-def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
+def test_the_reclaimable_blocks_are_what_compacting_then_frees(watermark: int) -> None:
     config = {"reclamation": "paused", "low_watermark_blocks": watermark}
     with running(config=config) as engine:
         found = diagnose(engine)
@@ -112,7 +110,7 @@ def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
         assert operation.plan.moved_tokens == found.reclaim_moved_tokens
 
 
-def test_free_blocks_are_ok_and_say_what_holds_a_round_back() -> None:
+def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
     with running(config={"low_watermark_blocks": 0}) as engine:
         found = diagnose(engine)
         free = engine.core.store.num_free_blocks()
@@ -125,8 +123,8 @@ def test_free_blocks_are_ok_and_say_what_holds_a_round_back() -> None:
         )
 
 
-def test_an_offer_shrinks_with_the_requests_that_it_was_made_of() -> None:
-    """Between two looks at the planner, which costs too much to be asked at every frame."""
+def test_a_cached_preview_shrinks_when_its_requests_finish() -> None:
+    """No new plan is made in between, since planning costs too much for every frame."""
     with running(config={"reclamation": "paused"}) as engine:
         diagnosis = engine.reporter._diagnosis
         before = diagnose(engine).reclaimable_blocks
@@ -142,7 +140,7 @@ def test_an_offer_shrinks_with_the_requests_that_it_was_made_of() -> None:
         assert diagnose(engine).reclaimable_blocks == 0
 
 
-def test_the_planner_is_asked_anew_after_a_round_and_after_a_change() -> None:
+def test_a_round_and_a_change_invalidate_the_cached_preview() -> None:
     with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
         diagnosis = engine.reporter._diagnosis
         assert diagnose(engine).reclaimable_blocks == 2
@@ -157,8 +155,8 @@ def test_the_planner_is_asked_anew_after_a_round_and_after_a_change() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> None:
-    """Under any configuration, while the planner is not asked for up to nine steps."""
+def test_a_cached_preview_never_promises_more_than_a_round_would_free(seed: int) -> None:
+    """Under any configuration, with up to nine steps between two plans."""
     rng = random.Random(seed)
     config = {
         "policy": rng.choice([EVICTING["policy"], {"name": "streaming_llm"}]),
@@ -181,11 +179,11 @@ def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> 
 
 
 def stop_planning(engine: LiveEngine) -> None:
-    """The planner has cost so much that it is not asked again for hours."""
+    """Keep the cached preview."""
     engine.reporter._diagnosis._expires = engine.reporter._diagnosis._backoff_until = 1e12
 
 
-def test_that_compacting_frees_nothing_is_not_said_of_a_plan_that_is_over() -> None:
+def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing() -> None:
     config = {"reclamation": "paused", "low_watermark_blocks": 95}
     with running(1, config=config) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 30)
@@ -208,23 +206,21 @@ def test_that_compacting_frees_nothing_is_not_said_of_a_plan_that_is_over() -> N
         assert "; compacting now would free " in diagnose(engine).sentence
 
 
-def test_that_compacting_frees_nothing_is_known_without_a_plan_where_nobody_holds_too_much() -> (
-    None
-):
+def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_nothing() -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
     with running(config=config, concurrency=1) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 3)
         diagnose(engine)
         stop_planning(engine)
-        said = 0
+        count = 0
         for _ in range(30):
             engine.steps(1)
-            said += "compacting frees nothing" in diagnose(engine).sentence
-        assert said > 15
+            count += "compacting frees nothing" in diagnose(engine).sentence
+        assert count > 15
 
 
-def test_what_holds_blocks_is_no_reason_when_it_was_planned_long_ago() -> None:
-    """Headroom was missing then, and is there now."""
+def test_a_stale_preview_gives_no_reason() -> None:
+    """Headroom was missing when it was planned and is available now."""
     config = {"reclamation": "off", "planner": "pack", "headroom_blocks": 48}
     with running(config=config | {"low_watermark_blocks": 95}) as engine:
         taken = engine.core.store.take(engine.core.store.num_free_blocks())
@@ -238,7 +234,7 @@ def test_what_holds_blocks_is_no_reason_when_it_was_planned_long_ago() -> None:
 
 
 def follow(engine: LiveEngine, **changes: Any) -> None:
-    """Apply what was advised: the very next step relocates."""
+    """Apply the advice: the next step relocates."""
     before = engine.core.runtime.relocator.num_rounds
     patch(engine, **changes)
     assert closed(diagnose(engine)) == []
@@ -259,7 +255,7 @@ def number_in(sentence: str, pattern: str) -> float:
         ("off", "reclamation is off: set it to auto."),
     ],
 )
-def test_fragmented_while_nobody_reclaims(mode: str, advice: str) -> None:
+def test_fragmented_while_reclamation_is_off(mode: str, advice: str) -> None:
     config = {"reclamation": mode, "low_watermark_blocks": 95}
     with running(config=config) as engine:
         found = diagnose(engine)
@@ -300,7 +296,7 @@ def test_fragmented_and_a_round_is_due() -> None:
 
 
 def test_fragmented_during_the_pause_after_an_empty_round() -> None:
-    """A round finds nothing for lack of headroom; then headroom comes, and the pause runs on."""
+    """A round finds nothing for lack of headroom; then headroom is free and the pause continues."""
     config = {
         "planner": "pack",
         "headroom_blocks": 0,
@@ -323,7 +319,7 @@ def test_fragmented_during_the_pause_after_an_empty_round() -> None:
 
 
 def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
-    """Holes that are spread thin: blocks of eight with six live tokens, say."""
+    """Few holes in each block, such as blocks of eight with six live tokens."""
     config = {
         "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
         "budget_tokens": 100,
@@ -370,7 +366,7 @@ def test_full_of_what_the_budget_keeps() -> None:
         )
 
 
-def test_full_and_the_queue_is_told() -> None:
+def test_full_and_the_sentence_names_the_queue() -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
     with running(config=config, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
@@ -382,8 +378,8 @@ def test_full_and_the_queue_is_told() -> None:
         )
 
 
-def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
-    """As in a step that preempts: nobody is admitted in it, nobody is asked for."""
+def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
+    """As in a step that preempts, which admits no request."""
     with running(config={"recycle": True}, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
         lacking = engine.core.runtime.admission.lacking_blocks
@@ -447,7 +443,7 @@ def test_full_for_lack_of_headroom() -> None:
 def test_full_of_shared_blocks_that_may_not_move(
     tier: str, policy: dict[str, Any], better: str
 ) -> None:
-    """A prefix that all share, each with holes of its own in it, or none of it alive."""
+    """All requests share a prefix in which each has holes of its own, or which is all dead."""
     config = {"prefix_sharing": tier, "theta_f": 0.0, "low_watermark_blocks": 95, "policy": policy}
     config |= {"budget_tokens": 10} if better == "copy" else {}
     with running(3, config=config, prompt_tokens=37, prefix_tokens=36, concurrency=3) as engine:

@@ -1,4 +1,4 @@
-"""Policies of other packages: found by entry point, held to the rules, harmless when broken."""
+"""Policies of other packages: found by entry point, validated, harmless when broken."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Picky(Policy):
 
 
 @pytest.mark.parametrize("window", [0, -1, 3, 5, 9])
-def test_parameters_that_another_packages_policy_chokes_on_are_refused(
+def test_parameters_that_make_another_packages_policy_fail_are_refused(
     window: int, install: Install
 ) -> None:
     install("vtoken-picky", {"picky": "picky:Picky"}, {"picky.py": PICKY})

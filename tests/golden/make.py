@@ -1,4 +1,4 @@
-"""Makes `kvpress.npz`: what published scorers say of one random cache, for tests/test_golden.py.
+"""Makes `kvpress.npz`: the scores of published scorers for one random cache.
 
 Run in an environment of its own, since kvpress pins an older transformers than vLLM:
 

@@ -1,4 +1,4 @@
-"""Makes `rkv.npz`: what R-KV's published scorer says of one random cache, for tests/test_golden.py.
+"""Makes `rkv.npz`: the scores of R-KV's published scorer for one random cache.
 
 Its package cannot be imported as it is published, so the two files of the scorer are loaded from a
 checkout of github.com/Zefan-Cai/R-KV. They need torch alone:
@@ -50,7 +50,7 @@ def main(checkout: Path) -> None:
     queries = 0.5 * torch.randn(1, HEADS, WINDOW, HEAD_SIZE)
     keys[..., 0], queries[..., 0] = 0.0, 8.0
     keys[:, :, -WINDOW:, 0] = -20.0
-    for first, second, third in ((3, 11, 30), (5, 6, 7)):  # what is said again
+    for first, second, third in ((3, 11, 30), (5, 6, 7)):  # similar keys
         for copy in (second, third):
             keys[:, :, copy] = keys[:, :, first] + 0.1 * torch.randn(HEADS, HEAD_SIZE)
     places = torch.arange(TOKENS).float()[None, None, :, None].expand_as(keys)
