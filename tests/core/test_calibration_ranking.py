@@ -8,7 +8,7 @@ import pytest
 from vtoken.arrays import Floats
 from vtoken.calibration.ranking import (
     RADIUS,
-    Place,
+    Selection,
     Surveyed,
     beats_chance,
     choose,
@@ -34,9 +34,9 @@ def test_the_worst_rank_is_that_of_a_sorted_list(num_values: int) -> None:
         scores = generator.integers(num_values, size=(2, 3, 40)).astype(np.float32)
         answer = sorted(generator.choice(40, size=5, replace=False).tolist())
         found = worst_rank(scores, answer)
-        for place in np.ndindex(2, 3):
-            naive = naive_worst_rank(scores[place].tolist(), answer)
-            assert found[place] == pytest.approx(naive)
+        for index in np.ndindex(2, 3):
+            naive = naive_worst_rank(scores[index].tolist(), answer)
+            assert found[index] == pytest.approx(naive)
 
 
 def test_a_ranking_holds_a_needle_exactly_when_a_policy_keeps_it_complete() -> None:
@@ -79,19 +79,19 @@ def surveys(
         for layer, share in layers.items():
             if generator.random() < share:
                 of_layers[layer, ANSWER] += 9
-        for place, share in (heads or {}).items():
+        for head, share in (heads or {}).items():
             if generator.random() < share:
-                of_heads[(*place, ANSWER)] += 9
+                of_heads[(*head, ANSWER)] += 9
         found.append(Surveyed(of_layers, None if heads is None else of_heads, ANSWER))
     return found
 
 
 def test_the_best_layer_is_chosen() -> None:
-    assert choose(surveys({2: 0.5, 4: 0.9})) == Place((4,))
+    assert choose(surveys({2: 0.5, 4: 0.9})) == Selection((4,))
 
 
 def test_all_heads_are_chosen_unless_few_gain_enough() -> None:
-    assert choose(surveys({4: 0.95}, {(4, 1): 1.0})) == Place((4,))
+    assert choose(surveys({4: 0.95}, {(4, 1): 1.0})) == Selection((4,))
 
 
 def test_heads_that_gain_enough_are_chosen_alone() -> None:
@@ -111,7 +111,7 @@ def test_layers_that_rank_different_needles_are_chosen_together() -> None:
     known = surveys({}, count=24)
     for number, survey in enumerate(known):
         survey.layers[1 if number % 2 else 3, ANSWER] += 9
-    assert choose(known) == Place((1, 3))
+    assert choose(known) == Selection((1, 3))
 
 
 def test_a_second_layer_that_ranks_the_same_needles_is_not_chosen() -> None:

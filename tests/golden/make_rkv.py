@@ -7,9 +7,9 @@ checkout of github.com/Zefan-Cai/R-KV. They need torch alone:
     uv venv rkv-env --python 3.11 && uv pip install --python rkv-env torch numpy
     rkv-env/bin/python tests/golden/make_rkv.py R-KV
 
-Made with torch 2.13.0, numpy 2.3.5. Of each head the file holds the redundancy [n] of the keys and,
-for some budgets, the places of the tokens that it keeps. The window's keys draw no attention: the
-scorer leaves them out of its softmax, which a softmax over all live tokens cannot.
+Made with torch 2.13.0, numpy 2.3.5. For each head the file holds the redundancy [n] of the keys
+and, for some budgets, the indices of the tokens that it keeps. The window's keys receive no
+attention here: the scorer omits them from its softmax, vToken's softmax is over all live tokens.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from vtoken.arrays import Floats
 from vtoken.calibration.layer_signals import SIGNALS, Reading, survey
 from vtoken.calibration.observe import Observer
 from vtoken.calibration.prompts import Prompt
-from vtoken.calibration.ranking import KEEPS, Place, Surveyed, beats_chance, choose, worst_rank
+from vtoken.calibration.ranking import KEEPS, Selection, Surveyed, beats_chance, choose, worst_rank
 from vtoken.config.calibration import (
     FORMAT,
     CalibrationProfile,
@@ -46,28 +46,28 @@ def measure(
     Raises ProfileError if no signal of any layer ranks needles better than chance.
     """
     first, second = prompts[::2], prompts[1::2]
-    default = {kind: Place((default_layer(observer.num_layers, kind),)) for kind in SIGNALS}
-    places = _choose_places(observer, first, progress)
+    default = {kind: Selection((default_layer(observer.num_layers, kind),)) for kind in SIGNALS}
+    selections = _select(observer, first, progress)
     at = {
-        kind: (_at(signal, places[kind]), _at(signal, default[kind]))
+        kind: (_at(signal, selections[kind]), _at(signal, default[kind]))
         for kind, signal in SIGNALS.items()
     }
     policies = list(_policies())
-    # The recall decides between the chosen and the default place, so signals are read at both.
+    # The recall decides between the chosen and the default selection, so signals are read at both.
     signals = [signal for pair in at.values() for signal in pair]
     for policy in policies:
         if policy.reads is not None:
             kind = policy.reads.kind
-            signals += _at(policy.reads, places[kind]), _at(policy.reads, default[kind])
+            signals += _at(policy.reads, selections[kind]), _at(policy.reads, default[kind])
     read = _read(observer, second, signals, lambda done: progress(len(first) + done))
     found: dict[str, SignalProfile] = {}
     for kind, (chosen, fallback) in at.items():
-        worst, place = _worst_ranks(second, read, chosen), places[kind]
+        worst, selection = _worst_ranks(second, read, chosen), selections[kind]
         if beats_chance(worst):
-            found[kind] = SignalProfile([*place.layers], [*place.heads], _recalls(worst))
+            found[kind] = SignalProfile([*selection.layers], [*selection.heads], _recalls(worst))
         else:
             found[kind] = SignalProfile([], [], _recalls(_worst_ranks(second, read, fallback)))
-            places[kind] = default[kind]
+            selections[kind] = default[kind]
     if not any(of_kind.layers for of_kind in found.values()):
         raise ProfileError(
             f"no layer of {model} ranks needles better than chance; nothing was written. "
@@ -82,17 +82,17 @@ def measure(
         vtoken_version=__version__,
         created_ts=time.time(),
         signals=found,
-        policies={policy.name: _of_policy(policy, second, read, places) for policy in policies},
+        policies={policy.name: _of_policy(policy, second, read, selections) for policy in policies},
     )
 
 
-def _at(signal: Signal, place: Place) -> Signal:
-    return replace(signal, layers=place.layers, heads=place.heads)
+def _at(signal: Signal, selection: Selection) -> Signal:
+    return replace(signal, layers=selection.layers, heads=selection.heads)
 
 
-def _choose_places(
+def _select(
     observer: Observer, prompts: Sequence[Prompt], progress: Progress
-) -> dict[Kind, Place]:
+) -> dict[Kind, Selection]:
     """Kind -> the layers and heads where it ranks the needles of `prompts` best.
 
     Raises ProfileError if the model itself finds less than half of the needles: then the rankings
@@ -159,14 +159,14 @@ def _of_policy(
     policy: Policy,
     prompts: Sequence[Prompt],
     read: Sequence[dict[Signal, Floats]],
-    places: dict[Kind, Place],
+    selections: dict[Kind, Selection],
 ) -> list[Recall]:
     """The share of needles that `policy` keeps complete, for every budget that it accepts.
 
     A policy of another package that fails is not measured: [].
     """
     reads = policy.reads
-    signal = None if reads is None else _at(reads, places[reads.kind])
+    signal = None if reads is None else _at(reads, selections[reads.kind])
     recalls = []
     for keep in KEEPS:
         complete = []

@@ -31,7 +31,7 @@ CHANCE_P = 0.001  # significance level of a recall at CHANCE_KEEP against chance
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Selection:
     """The layers and query heads of a signal; heads (): all."""
 
     layers: tuple[int, ...]
@@ -85,7 +85,7 @@ def beats_chance(worst: Floats) -> bool:
     return tail < CHANCE_P
 
 
-def choose(surveys: Sequence[Surveyed]) -> Place:
+def choose(surveys: Sequence[Surveyed]) -> Selection:
     """The layers and heads where the signal of `surveys` ranks needles best.
 
     Several layers or heads are ranked by the mean of their numbers. For a kind that is not linear
@@ -94,34 +94,34 @@ def choose(surveys: Sequence[Surveyed]) -> Place:
     num_layers = len(surveys[0].layers)
     scores = _mean_recalls(surveys, lambda survey: survey.layers)
     order = sorted(range(num_layers), key=lambda layer: scores[layer], reverse=True)
-    place, best = Place((order[0],)), scores[order[0]][0]
-    while len(place.layers) < MAX_LAYERS:
-        wider = [(*place.layers, layer) for layer in order[:6] if layer not in place.layers]
+    selection, best = Selection((order[0],)), scores[order[0]][0]
+    while len(selection.layers) < MAX_LAYERS:
+        wider = [(*selection.layers, layer) for layer in order[:6] if layer not in selection.layers]
         found = [(_recall_of_layers(surveys, layers), layers) for layers in wider]
         recall, layers = max(found, default=(0.0, ()))
         if recall < best + MIN_GAIN:
             break
-        place, best = Place(tuple(sorted(layers))), recall
+        selection, best = Selection(tuple(sorted(layers))), recall
     few = _few_heads(surveys)
     if few is not None and few[0] >= best + MIN_GAIN:
-        place = few[1]
-    return place
+        selection = few[1]
+    return selection
 
 
-def _few_heads(surveys: Sequence[Surveyed]) -> tuple[float, Place] | None:
+def _few_heads(surveys: Sequence[Surveyed]) -> tuple[float, Selection] | None:
     """The best set of heads of one layer, with its recall; the largest within TIE_MARGIN."""
     if surveys[0].heads is None:
         return None
     num_layers, num_heads, _ = surveys[0].heads.shape
     own = _mean_recalls(surveys, _flat_heads)
-    found: list[tuple[float, Place]] = []
+    found: list[tuple[float, Selection]] = []
     for layer in range(num_layers):
         first = layer * num_heads
         order = sorted(range(num_heads), key=lambda head: own[first + head], reverse=True)
         size = 1
         while size < num_heads:
             heads = tuple(sorted(order[:size]))
-            found.append((_recall_of_heads(surveys, layer, heads), Place((layer,), heads)))
+            found.append((_recall_of_heads(surveys, layer, heads), Selection((layer,), heads)))
             size *= 2
     if not found:
         return None
