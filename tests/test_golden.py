@@ -1,8 +1,8 @@
-"""Signals and policies against published scorers: the files that tests/golden/make.py and
-make_rkv.py made.
+"""Signals and policies against published scorers: the files of tests/golden/make.py and
+make_rkv.py.
 
-The scorers rank heads apart. Those of kvpress are compared by their mean over KV heads, which is
-what one keep-set for all heads ranks by; R-KV's head by head, as `probe.heads` names one.
+The scorers rank each head separately. Those of kvpress are compared by their mean over KV heads,
+which ranks tokens if all heads keep the same ones; R-KV's head by head, selected by `probe.heads`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_signal_is_the_published_score(name: str) -> None:
 
 
 def test_policies_differ_on_the_golden_cache() -> None:
-    """The comparison bites: no scorer stands in for another."""
+    """The comparison can fail: no two scorers agree."""
     lowest = {name: tuple(np.sort(np.argsort(GOLDEN[name])[:24])) for name in PARAMS}
     assert len(set(lowest.values())) == len(PARAMS)
 
@@ -123,5 +123,5 @@ def test_r_kv_keeps_what_the_published_scorer_keeps(
 
 
 def test_the_weight_decides_on_the_golden_cache() -> None:
-    """The comparison bites: attention and redundancy both count."""
+    """The comparison can fail: attention and redundancy both count."""
     assert RKV["kept_24_0.07"].tolist() != RKV["kept_24_0.5"].tolist()

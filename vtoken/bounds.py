@@ -1,7 +1,7 @@
-"""What a struct's field takes, from its annotation: as a `Bound`, in words, and as a refusal.
+"""The values that a struct's field takes, from its annotation: as `Bound`, text and refusal.
 
-Knows msgspec's annotations and errors, no struct in particular. A type, a bound or a choice is
-written down where the field is declared, and nowhere else.
+The declaration of a field is the only place for its type, bounds and choices. Everything here is
+derived from msgspec's annotations and errors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from vtoken.errors import RefusedError
 from vtoken.wire import Bound
 
 NOUNS = {"int": "an integer", "float": "a number", "str": "a string", "list": "a list"}
-MAX_DEPTH = 64  # of a JSON document from outside
+MAX_DEPTH = 64  # of a JSON document from a client
 TOO_DEEP = f"it nests deeper than {MAX_DEPTH} levels"
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def read_json(text: str | bytes) -> Any:
-    """The document in `text`; raises ValueError for what is not JSON or nests too deep.
+    """The document in `text`; raises ValueError if it is not JSON or nests too deep.
 
-    What is made of it later (a repr, an encoding) recurses too, so the limit is far below Python's.
+    Later uses of the document (repr, encoding) recurse too, so the limit is far below Python's.
     """
     try:
         document = msgspec.json.decode(text)
@@ -49,7 +49,7 @@ def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bound]:
 
 
 def bound_of(annotation: Any) -> Bound:
-    """What a field takes beside the null that an optional one takes."""
+    """The bound of a field; that an optional one also takes null is not part of it."""
     kind, notes = _bare(annotation)
     bound = Bound(type="object", summary="")
     for note in notes:
@@ -67,7 +67,7 @@ def bound_of(annotation: Any) -> Bound:
 
 
 def _bare(annotation: Any) -> tuple[Any, list[Meta]]:
-    """The type in an annotation, without null, and what is noted of it, outermost first."""
+    """The type in an annotation, without null, and its `Meta`, outermost first."""
     kind, notes = annotation, []
     while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
         inner = get_args(kind)
@@ -91,7 +91,7 @@ def takes(bound: Bound) -> str:
 
 
 def span(bound: Bound) -> str:
-    """`1..64`; empty without numbers, one side empty where there is no bound."""
+    """`1..64`; a side without a bound is empty, and so is the text without any."""
     if bound.minimum is None and bound.maximum is None:
         return ""
     low = "" if bound.minimum is None else f"{bound.minimum:.15g}"
@@ -100,7 +100,7 @@ def span(bound: Bound) -> str:
 
 
 def refuse(field: str, value: Any, bound: Bound) -> RefusedError:
-    """The error for a `value` outside of `bound`."""
+    """The error for a `value` outside `bound`."""
     expected = takes(bound)
     return RefusedError(
         f"{field} = {value!r} is not {expected}",
@@ -111,7 +111,7 @@ def refuse(field: str, value: Any, bound: Bound) -> RefusedError:
 
 
 def check(field: str, value: float, bound: Bound) -> None:
-    """Raises RefusedError for a number outside of `bound`."""
+    """Raises RefusedError for a number outside `bound`."""
     low, high = bound.minimum, bound.maximum
     if (low is not None and value < low) or (high is not None and value > high):
         raise refuse(field, value, bound)
@@ -120,9 +120,9 @@ def check(field: str, value: float, bound: Bound) -> None:
 def fault(
     error: msgspec.ValidationError, document: Any, kind: type[msgspec.Struct]
 ) -> RefusedError:
-    """The refusal for what msgspec found wrong with `document` as a `kind`.
+    """The refusal for msgspec's `error` in reading `document` as a `kind`.
 
-    Names the field by its path, the value in the document, and the bound of the annotation.
+    It names the field's path, its value in the document, and the bound of its annotation.
     """
     message = str(error)
     at = _AT.search(message)
@@ -136,7 +136,7 @@ def fault(
         return refuse(".".join(names) or "body", value, bound_of(annotation))
     field = ".".join([*names, missing[2]])
     return RefusedError(
-        f"{field} is missing" if missing[1] != "unknown" else f"{field} is no known field",
+        f"{field} is missing" if missing[1] != "unknown" else f"{field} is not a known field",
         field=field,
         value=value.get(missing[2]) if isinstance(value, dict) else None,
         bound="fields: " + ", ".join(_fields(annotation)),
@@ -144,7 +144,7 @@ def fault(
 
 
 def _fields(annotation: Any) -> dict[str, Any]:
-    """Field -> annotation of the struct in `annotation`; empty where there is none."""
+    """Field -> annotation of the struct in `annotation`; empty if that is not a struct."""
     kind, _ = _bare(annotation)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return {field.encode_name: field.type for field in structs.fields(kind)}

@@ -1,8 +1,7 @@
 """Calls into the engine, between two steps: one struct a call, and the envelope that carries it.
 
-Knows the wire, not who answers. API process and engine ship together, so both know the same calls.
-A call is checked once, where it is decoded: names, types and bounds are those of its struct. What
-depends on the pool or on a request is the engine's to check.
+API process and engine are of one release, so both have the same calls. Decoding a call checks
+names, types and bounds against its struct. The engine checks what depends on the pool or a request.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Tokens(Call, tag="tokens"):
 
 
 class Text(Call, tag="text"):
-    """A page of a request's tokens as words; its answer is not decoded."""
+    """A page of a request's text, as vocabulary ids."""
 
     request_id: str
     start: Natural = 0
@@ -91,7 +90,7 @@ class Text(Call, tag="text"):
 
 
 class Events(Call, tag="events"):
-    """Events after the one with `seq` `after`, oldest first; of one kind, or of all."""
+    """Events with a `seq` above `after`, oldest first; of one kind or of all."""
 
     after: Natural = 0
     limit: PageLimit = 256
@@ -103,7 +102,7 @@ class Operation(Call, tag="operation"):
 
 
 class PatchConfig(Call, tag="patch_config"):
-    """Apply a JSON merge patch as a whole; `confirm_within_s` and a guard put it on trial."""
+    """Apply a JSON merge patch atomically; `confirm_within_s` or a guard puts it on trial."""
 
     patch: dict[str, Any]
     if_match: Natural | None = None
@@ -129,7 +128,7 @@ class Confirm(Call, tag="confirm"):
 
 class Compact(Call, tag="compact"):
     request_id: str | None = None  # None: every request
-    batch_size: int | None = None  # None: the configured B; its bound is that of the setting
+    batch_size: int | None = None  # None: the configured B; bounded like the setting
     dry_run: bool = False
 
 
@@ -155,11 +154,11 @@ AnyCall = (
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, who makes it, and until when somebody waits for the answer."""
+    """One call, its actor, and its deadline."""
 
     call: AnyCall
     actor: str = "local"
-    expires_ts: float | None = None  # nobody waits for the answer after this: do not execute
+    expires_ts: float | None = None  # the caller's timeout: do not execute the call after it
 
     @property
     def op(self) -> str:
@@ -178,7 +177,7 @@ _decoder = msgspec.msgpack.Decoder(Command)
 def read_command(payload: bytes) -> Command:
     """The command in `payload`, msgpack as the bus carries it.
 
-    Raises RefusedError: 400 for what is no command, 422 for a value that does not fit.
+    Raises RefusedError: 400 for anything but a command, 422 for a value out of bounds.
     """
     try:
         return _decoder.decode(payload)
@@ -189,7 +188,7 @@ def read_command(payload: bytes) -> Command:
 
 
 def _refusal(document: Any, error: msgspec.ValidationError) -> RefusedError:
-    """What is wrong with a command, by the argument's name."""
+    """The refusal of a command, naming the argument at fault."""
     call = document.get("call") if isinstance(document, dict) else None
     if not isinstance(call, dict):
         return RefusedError(str(error), status=400, title="Bad command")
@@ -209,7 +208,7 @@ def _refusal(document: Any, error: msgspec.ValidationError) -> RefusedError:
 
 
 def refused(error: RefusedError) -> Reply:
-    """The reply that says why a command was refused."""
+    """The reply to a refused command."""
     return Reply(
         problem=Problem(
             status=error.status,

@@ -1,7 +1,4 @@
-"""Bearer tokens in files: never on a command line, where every user of the machine can read them.
-
-Knows what a token may look like and who may read its file, not what it opens.
-"""
+"""Bearer tokens in files, never on a command line, which every user of the machine can read."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ MAX_TOKEN_CHARS = 1024
 
 
 class CredentialError(VTokenError):
-    """A token file that cannot be used; the message names the file, never what is in it."""
+    """A token file that cannot be used; the message names the file, never its content."""
 
 
 def read_token_file(path: str | Path) -> str:
@@ -26,11 +23,11 @@ def read_token_file(path: str | Path) -> str:
     except OSError as error:
         raise CredentialError(f"cannot read the token file: {error}") from error
     except UnicodeDecodeError:
-        raise CredentialError(_unfit(path)) from None  # the cause would show the bytes
+        raise CredentialError(_malformed(path)) from None  # the cause would show the bytes
     if not text:
         raise CredentialError(f"the token file {path} is empty")
     if not text.isprintable() or " " in text:
-        raise CredentialError(_unfit(path))
+        raise CredentialError(_malformed(path))
     if not MIN_TOKEN_CHARS <= len(text) <= MAX_TOKEN_CHARS:
         raise CredentialError(
             f"the token in {path} has {len(text)} characters, allowed are {MIN_TOKEN_CHARS} to "
@@ -39,9 +36,9 @@ def read_token_file(path: str | Path) -> str:
     return text
 
 
-def _unfit(path: str | Path) -> str:
+def _malformed(path: str | Path) -> str:
     return (
-        f"the token in {path} has characters that a header cannot carry; allowed is one line of "
+        f"the token in {path} has characters that a header cannot carry; use one line of "
         "printable ASCII without spaces"
     )
 

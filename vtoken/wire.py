@@ -1,11 +1,11 @@
-"""The wire: every document and stream message that leaves the engine, as msgspec structs.
+"""The wire format: every document and stream message that leaves the engine, as msgspec structs.
 
-Knows nothing of vLLM, of sockets, of the terminal. The engine fills these, the API forwards
-them, the console and the CLI read them. Fields may be added within schema 1, never renamed or
-removed. Units are suffixes: `_tokens _blocks _slots _bytes _ms _us _ratio`; times are Unix seconds.
+The engine fills these structs, the API forwards them, the console and the CLI read them. Within
+schema 1 fields may be added, never renamed or removed. Units are suffixes:
+`_tokens _blocks _slots _bytes _ms _us _ratio`; times are Unix seconds.
 
-Arrays travel packed: little-endian bytes in msgpack, a plain list of integers in JSON
-(`pack_array`, `unpack_array`).
+Arrays are packed: little-endian bytes in msgpack, a list of integers in JSON (`pack_array`,
+`unpack_array`).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ PrefixSharing = Literal["skip", "index", "copy"]
 RequestState = Literal["running", "waiting", "preempted"]
 SchedulingState = Literal[
     "running",
-    "paused_new",  # vLLM starts no further request
+    "paused_new",  # vLLM starts no new request
     "paused",  # vLLM schedules nothing
 ]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 PatchOutcome = Literal[
     "in_force",  # the engine runs with it
     "accepted",  # desired; no step has run with it yet, `applied_at_step` will be the first
-    "unchanged",  # it changes nothing, or keeps what is: the revision is the same
+    "unchanged",  # it changes nothing, or confirms a trial: the revision is the same
     "dry_run",  # validate_only: nothing was changed
 ]
 CalibrationSource = Literal[
     "configured",  # `probe.layers`
     "profile",
-    "default depth",  # the profile knows no layer for this signal, or there is no profile
+    "default depth",  # the profile has no layer for this signal, or there is no profile
 ]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
 SlotState = Literal["live", "dead", "free"]
@@ -59,41 +59,42 @@ EventKind = Literal[
     "relocation",  # data: Relocation
     "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
-    # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and what applies:
-    # "overtaken": revision that no step ran with, "trial": Trial that begins, "reverted": revision
-    # that actor "trial" or "guard" took back, "kept": revision whose guard held for its time,
-    # "reason": why it was reverted or kept, with both numbers, "confirmed": revision
+    # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
+    # "overtaken": superseded revision that no step ran with, "trial": Trial that begins,
+    # "reverted": revision that actor "trial" or "guard" took back, "kept": revision whose guard
+    # held to its end, "reason": why it was reverted or kept, with value and limit,
+    # "confirmed": revision
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
-    "operation",  # data: Operation, whenever its state has changed; of dry runs none is sent
+    "operation",  # data: Operation, at every change of its state; none for dry runs
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
     "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
     "canary",  # data: {"reason": str}: a quality check gave no result
 ]
-# As often as once a step, or every few seconds. Whoever keeps events keeps the others apart from
-# these, so that they never push out what an operator looks for later.
+# Up to once a step. A store of events keeps all other kinds separately, so that these do not push
+# them out.
 FREQUENT_KINDS: frozenset[EventKind] = frozenset(
     {"relocation", "eviction", "reclaimed", "deferred", "preemption"}
 )
 
 
 class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):
-    """Base of every wire document. Unknown fields are ignored, so that old readers keep working."""
+    """Base of every wire document. Readers ignore unknown fields, so old readers keep working."""
 
 
 # ---------------------------------------------------------------- documents
 
 
 class BlockCounts(Doc):
-    total: int  # usable blocks of the pool (the null block is not counted)
+    total: int  # usable blocks of the pool, without the null block
     free: int
     used: int
     partially_live: int  # used, 0 < live < block_size
     low_utilization: int  # used, live <= block_size / 2
     shared: int  # held by two requests or more
     headroom: int  # fresh blocks that one planning round may take
-    withheld: int = 0  # of `free`: vLLM's --watermark keeps them from requests that wait
+    withheld: int = 0  # of `free`: vLLM's --watermark keeps them from waiting requests
 
 
 class TokenCounts(Doc):
@@ -104,7 +105,7 @@ class TokenCounts(Doc):
 
 
 class Gate(Doc):
-    """One condition of an automatic planning round, as it stands now."""
+    """The current state of one condition of an automatic planning round."""
 
     # "reclamation", "theta_f", "watermark", "low_utilization", "pause", "price", "headroom"
     name: str
@@ -113,7 +114,7 @@ class Gate(Doc):
 
 
 class Percentiles(Doc):
-    """None where nothing was measured in the window."""
+    """Percentiles over a window; None if nothing was measured in it."""
 
     count: int
     p50_ms: float | None = None
@@ -122,7 +123,7 @@ class Percentiles(Doc):
 
 
 class Latency(Doc):
-    """As the engine sees it, over the last `window_s` seconds."""
+    """Latencies measured by the engine over the last `window_s` seconds."""
 
     window_s: float
     ttft: Percentiles  # arrival to first token
@@ -134,8 +135,8 @@ class Fragmentation(Doc):
     theta_f: float
     cause: Cause
     sentence: str = ""  # one line in plain words, from the planner's own numbers
-    reclaimable_blocks: int = 0  # blocks that one compaction (within B) would free now, at least
-    reclaim_moved_tokens: int = 0  # what it would move
+    reclaimable_blocks: int = 0  # at least so many would one compaction (within B) free now
+    reclaim_moved_tokens: int = 0  # that it would move
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
     gates: list[Gate] = []
@@ -152,48 +153,49 @@ class Reclamation(Doc):
     deferred: int = 0  # rounds that found work but no headroom
     copy_us: int = 0  # time in copies, cumulative
     plan_us: int = 0  # time in planning, cumulative
-    # Sums over requests, so that the three compare; a shared block counts once a holder.
+    # Sums over requests, so that the three are comparable; a shared block counts once a holder.
     held_blocks: int = 0
     blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
     packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
     # Shared prefix blocks, cumulative; a block counts once for each request that held it.
-    shared_skipped_blocks: int = 0  # had a hole and were passed over by a planning round
-    shared_released_blocks: int = 0  # let go of, all dead, while other requests held them
+    shared_skipped_blocks: int = 0  # had a hole and were skipped by a planning round
+    shared_released_blocks: int = 0  # all-dead, released while other requests held them
     shared_copied_blocks: int = 0  # emptied by copying
     shared_copied_tokens: int = 0
-    shared_freed_blocks: int = 0  # of these blocks, each counted once: copying made them free
-    # Payback, cumulative.
-    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocating, and not retaken
-    moved_then_evicted_tokens: int = 0  # evicted soon after they were moved: copied for nothing
-    payback_steps: int = 0  # what "soon" means, in steps
-    # Name of the gate that was closed, "headroom" or "in_flight" -> steps it held a round back.
+    shared_freed_blocks: int = 0  # of the copied blocks, each counted once: now free
+    # Wasted moves, cumulative.
+    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocation and not retaken
+    moved_then_evicted_tokens: int = 0  # evicted within `payback_steps` steps after a move
+    payback_steps: int = 0
+    # The first closed gate, "headroom" or "in_flight" -> steps in which it deferred a round.
     deferrals: dict[str, int] = {}
-    # Where attention packs the tokens beside holes before it reads (CPU), cumulative.
-    packed_tokens: int = 0  # once a step, however many layers
+    # The CPU worker packs the live tokens of partial blocks before attention reads them;
+    # cumulative.
+    packed_tokens: int = 0  # counted once a step, not once a layer
     pack_us: int = 0
 
 
 class Price(Doc):
-    """What one token or one request costs in µs, and since when that is more than a guess."""
+    """The cost of one token or one request in µs; a prior until the first sample."""
 
     us: float
     per: Literal["token", "request"]
     source: Literal["measured", "prior"]
-    samples: int  # measured so far, a step or a round each
+    samples: int  # measured steps or rounds so far
 
 
 class RoundPrices(Doc):
-    """What holes cost on this machine, what moving tokens costs, and what a round now is worth."""
+    """The prices of holes, of moves and of probes on this machine, and the worth of a round now."""
 
-    hole: Price  # packing one token beside a hole, for one step of attention over all layers
+    hole: Price  # packing one token of a partial block, for one step of attention over all layers
     copy: Price  # moving one token
     plan: Price  # planning one request of a round
-    probe: Price | None = None  # one request's decode query; None: a server that does not tell
+    probe: Price | None = None  # one request's decode query; None: an older server
     saving_us: float = 0.0  # of a round now: packing until its holes would close, or more come
     cost_us: float = 0.0  # of a round now: its copies and its plan
-    loose_tokens: int = 0  # that it would spare the next step from packing
-    moved_tokens: int = 0  # that it would copy, about
-    requests: int = 0  # whose tokens it would move
+    loose_tokens: int = 0  # tokens of partial blocks that the next step would not pack
+    moved_tokens: int = 0  # estimate of the tokens that it would copy
+    requests: int = 0  # requests whose tokens it would move
 
 
 class RequestCounts(Doc):
@@ -209,7 +211,7 @@ class Invariants(Doc):
     verified_relocations: int = 0  # contents hashed before and after, cumulative
     verify_us: int = 0  # time in that, cumulative
     strict: bool = True  # a violation stops the engine; fixed at start-up
-    check_every_step: bool = False  # all tables are recomputed in every step; fixed at start-up
+    check_every_step: bool = False  # every step recomputes all tables; fixed at start-up
 
 
 class PolicyChoice(Doc):
@@ -218,36 +220,40 @@ class PolicyChoice(Doc):
 
 
 class Shadow(Doc):
-    """What a second policy, asked but never obeyed, would have evicted; since it was chosen."""
+    """Agreement with the shadow policy, whose choices are counted and never applied.
+
+    Counts begin when the shadow is configured.
+    """
 
     policy: PolicyChoice
-    compared: int = 0  # evictions where both were asked
+    compared: int = 0  # evictions where both policies chose victims
     victims: int = 0  # tokens that died in them
     agreed: int = 0  # of these, the shadow would have evicted too
-    waiting: int = 0  # evictions where the shadow could not say (no scores yet)
-    error: str | None = None  # it failed, and is not asked any more
+    waiting: int = 0  # evictions for which the shadow had no scores yet
+    error: str | None = None  # the shadow failed and is not called any more
 
 
 class Calibration(Doc):
-    """Where the signal of the policy in force is taken from, and the profile of this model."""
+    """The layers and heads of the current policy's signal, and the profile of this model."""
 
     source: CalibrationSource
-    signal: str | None = None  # its kind; None: the policy in force reads none
+    signal: str | None = None  # its kind; None: the current policy has no signal
     layers: list[int] = []
     heads: list[int] = []  # query heads, of each of the layers; []: all
-    detail: str = ""  # why no profile is in force, in plain words; "" while one is
-    # Of the profile in force, empty without one.
+    detail: str = ""  # why no profile is loaded; "" while one is
+    # Of the loaded profile, empty without one.
     file: str = ""
     fingerprint: str = ""
-    model: str = ""  # as it was named to `vtoken calibrate`
+    model: str = ""  # the argument of `vtoken calibrate`
     created_ts: float | None = None
 
 
 class CanaryFigures(Doc):
-    """What the full cache says of generated tokens, over the newest checked requests of a group.
+    """Generated tokens compared with the full cache, over the newest checked requests of a group.
 
-    Means are over tokens, in nats where they are of log-probabilities. `…_se`: their standard
-    error, requests taken as independent; None for fewer than two. Without a sample a mean is None.
+    Means are over tokens; those of log-probabilities are in nats. `…_se`: standard error of the
+    mean with requests as independent samples; None for fewer than two. Without a sample a mean is
+    None.
     """
 
     count: int = 0  # requests
@@ -258,36 +264,36 @@ class CanaryFigures(Doc):
     # Log-probability of a token as the request sampled it, minus that under the full cache.
     logprob_lost: float | None = None
     logprob_lost_se: float | None = None
-    logprob: float | None = None  # under the full cache; a run that loops comes near 0
+    logprob: float | None = None  # under the full cache; near 0 for a run that loops
 
 
 class CanaryGroup(CanaryFigures):
-    """Requests that evicted by one policy under one revision."""
+    """Requests with evictions by one policy under one revision."""
 
     policy: str = ""
     revision: int = 0
 
 
 class CanaryStatus(CanaryFigures):
-    """The quality canary: requests that evicted, all policies and revisions of the window."""
+    """The quality canary: requests with evictions, all policies and revisions of the window."""
 
     window: int = 0  # most requests that the figures rest on
-    control: CanaryFigures = msgspec.field(default_factory=CanaryFigures)  # evicted nothing
+    control: CanaryFigures = msgspec.field(default_factory=CanaryFigures)  # without evictions
     groups: list[CanaryGroup] = []  # of `count`, newest revision first
     # Cumulative, control group included.
     checked: int = 0
-    dropped: int = 0  # sampled, and given up for lack of room or time
-    failed: int = 0  # a check ended without a result; an event says why
+    dropped: int = 0  # sampled, then dropped for lack of space or time
+    failed: int = 0  # a check ended without a result; an event has the reason
     skipped: dict[str, int] = {}  # sampled, but cannot be checked: reason -> requests
 
 
 class Health(Doc):
-    """A part of the server that must work before an incident, so that one can be looked into."""
+    """A part of the server that must work before an incident, so that it can be investigated."""
 
     name: HealthPart
     ok: bool
-    detail: str  # in plain words, with the reason or the age
-    since_ts: float | None = None  # since when it is not ok, where that is known
+    detail: str  # a sentence with the reason or the age
+    since_ts: float | None = None  # since when it is not ok, if known
 
 
 class Status(Doc):
@@ -305,7 +311,7 @@ class Status(Doc):
     fragmentation: Fragmentation
     reclamation: Reclamation
     policy: PolicyChoice
-    budget_tokens: int  # of a request, while `budget_ratio` is 0
+    budget_tokens: int  # per request, while `budget_ratio` is 0
     interval_tokens: int
     requests: RequestCounts
     invariants: Invariants
@@ -315,11 +321,11 @@ class Status(Doc):
     shadow: Shadow | None = None
     scheduling: SchedulingState = "running"
     paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
-    prices: RoundPrices | None = None  # None: a server that does not tell
-    calibration: Calibration | None = None  # None: a server that does not tell
-    health: list[Health] = []  # of the API process that answers, which fills it in
-    budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt,
-    budget_floor_tokens: int = 0  # and at least this
+    prices: RoundPrices | None = None  # None: an older server
+    calibration: Calibration | None = None  # None: an older server
+    health: list[Health] = []  # filled in by the API process that answers
+    budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt
+    budget_floor_tokens: int = 0  # the least budget under `budget_ratio`
     canary: CanaryStatus | None = None  # None: off since the engine started
 
 
@@ -330,12 +336,13 @@ class Geometry(Doc):
     num_kv_heads: int
     head_size: int
     bytes_per_token: int  # K and V over all layers and ranks
-    num_heads: int | None = None  # query heads over all ranks; None: a server that does not tell
+    num_heads: int | None = None  # query heads over all ranks; None: an older server
 
 
 class Recall(Doc):
-    """Share of needles planted in `samples` prompts that the `keep` share of a prompt's tokens that
-    rank best holds whole, measured on this model by `vtoken calibrate`.
+    """Share of needles whose tokens all rank among the best `keep` share of a prompt's tokens.
+
+    Measured on this model by `vtoken calibrate`, over `samples` prompts with one needle each.
     """
 
     keep: float
@@ -349,7 +356,7 @@ class PolicyInfo(Doc):
     source: str  # arXiv id or "-"
     needs: list[str]  # of "attention", "keys", "token_ids"
     params_schema: dict[str, Any]  # JSON schema of `policy.params`
-    error: str | None = None  # another package offers it, but it cannot be loaded
+    error: str | None = None  # why this policy of another package cannot be loaded
     quality: list[Recall] = []  # with its default parameters; []: not measured
 
 
@@ -371,7 +378,7 @@ P = TypeVar("P")
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """The step's queries that scores are taken from, and where in the model."""
+    """The queries, layers and heads that scores are computed from."""
 
     layers: Annotated[
         list[Annotated[int, Meta(ge=0)]],
@@ -412,11 +419,11 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
-    """What operators may change live, described once: names, types, bounds, defaults, meaning.
+    """The settings that operators may change live: names, types, bounds, defaults, meaning.
 
-    Flags, bounds, the console's form and docs/settings.md are made from it. `P` is how a policy is
-    named: by its name and parameters on the wire, by the policy itself in the engine. Bounds and
-    defaults that depend on the pool: `PoolLimits`.
+    Flags, bounds, the console's form and docs/settings.md are generated from this struct. `P` is
+    the type of a policy: name and parameters on the wire, a `Policy` in the engine. Bounds and
+    defaults that depend on the pool are in `pool_limits`.
     """
 
     policy: Annotated[P, Meta(description="{name, params}; parameters: GET /vtoken/v1/policies")]
@@ -433,7 +440,10 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     planner: Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")] = "plug"
     round_rule: Annotated[
         RoundRule,
-        Meta(description="price: also reclaim when holes cost more than moving; paper: never then"),
+        Meta(
+            description="price: also reclaim when holes cost more than moving; "
+            "paper: only under pressure"
+        ),
     ] = "price"
     reclamation: Annotated[
         ReclamationMode, Meta(description="auto, paused (no new plans), off (naive-evict)")
@@ -442,7 +452,7 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     budget_tokens: BudgetTokens = 2048
     budget_ratio: BudgetRatio = 0.0
     budget_floor_tokens: Annotated[
-        int, Meta(ge=1, le=MAX_TOKENS, description="the least that budget_ratio leaves a request")
+        int, Meta(ge=1, le=MAX_TOKENS, description="the least budget under budget_ratio")
     ] = 256
     interval_tokens: IntervalTokens = 128
     protect: Annotated[
@@ -469,13 +479,11 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     verify_ratio: VerifyRatio = 0.0
     prefix_sharing: Annotated[
         PrefixSharing,
-        Meta(
-            description="shared blocks: skip; index: let go of all-dead ones; copy: also copy out"
-        ),
+        Meta(description="shared blocks: skip; index: release all-dead ones; copy: also copy out"),
     ] = "index"
     shadow: Annotated[
         P | None,
-        Meta(description="{name, params} of a policy that is asked and not obeyed; null: none"),
+        Meta(description="{name, params} of a policy that is compared, not applied; null: none"),
     ] = None
     canary: Annotated[
         Canary,
@@ -522,20 +530,21 @@ MAX_GUARD_LOGPROB = 100.0
 
 
 class Guard(Doc):
-    """What a change must not cost, else it is reverted; None: not guarded.
+    """The limits of a change; it is reverted when one is violated. None: no limit.
 
-    The last three are of requests that ran under the change and evicted, see `CanaryFigures`.
+    The canary's limits are on requests with evictions that ran under the change, see
+    `CanaryFigures`.
     """
 
-    inter_token_p95_ms: float | None = None
-    preemptions: int | None = None  # more than so many since the change
-    canary_agreement: float | None = None  # below this
-    canary_logprob_lost: float | None = None  # above this
-    canary_count: int = GUARD_CANARIES  # neither is judged on fewer requests
+    inter_token_p95_ms: float | None = None  # reverted above this
+    preemptions: int | None = None  # reverted after more than this since the change
+    canary_agreement: float | None = None  # reverted below this
+    canary_logprob_lost: float | None = None  # reverted above this
+    canary_count: int = GUARD_CANARIES  # fewest requests that the canary's limits are applied to
 
 
 class Trial(Doc):
-    """A change that is taken back unless it is confirmed in time, or when its guard is passed."""
+    """A change that is reverted unless confirmed in time, or when its guard is violated."""
 
     revision: int  # the one on trial
     actor: str
@@ -549,8 +558,8 @@ class Trial(Doc):
 class ConfigDocument(Doc):
     revision: int  # of `desired`
     desired: ConfigValues  # accepted; in force from the next step on
-    # What the engine's newest step ran with; while no request holds a block nothing runs, and what
-    # is desired is in force at once.
+    # The configuration of the engine's newest step. While no request holds a block no step runs,
+    # and `desired` is effective at once.
     effective: ConfigValues
     bounds: dict[str, Bound]
     effective_revision: int = 0
@@ -563,27 +572,27 @@ class WhatIf(Doc):
     moved_bytes: int
     evicted_tokens: int = 0
     deferred_reason: str | None = None
-    waiting_tokens: int = 0  # more will be evicted, once the policy has the scores that it needs
+    waiting_tokens: int = 0  # to be evicted once the policy has the scores that it needs
     source_blocks: int = 0
     destination_blocks: int = 0
     gates: list[Gate] = []  # whether an automatic round would run under it
 
 
 class PatchResult(Doc):
-    """A change as it stands when it is answered; `effective` is never what was only asked for."""
+    """A change at the time of the reply; `effective` never shows values that no step ran with."""
 
     revision: int  # the newest, of `desired`
     applied_at_step: int | None  # the first step that runs with `desired`; None for validate_only
     previous: ConfigValues  # what was desired before
-    effective: ConfigValues  # what the engine's newest step ran with, as in GET /config
-    changes: dict[str, list[Any]]  # field -> [old, new], what is desired; validate_only: would be
+    effective: ConfigValues  # the configuration of the engine's newest step, as in GET /config
+    changes: dict[str, list[Any]]  # field -> [old, new] of `desired`; validate_only: would be
     what_if: WhatIf | None = None  # validate_only
-    notes: list[str] = []  # what it means for the scores held; the revision that it overtook
+    notes: list[str] = []  # e.g. scores that are dropped, values without effect
     trial: Trial | None = None
-    desired: ConfigValues | None = None  # after the call; None: a server that does not tell
+    desired: ConfigValues | None = None  # after the call; None: an older server
     effective_revision: int = 0  # of `effective`
     outcome: PatchOutcome | None = None
-    overtaken: int | None = None  # revision that this one replaced, or would, before a step ran
+    overtaken: int | None = None  # revision superseded by this one before a step ran with it
 
 
 class Relocation(Doc):
@@ -597,8 +606,8 @@ class Relocation(Doc):
     planner: PlannerName
     plan_us: int
     copy_us: int | None = None  # None until the worker has reported
-    # Source blocks that other requests held too: these leave them in the same step, and the gain of
-    # all stands in `freed_blocks` of one of these relocations.
+    # Source blocks that other requests held too. Those leave them in the same step, and the blocks
+    # freed by all are counted in `freed_blocks` of one of these relocations.
     shared_blocks: int = 0
     # Of `freed_blocks`: the next token takes them again. `reclaimed_blocks` leaves them out.
     retaken_blocks: int = 0
@@ -667,9 +676,9 @@ class BlockDetail(Doc):
 
 
 class RequestRow(Doc):
-    """A request; `waiting` and `preempted` ones hold no block, and are zeros but for their lengths.
+    """A request. `waiting` and `preempted` ones hold no block and have only their lengths.
 
-    Of a long queue only those that are admitted first have a row; `RequestCounts` counts all.
+    Only the first requests of a long queue have a row; `RequestCounts` counts all.
     """
 
     id: str
@@ -680,7 +689,7 @@ class RequestRow(Doc):
     output_tokens: int
     blocks: int  # blocks held now
     bound_blocks: int  # ceil(live / block_size)
-    naive_blocks: int  # blocks naive-evict would hold
+    naive_blocks: int  # blocks that naive-evict would hold
     policy: str
     budget_tokens: int
     dense: bool  # live tokens fill the front of the block table: stock attention path
@@ -695,18 +704,18 @@ class RequestDetail(RequestRow):
     block_live: list[int] = []  # live tokens of this request, a block of block_table
     # [start, end) of token ids that are never evicted, ascending; they count against the budget.
     protected: list[tuple[int, int]] = []
-    # Parts of the prompt ("template", "system", "last_user") that are protected in part or not at
-    # all, since the budget has no room for them.
+    # Parts of the prompt ("template", "system", "last_user") that do not fit the budget and are
+    # protected partly or not at all.
     protection_cut: list[str] = []
 
 
 class TokenRow(Doc):
     token_id: int  # logical id
     position: int  # RoPE position; equal to the logical id
-    block: int | None  # None when dead and its slot was given back or recycled
+    block: int | None  # None if dead and its slot was returned or recycled
     offset: int | None
     live: bool
-    score: float | None = None  # what the policy holds of it, if it scores
+    score: float | None = None  # of the policy's signal, if it has one
     protected: bool = False  # never evicted
 
 
@@ -721,44 +730,44 @@ class TokenPage(Doc):
 class TextToken(Doc):
     """A token as a piece of its request's text. The pieces of all tokens, in order, are the text.
 
-    A character of several tokens is in the piece of the last of them; a piece never changes.
+    A character that spans several tokens is in the piece of the last; a piece never changes.
     """
 
     token_id: int  # logical id
     position: int
-    text: str | None  # None: a place of a prompt that was given as embeddings, which has no text
+    text: str | None  # None: the prompt was given as embeddings and has no text
     live: bool
-    protected: bool = False  # in a protected span of its request: no policy evicts it
+    protected: bool = False  # in a protected span of its request: never evicted
     score: float | None = None  # as in TokenRow
     shadow_live: bool | None = None  # see TextShadow; None: not compared
 
 
 class TextShadow(Doc):
-    """What the shadow policy would have done at the request's newest eviction.
+    """The shadow policy's choice at the request's newest eviction.
 
-    Compared are the tokens that were live then. One that died before, or came later, is not:
-    the shadow is asked about the tokens that the policy in force had left, and never obeyed.
+    It covers the tokens that were live then; tokens that died before or came later are not
+    compared.
     """
 
     policy: PolicyChoice
     step: int  # of the eviction
     num_tokens: int  # tokens of the request then, dead ones included
-    evicted: int  # tokens that died in it, and that the shadow would have evicted
-    agreed: int  # of these, in both
+    evicted: int  # tokens evicted; the shadow would have evicted as many
+    agreed: int  # tokens in both choices
 
 
 class TextPage(Doc):
     request_id: str
     step: int
     start: int
-    total: int  # tokens with a place whose text is known; the newest may have none yet
+    total: int  # tokens whose text is known; the newest may have none yet
     rows: list[TextToken]
     prompt_tokens: int = 0
-    shadow: TextShadow | None = None  # None: no shadow, or it was not compared at that eviction
+    shadow: TextShadow | None = None  # None: no shadow, or none was compared at that eviction
 
 
 class Event(Doc):
-    seq: int  # runs through all events of an epoch, from 1, without gaps
+    seq: int  # counts the events of an epoch from 1, without gaps
     ts: float
     step: int
     kind: EventKind
@@ -779,8 +788,8 @@ class AuditEntry(Doc):
     changes: dict[str, list[Any]]
     revision: int
     dry_run: bool
-    epoch: str = ""  # with `event_seq`: the engine's life that the event belongs to
-    event_seq: int | None = None  # `seq` of the event, where the engine acted by itself
+    epoch: str = ""  # with `event_seq`: the engine's epoch
+    event_seq: int | None = None  # `seq` of the event of an automatic action of the engine
 
 
 class AuditPage(Doc):
@@ -820,12 +829,12 @@ class TextSource(Doc):
     """A page of a text before it is decoded."""
 
     page: TextPage  # its texts are None
-    # Vocabulary ids of the tokens of the page, after those of at most TEXT_CONTEXT_TOKENS before
-    # it; NO_WORD for a place of a prompt that was given as embeddings.
+    # Vocabulary ids of up to TEXT_CONTEXT_TOKENS tokens before the page, then of the page; NO_WORD
+    # for a position of a prompt that was given as embeddings.
     words: list[int]
 
 
-TEXT_CONTEXT_TOKENS = 64  # more than any character or decoder looks back
+TEXT_CONTEXT_TOKENS = 64  # more than any character or decoder spans
 NO_WORD = -1
 
 
@@ -837,20 +846,22 @@ class Reply(Doc):
 
 
 class Frame(Doc):
-    """The state of the engine. The command `frame` answers it whole; on topic `state`, only while
-    somebody subscribes, it may lack what has not changed, or is told less often, see
+    """The state of the engine.
+
+    The command `frame` returns a complete one. On topic `state`, published only while it has a
+    subscriber, a frame may omit what has not changed or is sent less often, see
     `vtoken.stream.frames`.
     """
 
     step: int
     live: bytes  # u16[num_blocks] little-endian
     flags: bytes  # u8[num_blocks]
-    status: Status | None = None  # the three figures: all or none
+    status: Status | None = None  # status, requests and config: all or none
     requests: list[RequestRow] | None = None
     config: ConfigDocument | None = None
     owner: bytes = b""  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
     number: int = 0  # of published frames, from 1; 0: not published
-    block_ids: bytes | None = None  # u32[k]: the arrays are of these blocks only; None: of all
+    block_ids: bytes | None = None  # u32[k]: the arrays cover these blocks only; None: all
 
 
 BLOCK_ARRAYS = (("live", "<u2"), ("flags", "u1"), ("owner", "<u2"))  # fields of a frame
@@ -863,7 +874,7 @@ TOPIC_EVENTS = b"events"  # frames [topic, msgpack list[Event]]
 
 
 class Message(Doc, tag_field="type"):
-    """Base of stream messages. `seq` rises by one a message on one connection epoch."""
+    """Base of stream messages. `seq` increases by one per message within a connection's epoch."""
 
     epoch: str
     seq: int
@@ -884,7 +895,7 @@ class Hello(Message, tag="hello"):
     can_control: bool
     resumed: bool = False
     read_only_reason: str = ""  # why `can_control` is false
-    can_read_text: bool = False  # whether the text of requests is open to this client
+    can_read_text: bool = False  # whether this client may read the text of requests
 
 
 class Snapshot(Message, tag="snapshot"):
@@ -897,7 +908,7 @@ class Snapshot(Message, tag="snapshot"):
 
 
 class Delta(Message, tag="delta"):
-    """What changed since the last snapshot or delta. A field that is None has not changed."""
+    """The changes since the last snapshot or delta. A field that is None has not changed."""
 
     block_ids: PackedArray | None = None  # u32[k]
     block_live: PackedArray | None = None  # u16[k]
@@ -914,7 +925,7 @@ class EventMessage(Message, tag="event"):
 
 
 class Dropped(Message, tag="dropped"):
-    n: int  # events that this client has missed; a fresh snapshot follows
+    n: int  # events that this client has missed; a new snapshot follows
 
 
 class Heartbeat(Message, tag="heartbeat"):
@@ -925,12 +936,12 @@ StreamMessage = Hello | Snapshot | Delta | EventMessage | Dropped | Heartbeat
 
 
 # ---------------------------------------------------------------- recordings
-# A recording is text, one JSON document a line, gzip-compressed where its name ends in `.gz`: a
-# `recording` line, then stream messages (format json), `audit` lines and, where text was asked for,
-# `text` lines, in the order of their ts. Every `hello` + `snapshot` is a place to start reading
-# from. A reader leaves out lines of a type that it does not know.
+# A recording is text, one JSON document a line, gzip-compressed if its name ends in `.gz`: a
+# `recording` line, then stream messages (format json), `audit` lines and, if text is recorded,
+# `text` lines, in the order of their ts. Reading can start at every `hello` + `snapshot`. A reader
+# skips lines of unknown types.
 
-RECORDING_SCHEMA = 2  # with text; without any it is schema 1, which every reader reads
+RECORDING_SCHEMA = 2  # with text; recordings without text are schema 1, which every reader reads
 
 
 class RecordingHeader(Doc, tag_field="type", tag="recording"):
@@ -946,10 +957,10 @@ class AuditLine(Doc, tag_field="type", tag="audit"):
 
 
 class TextLine(Doc, tag_field="type", tag="text"):
-    """The text of a request, whole, as it was known after the message before it."""
+    """The complete text of a request, as known after the previous message."""
 
     ts: float  # of that message
-    page: TextPage  # every token whose text was known: `start` is 0
+    page: TextPage  # every token whose text is known: `start` is 0
 
 
 RecordingLine = RecordingHeader | AuditLine | TextLine | StreamMessage
@@ -962,7 +973,7 @@ def pack_array(values: Any, *, packed: bool) -> PackedArray:
 
 
 def unpack_array(values: PackedArray, dtype: str) -> Any:
-    """The numpy array that `pack_array` packed; `dtype` is "u1", "<u2" or "<u4"."""
+    """The numpy array packed by `pack_array`; `dtype` is "u1", "<u2" or "<u4"."""
     import numpy as np
 
     if isinstance(values, bytes):

@@ -1,4 +1,4 @@
-"""Keep the sinks, the recent half of the budget, and evenly spaced tokens of what lies between."""
+"""Keep the sinks, the recent half of the budget, and evenly spaced tokens in between."""
 
 from typing import Annotated
 

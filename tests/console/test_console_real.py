@@ -215,7 +215,7 @@ async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
         core.reporter.scheduling.changed("paused", time.monotonic())
         told = (
-            "Paused: vLLM schedules nothing until it is resumed; 1 request stands still, 1 waits."
+            "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, 1 waits."
         )
         await until(lambda: told in screen_text(app), "not told")
         assert "No step for" not in screen_text(app)

@@ -1,4 +1,4 @@
-"""What a field takes is read from its annotation, and an error says it by name."""
+"""Bounds come from annotations, and errors name field, value and bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         (list[int], "a list"),
     ],
 )
-def test_an_annotation_says_in_words_what_it_takes(annotation: Any, expected: str) -> None:
+def test_a_bound_as_text(annotation: Any, expected: str) -> None:
     assert takes(bound_of(annotation)) == expected
 
 
@@ -66,7 +66,7 @@ def test_a_fault_names_field_value_and_bound(
     assert refused.detail.startswith(field)
 
 
-def test_json_may_nest_so_deep_and_no_deeper() -> None:
+def test_json_nests_at_most_to_the_limit() -> None:
     read_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     for depth in (MAX_DEPTH + 1, 990, 100_000):
         with pytest.raises(ValueError, match="nests deeper than 64"):

@@ -19,7 +19,7 @@ from vtoken.errors import ProfileError
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with what a model's weights are told by."""
+    """A folder with the files that the fingerprint reads."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {"num_hidden_layers": 4, "transformers_version": "5.0", "dtype": "float32"}
@@ -43,7 +43,7 @@ def test_a_copy_elsewhere_has_the_same_fingerprint(model: Path, tmp_path: Path) 
     assert len(fingerprint(model)) == 32
 
 
-def test_what_only_says_how_a_model_is_run_does_not_matter(model: Path) -> None:
+def test_fields_of_how_a_model_runs_do_not_change_the_fingerprint(model: Path) -> None:
     before = fingerprint(model)
     change_config(model, transformers_version="6.0", dtype="bfloat16", _name_or_path="/a")
     assert fingerprint(model) == before
@@ -74,7 +74,7 @@ def test_pieces_reach_from_the_first_byte_to_the_last(model: Path) -> None:
         before = fingerprint(model)
 
 
-def test_of_shards_those_of_the_index_count(model: Path) -> None:
+def test_only_shards_of_the_index_count(model: Path) -> None:
     single = model / "model.safetensors"
     single.rename(model / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
@@ -84,7 +84,7 @@ def test_of_shards_those_of_the_index_count(model: Path) -> None:
     assert fingerprint(model) == before
 
 
-def test_a_small_file_is_read_whole(model: Path) -> None:
+def test_a_small_file_is_read_completely(model: Path) -> None:
     save_file({"a": np.zeros(4, dtype=np.float32)}, model / "model.safetensors")
     before = fingerprint(model)
     save_file({"a": np.ones(4, dtype=np.float32)}, model / "model.safetensors")
@@ -98,7 +98,7 @@ def test_a_folder_without_a_model_is_named(model: Path, missing: str) -> None:
         fingerprint(model)
 
 
-def test_a_model_that_is_not_here_is_named() -> None:
+def test_a_missing_model_is_named() -> None:
     with pytest.raises(ProfileError, match="nobody/nothing is neither a folder nor"):
         model_folder("nobody/nothing")
 
@@ -128,13 +128,13 @@ def test_a_profile_of_another_model_is_refused_with_both_fingerprints(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no calibration profile"),
-        (b"\xff\xfe", "no calibration profile"),
-        (b'{"format": 1, "mod', "no calibration profile"),
+        (b"", "not a calibration profile"),
+        (b"\xff\xfe", "not a calibration profile"),
+        (b'{"format": 1, "mod', "not a calibration profile"),
         (b'{"format": 1}', "missing required field"),
     ],
 )
-def test_a_file_that_is_no_profile_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_that_is_not_a_profile_is_named(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=why) as refused:
@@ -165,7 +165,7 @@ def test_a_profile_that_contradicts_itself_is_refused(
         store.read(path)
 
 
-def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_found_before_the_measurement(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder is needed")
     path = tmp_path / "cache" / "calibration" / "profile.json"
     for attempt in (lambda: store.require_writable(path), lambda: store.write(made_up(), path)):
@@ -173,9 +173,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path)
             attempt()
 
 
-def test_profiles_are_looked_for_in_the_users_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profiles_are_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert store.default_path("ab") == tmp_path / "vtoken" / "calibration" / "ab.json"
     monkeypatch.delenv("XDG_CACHE_HOME")

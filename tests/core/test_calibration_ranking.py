@@ -1,4 +1,4 @@
-"""Ranks against a naive count; the choice of layers and heads on rankings that are known."""
+"""Ranks against a naive count; the choice of layers and heads on constructed rankings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from vtoken.arrays import Floats
 from vtoken.calibration.ranking import (
     RADIUS,
-    Place,
+    Selection,
     Surveyed,
     beats_chance,
     choose,
@@ -34,15 +34,15 @@ def test_the_worst_rank_is_that_of_a_sorted_list(num_values: int) -> None:
         scores = generator.integers(num_values, size=(2, 3, 40)).astype(np.float32)
         answer = sorted(generator.choice(40, size=5, replace=False).tolist())
         found = worst_rank(scores, answer)
-        for place in np.ndindex(2, 3):
-            naive = naive_worst_rank(scores[place].tolist(), answer)
-            assert found[place] == pytest.approx(naive)
+        for index in np.ndindex(2, 3):
+            naive = naive_worst_rank(scores[index].tolist(), answer)
+            assert found[index] == pytest.approx(naive)
 
 
-def test_a_needle_is_held_exactly_when_a_policy_keeps_it_whole() -> None:
+def test_a_ranking_holds_a_needle_exactly_when_a_policy_keeps_it_complete() -> None:
     generator = np.random.default_rng(0)
     ids = np.arange(60)
-    kept_whole = 0
+    num_complete = 0
     for seed in range(200):
         scores = generator.integers(12, size=60).astype(np.float32)
         scores[-1] = 99  # the newest is never a victim
@@ -50,13 +50,13 @@ def test_a_needle_is_held_exactly_when_a_policy_keeps_it_whole() -> None:
         view = View(ids, 60, 60, budget, seed)
         victims = lowest(view, scores, 0, 1)
         answer = [20, 21]
-        whole = not np.isin(answer, victims).any()
-        kept_whole += whole
-        assert (worst_rank(scores, answer) * 60 <= budget + 1e-4) == whole
-    assert 20 < kept_whole < 180
+        complete = not np.isin(answer, victims).any()
+        num_complete += complete
+        assert (worst_rank(scores, answer) * 60 <= budget + 1e-4) == complete
+    assert 20 < num_complete < 180
 
 
-def test_neighbours_lend_their_maximum() -> None:
+def test_each_token_takes_the_maximum_over_its_neighbours() -> None:
     scores = np.zeros((1, 12), dtype=np.float32)
     scores[0, 0], scores[0, 8] = 1, 2
     around = with_neighbours(scores)[0]
@@ -79,49 +79,49 @@ def surveys(
         for layer, share in layers.items():
             if generator.random() < share:
                 of_layers[layer, ANSWER] += 9
-        for place, share in (heads or {}).items():
+        for head, share in (heads or {}).items():
             if generator.random() < share:
-                of_heads[(*place, ANSWER)] += 9
+                of_heads[(*head, ANSWER)] += 9
         found.append(Surveyed(of_layers, None if heads is None else of_heads, ANSWER))
     return found
 
 
-def test_the_layer_that_knows_is_found() -> None:
-    assert choose(surveys({2: 0.5, 4: 0.9})) == Place((4,))
+def test_the_best_layer_is_chosen() -> None:
+    assert choose(surveys({2: 0.5, 4: 0.9})) == Selection((4,))
 
 
-def test_all_heads_are_taken_where_few_are_not_clearly_better() -> None:
-    assert choose(surveys({4: 0.95}, {(4, 1): 1.0})) == Place((4,))
+def test_all_heads_are_chosen_unless_few_gain_enough() -> None:
+    assert choose(surveys({4: 0.95}, {(4, 1): 1.0})) == Selection((4,))
 
 
-def test_heads_that_are_clearly_better_are_taken_alone() -> None:
+def test_heads_that_gain_enough_are_chosen_alone() -> None:
     found = choose(surveys({4: 0.3}, {(1, 2): 1.0}))
     assert found.layers == (1,)
     assert 2 in found.heads
     assert len(found.heads) < NUM_HEADS
 
 
-def test_of_equal_sets_of_heads_the_larger_one_is_taken() -> None:
+def test_of_equal_sets_of_heads_the_larger_is_chosen() -> None:
     found = choose(surveys({}, {(3, 0): 1.0, (3, 1): 1.0}))
     assert found.layers == (3,)
     assert found.heads == (0, 1)
 
 
-def test_layers_that_know_different_needles_are_taken_together() -> None:
+def test_layers_that_rank_different_needles_are_chosen_together() -> None:
     known = surveys({}, count=24)
     for number, survey in enumerate(known):
         survey.layers[1 if number % 2 else 3, ANSWER] += 9
-    assert choose(known) == Place((1, 3))
+    assert choose(known) == Selection((1, 3))
 
 
-def test_a_second_layer_that_knows_the_same_is_left_out() -> None:
+def test_a_second_layer_that_ranks_the_same_needles_is_not_chosen() -> None:
     assert len(choose(surveys({1: 1.0, 3: 1.0})).layers) == 1
 
 
 # ---------------------------------------------------------------- chance
 
 
-def test_what_holds_a_needle_as_often_as_it_keeps_tokens_is_chance() -> None:
+def test_recall_equal_to_the_share_of_kept_tokens_is_chance() -> None:
     generator = np.random.default_rng(2)
     even: Floats = generator.random((400, 24)).astype(np.float32)
     assert sum(beats_chance(worst) for worst in even) <= 3

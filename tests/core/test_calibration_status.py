@@ -1,4 +1,4 @@
-"""What the engine says of its calibration profile: in the status and beside each policy."""
+"""The calibration profile in the status and in the list of policies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_a_profile_signals_come_from_the_default_depth(engine: LiveEngin
     assert found.detail == "none of this model"
 
 
-def test_a_profile_says_layers_and_heads(engine: LiveEngine) -> None:
+def test_a_profile_provides_layers_and_heads(engine: LiveEngine) -> None:
     calibrate(engine)
     found = reported(engine)
     assert (found.source, found.layers, found.heads) == ("profile", [3], [1, 2])
@@ -49,7 +49,7 @@ def test_a_profile_says_layers_and_heads(engine: LiveEngine) -> None:
     assert found.detail == ""
 
 
-def test_settings_come_before_the_profile(engine: LiveEngine) -> None:
+def test_settings_override_the_profile(engine: LiveEngine) -> None:
     calibrate(engine)
     engine.configure(probe={"layers": [1]})
     found = reported(engine)
@@ -71,7 +71,7 @@ def test_a_kind_without_layers_in_the_profile_comes_from_the_default_depth(
     assert found.layers == [default_layer(engine.runtime.geometry.num_layers, kind)]
 
 
-def test_a_policy_that_reads_no_signal_says_so(engine: LiveEngine) -> None:
+def test_a_policy_without_a_signal_is_reported(engine: LiveEngine) -> None:
     calibrate(engine)
     engine.configure(policy={"name": "streaming_llm", "params": {}})
     found = reported(engine)
@@ -91,5 +91,5 @@ def test_policies_show_the_quality_that_was_measured(engine: LiveEngine) -> None
     assert not any(known.values())
 
 
-def test_the_default_depth_of_key_norms_is_another() -> None:
+def test_key_norms_have_their_own_default_depth() -> None:
     assert (default_layer(30, "attention_last"), default_layer(30, "key_norm")) == (21, 18)

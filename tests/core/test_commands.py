@@ -1,4 +1,4 @@
-"""A command that does not fit is refused with 400 or 422; a fault of our own is not called one."""
+"""Bad commands are refused with 400 or 422; an internal error is not reported as a bad command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine() -> Iterator[LiveEngine]:
         ("patch_config", {}),
     ],
 )
-def test_arguments_that_do_not_fit_the_operation_are_a_400(
+def test_unknown_or_missing_arguments_are_a_400(
     engine: LiveEngine, op: str, args: dict[str, Any]
 ) -> None:
     reply = engine.ask(op, **args)
@@ -47,7 +47,7 @@ def test_arguments_that_do_not_fit_the_operation_are_a_400(
         ("compact", "request_id"),
     ],
 )
-def test_an_id_that_is_no_string_is_refused_by_name(
+def test_an_id_that_is_not_a_string_is_refused_by_name(
     engine: LiveEngine, op: str, field: str, value: Any
 ) -> None:
     reply = engine.ask(op, **{field: value})
@@ -59,7 +59,7 @@ def test_an_id_that_is_no_string_is_refused_by_name(
 def test_a_type_error_inside_an_operation_is_not_the_callers_fault(
     engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves the engine as an error, which the API answers with 500."""
+    """It is raised by the engine, and the API answers 500."""
     monkeypatch.setattr(engine.reporter, "status", lambda: None + 1)  # type: ignore[operator]
     with pytest.raises(TypeError):
         engine.ask("status")

@@ -1,6 +1,4 @@
-"""Configuration: a merge patch is applied as a whole or not at all; revisions, undo, and what-if,
-which predicts exactly what applying then does.
-"""
+"""Configuration: atomic merge patches, revisions, undo, and exact dry runs."""
 
 from __future__ import annotations
 
@@ -118,7 +116,7 @@ def test_good_values_are_taken_and_touch_no_other_field(name: str, value: Any) -
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_CASES, ids=[f"{n}={v!r}" for n, v in BAD_CASES])
-def test_a_bad_value_is_refused_by_name_whatever_stands_beside_it(name: str, value: Any) -> None:
+def test_a_bad_value_is_refused_by_name_next_to_any_other_field(name: str, value: Any) -> None:
     good = {"theta_f": 0.9} if name != "theta_f" else {"recycle": False}
     before = BASE.values()
     for patch in ({name: value}, good | {name: value}, {name: value} | good):
@@ -131,7 +129,7 @@ def test_a_bad_value_is_refused_by_name_whatever_stands_beside_it(name: str, val
 
 
 @pytest.mark.parametrize("patch", [None, [], "theta_f", 1, True])
-def test_a_patch_that_is_no_object_is_refused(patch: Any) -> None:
+def test_a_patch_that_is_not_an_object_is_refused(patch: Any) -> None:
     with pytest.raises(RefusedError) as caught:
         merged(patch)
     assert caught.value.field == "body"
@@ -158,7 +156,7 @@ def test_an_unknown_field_is_refused(name: str) -> None:
     )
 )
 @settings(max_examples=300)
-def test_any_json_is_a_whole_configuration_or_a_refusal(patch: dict[str, Any]) -> None:
+def test_any_json_gives_a_complete_configuration_or_a_refusal(patch: dict[str, Any]) -> None:
     try:
         after = merged(patch)
     except RefusedError:
@@ -219,7 +217,7 @@ def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
         engine.close()
 
 
-def test_a_command_that_nobody_waits_for_any_more_is_not_executed() -> None:
+def test_a_command_past_its_callers_timeout_is_not_executed() -> None:
     engine = quiet()
     try:
         before = engine.call("config")
@@ -234,7 +232,7 @@ def test_a_command_that_nobody_waits_for_any_more_is_not_executed() -> None:
 
 
 @pytest.mark.parametrize("if_match", ["1", 1.0, True, [], -1])
-def test_an_if_match_that_is_no_revision_is_refused(if_match: Any) -> None:
+def test_an_if_match_that_is_not_a_revision_is_refused(if_match: Any) -> None:
     engine = quiet()
     try:
         reply = engine.ask("patch_config", patch={"theta_f": 0.5}, if_match=if_match)

@@ -1,6 +1,4 @@
-"""The diagnosis says what the planner would do: fragmented where it can help, full where not; and
-what it advises helps.
-"""
+"""The diagnosis matches the planner: fragmented if a round helps, full if not; its advice works."""
 
 from __future__ import annotations
 
@@ -46,8 +44,8 @@ def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
         engine.close()
 
 
-def told(engine: LiveEngine) -> Fragmentation:
-    """The diagnosis; whatever it says, it is short, and offers no more than a round would free."""
+def diagnose(engine: LiveEngine) -> Fragmentation:
+    """The diagnosis; its sentence is short and promises no more than a round would free."""
     status: Status = engine.call("status")
     found = status.fragmentation
     assert len(found.sentence) <= MAX_LENGTH
@@ -78,7 +76,7 @@ def closed(found: Fragmentation) -> list[str]:
 
 
 def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
-    """One more request waits, for more blocks than are free; the newest step asked for it."""
+    """Add a request that waits for more blocks than are free."""
     core = engine.core
     engine.concurrency = 0
     core.add("big", 4 * (core.store.num_free_blocks() + blocks))
@@ -89,20 +87,20 @@ def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
 # ---------------------------------------------------------------- idle, and nothing to do
 
 
-def test_idle_says_so() -> None:
+def test_an_idle_engine_is_reported_as_idle() -> None:
     with running(0, concurrency=0) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         assert found.sentence == "Idle: no request is running; the whole pool is free."
         assert found.reclaimable_blocks == 0
         engine.facts.waiting = 2
-        assert told(engine).sentence == "Idle: waiting for their first step: 2 requests."
+        assert diagnose(engine).sentence == "Idle: 2 requests wait for a first step."
 
 
 @pytest.mark.parametrize("watermark", [0, 95])
-def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
+def test_the_reclaimable_blocks_are_what_compacting_then_frees(watermark: int) -> None:
     config = {"reclamation": "paused", "low_watermark_blocks": watermark}
     with running(config=config) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         assert found.reclaimable_blocks > 0
         assert found.cause == ("fragmented" if watermark else "ok")
         assert f"would free {found.reclaimable_blocks:,} blocks" in found.sentence
@@ -112,53 +110,53 @@ def test_the_offer_is_what_compacting_then_frees(watermark: int) -> None:
         assert operation.plan.moved_tokens == found.reclaim_moved_tokens
 
 
-def test_free_blocks_are_ok_and_say_what_holds_a_round_back() -> None:
+def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
     with running(config={"low_watermark_blocks": 0}) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         free = engine.core.store.num_free_blocks()
         assert found.sentence.startswith(f"OK: {free} blocks free; compacting now would free ")
         assert found.sentence.endswith(f"held back: free {free} > low watermark 0 blocks.")
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7
-        assert told(engine).sentence.endswith(
-            "held slots carry no live token; waiting, not for blocks: 7."
+        assert diagnose(engine).sentence.endswith(
+            "held slots carry no live token; 7 wait, not for blocks."
         )
 
 
-def test_an_offer_shrinks_with_the_requests_that_it_was_made_of() -> None:
-    """Between two looks at the planner, which costs too much to be asked at every frame."""
+def test_a_cached_preview_shrinks_when_its_requests_finish() -> None:
+    """No new plan is made in between, since planning costs too much for every frame."""
     with running(config={"reclamation": "paused"}) as engine:
         diagnosis = engine.reporter._diagnosis
-        before = told(engine).reclaimable_blocks
-        diagnosis._offer_until = diagnosis._rest_until = float("inf")
+        before = diagnose(engine).reclaimable_blocks
+        diagnosis._expires = diagnosis._backoff_until = float("inf")
         engine.concurrency = 0
         engine.core.remove(engine.core.running[0].id)
-        fewer = told(engine).reclaimable_blocks
+        fewer = diagnose(engine).reclaimable_blocks
         assert 0 < fewer < before
         operation = engine.core.runtime.operations.add("me", None, 95, False)
         engine.steps(1)
         assert operation.result is not None
         assert operation.result.freed_blocks >= fewer
-        assert told(engine).reclaimable_blocks == 0
+        assert diagnose(engine).reclaimable_blocks == 0
 
 
-def test_the_planner_is_asked_anew_after_a_round_and_after_a_change() -> None:
+def test_a_round_and_a_change_invalidate_the_cached_preview() -> None:
     with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
         diagnosis = engine.reporter._diagnosis
-        assert told(engine).reclaimable_blocks == 2
-        diagnosis._offer_until, diagnosis._rest_until = float("inf"), 0.0
+        assert diagnose(engine).reclaimable_blocks == 2
+        diagnosis._expires, diagnosis._backoff_until = float("inf"), 0.0
         engine.core.runtime.operations.add("me", None, 3, False)
         engine.steps(1)
-        diagnosis._rest_until = 0.0
-        assert told(engine).reclaimable_blocks == 2
-        diagnosis._offer_until = diagnosis._rest_until = float("inf")
+        diagnosis._backoff_until = 0.0
+        assert diagnose(engine).reclaimable_blocks == 2
+        diagnosis._expires = diagnosis._backoff_until = float("inf")
         patch(engine, batch_size=3)
-        assert told(engine).reclaimable_blocks == 3
+        assert diagnose(engine).reclaimable_blocks == 3
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> None:
-    """Under any configuration, while the planner is not asked for up to nine steps."""
+def test_a_cached_preview_never_promises_more_than_a_round_would_free(seed: int) -> None:
+    """Under any configuration, with up to nine steps between two plans."""
     rng = random.Random(seed)
     config = {
         "policy": rng.choice([EVICTING["policy"], {"name": "streaming_llm"}]),
@@ -176,70 +174,70 @@ def test_an_old_offer_never_promises_more_than_a_round_would_free(seed: int) -> 
         diagnosis = engine.reporter._diagnosis
         for step in range(60):
             engine.steps(1)
-            diagnosis._offer_until = diagnosis._rest_until = 0.0 if step % 10 == 0 else 1e12
-            told(engine)
+            diagnosis._expires = diagnosis._backoff_until = 0.0 if step % 10 == 0 else 1e12
+            diagnose(engine)
 
 
-def ask_no_more(engine: LiveEngine) -> None:
-    """The planner has cost so much that it is not asked again for hours."""
-    engine.reporter._diagnosis._offer_until = engine.reporter._diagnosis._rest_until = 1e12
+def stop_planning(engine: LiveEngine) -> None:
+    """Keep the cached preview."""
+    engine.reporter._diagnosis._expires = engine.reporter._diagnosis._backoff_until = 1e12
 
 
-def test_that_compacting_frees_nothing_is_not_said_of_a_plan_that_is_over() -> None:
+def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing() -> None:
     config = {"reclamation": "paused", "low_watermark_blocks": 95}
     with running(1, config=config) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 30)
-        assert "compacting frees nothing" in told(engine).sentence
-        ask_no_more(engine)
-        assert "compacting frees nothing" in told(engine).sentence  # nothing has changed since
+        assert "compacting frees nothing" in diagnose(engine).sentence
+        stop_planning(engine)
+        assert "compacting frees nothing" in diagnose(engine).sentence  # nothing has changed since
         engine.steps(20)  # holes come
         diagnosis = engine.reporter._diagnosis
-        diagnosis._asked_at -= 5.9
-        found = told(engine)
-        assert re.search(
-            r"^Full: .*; compacting was last planned 5\.9 s ago: a dry run says what it frees now",
+        diagnosis._planned_at -= 5.9
+        found = diagnose(engine)
+        age = re.search(
+            r"^Full: .*; compacting was last planned (\d+\.\d) s ago: a dry run shows",
             found.sentence,
         )
+        assert age is not None
+        assert float(age[1]) >= 5.9
         wait_for_blocks(engine, 30)
-        assert "; compacting was last planned " in told(engine).sentence
-        diagnosis._rest_until = diagnosis._offer_until = 0.0
-        assert "; compacting now would free " in told(engine).sentence
+        assert "; compacting was last planned " in diagnose(engine).sentence
+        diagnosis._backoff_until = diagnosis._expires = 0.0
+        assert "; compacting now would free " in diagnose(engine).sentence
 
 
-def test_that_compacting_frees_nothing_is_known_without_a_plan_where_nobody_holds_too_much() -> (
-    None
-):
+def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_nothing() -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
     with running(config=config, concurrency=1) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 3)
-        told(engine)
-        ask_no_more(engine)
-        said = 0
+        diagnose(engine)
+        stop_planning(engine)
+        count = 0
         for _ in range(30):
             engine.steps(1)
-            said += "compacting frees nothing" in told(engine).sentence
-        assert said > 15
+            count += "compacting frees nothing" in diagnose(engine).sentence
+        assert count > 15
 
 
-def test_what_holds_blocks_is_no_reason_when_it_was_planned_long_ago() -> None:
-    """Headroom was missing then, and is there now."""
+def test_a_stale_preview_gives_no_reason() -> None:
+    """Headroom was missing when it was planned and is available now."""
     config = {"reclamation": "off", "planner": "pack", "headroom_blocks": 48}
     with running(config=config | {"low_watermark_blocks": 95}) as engine:
         taken = engine.core.store.take(engine.core.store.num_free_blocks())
-        assert "fresh blocks, 0 are there" in told(engine).sentence
-        ask_no_more(engine)
+        assert "fresh blocks, 0 are free" in diagnose(engine).sentence
+        stop_planning(engine)
         engine.core.store.give_back(taken[:8])
-        assert "fresh blocks" not in told(engine).sentence
+        assert "fresh blocks" not in diagnose(engine).sentence
 
 
 # ---------------------------------------------------------------- fragmented: the advice works
 
 
 def follow(engine: LiveEngine, **changes: Any) -> None:
-    """Apply what was advised: the very next step relocates."""
+    """Apply the advice: the next step relocates."""
     before = engine.core.runtime.relocator.num_rounds
     patch(engine, **changes)
-    assert closed(told(engine)) == []
+    assert closed(diagnose(engine)) == []
     engine.steps(1)
     assert engine.core.runtime.relocator.num_rounds == before + 1
 
@@ -257,10 +255,10 @@ def number_in(sentence: str, pattern: str) -> float:
         ("off", "reclamation is off: set it to auto."),
     ],
 )
-def test_fragmented_while_nobody_reclaims(mode: str, advice: str) -> None:
+def test_fragmented_while_reclamation_is_off(mode: str, advice: str) -> None:
     config = {"reclamation": mode, "low_watermark_blocks": 95}
     with running(config=config) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         assert found.sentence.startswith("Fragmented: compacting now would free ")
         assert found.sentence.endswith(advice)
         assert closed(found) == ["reclamation"]
@@ -269,7 +267,7 @@ def test_fragmented_while_nobody_reclaims(mode: str, advice: str) -> None:
 
 def test_fragmented_below_theta_f() -> None:
     with running(config={"theta_f": 0.9, "low_watermark_blocks": 95}) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         below = number_in(
             found.sentence, r"lower theta_F from 0\.90 to below (0\.\d\d), which is F"
         )
@@ -281,7 +279,7 @@ def test_fragmented_below_theta_f() -> None:
 def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
     with running(config={"low_watermark_blocks": 0, "theta_f": 0.0}) as engine:
         wait_for_blocks(engine, 4)
-        found = told(engine)
+        found = diagnose(engine)
         lacking = engine.core.runtime.admission.lacking_blocks
         assert found.sentence.startswith(f"Fragmented: 1 waits, the first lacks {lacking} blocks; ")
         raised = number_in(found.sentence, r"raise the low watermark from 0 to (\d+) or more")
@@ -292,13 +290,13 @@ def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
 def test_fragmented_and_a_round_is_due() -> None:
     with running(config={"reclamation": "off", "low_watermark_blocks": 95}) as engine:
         patch(engine, reclamation="auto")
-        found = told(engine)
+        found = diagnose(engine)
         assert found.sentence.endswith("; a round is due.")
         assert closed(found) == []
 
 
 def test_fragmented_during_the_pause_after_an_empty_round() -> None:
-    """A round finds nothing for lack of headroom; then headroom comes, and the pause runs on."""
+    """A round finds nothing for lack of headroom; then headroom is free and the pause continues."""
     config = {
         "planner": "pack",
         "headroom_blocks": 0,
@@ -308,9 +306,9 @@ def test_fragmented_during_the_pause_after_an_empty_round() -> None:
     with running(config={"low_watermark_blocks": 95, "reclamation": "off"}) as engine:
         patch(engine, **config, reclamation="auto")
         engine.steps(3)
-        assert closed(told(engine)) == ["pause", "headroom"]
+        assert closed(diagnose(engine)) == ["pause", "headroom"]
         patch(engine, headroom_blocks=40)
-        found = told(engine)
+        found = diagnose(engine)
         steps = number_in(found.sentence, r"; the next round follows in (\d) steps\.")
         assert closed(found) == ["pause"]
         rounds = engine.core.runtime.relocator.num_rounds
@@ -321,7 +319,7 @@ def test_fragmented_during_the_pause_after_an_empty_round() -> None:
 
 
 def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
-    """Holes that are spread thin: blocks of eight with six live tokens, say."""
+    """Few holes in each block, such as blocks of eight with six live tokens."""
     config = {
         "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
         "budget_tokens": 100,
@@ -330,7 +328,7 @@ def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
     }
     with running(8, config=config, block_size=8, prompt_tokens=150, concurrency=1) as engine:
         for _ in range(40):
-            found = told(engine)
+            found = diagnose(engine)
             if closed(found) == ["low_utilization"] and found.reclaimable_blocks:
                 assert found.sentence.endswith(
                     "; too few blocks are half empty for a round: compact by hand."
@@ -349,7 +347,7 @@ def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
 
 def test_a_pool_full_of_live_tokens_is_full_not_fragmented() -> None:
     with running(config={"policy": {"name": "none"}}) as engine:
-        found = told(engine)
+        found = diagnose(engine)
         assert found.cause == "full"
         assert found.sentence == (
             "Full: every token is kept: choose a policy that evicts, or fewer requests."
@@ -361,18 +359,18 @@ def test_full_of_what_the_budget_keeps() -> None:
     with running(config=config, concurrency=1) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 3)
         engine.steps(1)
-        found = told(engine)
+        found = diagnose(engine)
         assert found.cause == "full"
         assert found.sentence.endswith(
             "compacting frees nothing: smaller budget or fewer requests."
         )
 
 
-def test_full_and_the_queue_is_told() -> None:
+def test_full_and_the_sentence_names_the_queue() -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
     with running(config=config, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
-        found = told(engine)
+        found = diagnose(engine)
         lacking = engine.core.runtime.admission.lacking_blocks
         assert found.sentence == (
             f"Full: 1 waits, the first lacks {lacking} blocks; compacting frees nothing: "
@@ -380,8 +378,8 @@ def test_full_and_the_queue_is_told() -> None:
         )
 
 
-def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
-    """As in a step that preempts: nobody is admitted in it, nobody is asked for."""
+def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
+    """As in a step that preempts, which admits no request."""
     with running(config={"recycle": True}, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
         lacking = engine.core.runtime.admission.lacking_blocks
@@ -389,10 +387,10 @@ def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
         engine.concurrency = 1
         engine.steps(1)
         engine.facts.waiting = 1
-        assert f"first lacks {lacking} blocks" in told(engine).sentence
+        assert f"first lacks {lacking} blocks" in diagnose(engine).sentence
         engine.steps(ASKED_STEPS)
         engine.facts.waiting = 1
-        assert "lacks" not in told(engine).sentence
+        assert "lacks" not in diagnose(engine).sentence
 
 
 def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -> None:
@@ -406,7 +404,7 @@ def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -
         core.add("kept out", 8)
         engine.steps(1)
         assert [request.id for request in core.waiting] == ["kept out"]
-        found = told(engine)
+        found = diagnose(engine)
         lacking = core.runtime.admission.lacking_blocks
         assert lacking == 2 + core.watermark_blocks - core.store.num_free_blocks() > 0
         assert found.cause != "ok"
@@ -422,14 +420,15 @@ def test_full_for_lack_of_headroom() -> None:
     with running(config={"reclamation": "off", "planner": "pack", "headroom_blocks": 0}) as engine:
         wait_for_blocks(engine, 4)
         patch(engine, reclamation="auto", low_watermark_blocks=95)
-        found = told(engine)
+        found = diagnose(engine)
         assert "headroom" in closed(found)
         needed = number_in(found.sentence, r"headroom is 0: raise headroom_blocks to (\d+)\.")
         follow(engine, headroom_blocks=int(needed))
         engine.core.store.take(engine.core.store.num_free_blocks())
         patch(engine, headroom_blocks=48)
         assert re.search(
-            r"takes \d+ fresh blocks, 0 are there: smaller budget or fewer", told(engine).sentence
+            r"takes \d+ fresh blocks, 0 are free: smaller budget",
+            diagnose(engine).sentence,
         )
 
 
@@ -444,14 +443,14 @@ def test_full_for_lack_of_headroom() -> None:
 def test_full_of_shared_blocks_that_may_not_move(
     tier: str, policy: dict[str, Any], better: str
 ) -> None:
-    """A prefix that all share, each with holes of its own in it, or none of it alive."""
+    """All requests share a prefix in which each has holes of its own, or which is all dead."""
     config = {"prefix_sharing": tier, "theta_f": 0.0, "low_watermark_blocks": 95, "policy": policy}
     config |= {"budget_tokens": 10} if better == "copy" else {}
     with running(3, config=config, prompt_tokens=37, prefix_tokens=36, concurrency=3) as engine:
         core = engine.core
         engine.concurrency = 0
         core.store.take(core.store.num_free_blocks() - 10)
-        found = told(engine)
+        found = diagnose(engine)
         assert found.cause == "full"
         gain = number_in(found.sentence, rf"prefix_sharing={better} would free (\d+)\.")
         used = core.runtime.tables.pool.num_used

@@ -1,4 +1,4 @@
-"""Manual compactions: the transition table, what they promise, and a request lost on the way."""
+"""Manual compactions: the transition table, their results, and requests that end during one."""
 
 from __future__ import annotations
 
@@ -208,20 +208,20 @@ def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
     assert reply.problem.status == 404
 
 
-# ---------------------------------------------------------------- reports that do not come
+# ---------------------------------------------------------------- missing reports
 
 
 @pytest.fixture
 def lenient(engine: LiveEngine) -> LiveEngine:
-    """Violations are told and the engine goes on."""
+    """Violations are reported and the engine continues."""
     engine.core.runtime.state.strict = False
     return engine
 
 
-def test_a_compaction_whose_report_is_lost_fails_and_says_so(
+def test_a_compaction_whose_report_is_lost_fails_with_an_error(
     lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next step's report says that the worker is past it."""
+    """The next step's report shows that the worker has passed it."""
     runtime = lenient.core.runtime
     operation = compact(lenient)
     with monkeypatch.context() as lost:
@@ -280,10 +280,10 @@ def test_a_compaction_whose_plan_cannot_be_applied_fails(
     assert "could not be applied" in failed.error
 
 
-# ---------------------------------------------------------------- what the event log tells
+# ---------------------------------------------------------------- events
 
 
-def told(engine: LiveEngine) -> list[tuple[str, str]]:
+def operation_events(engine: LiveEngine) -> list[tuple[str, str]]:
     """State and id of every operation event, oldest first."""
     events = engine.call("events", limit=10_000, kind="operation").events
     for event in events:
@@ -294,10 +294,10 @@ def told(engine: LiveEngine) -> list[tuple[str, str]]:
 
 def test_every_state_of_a_compaction_is_an_event(engine: LiveEngine) -> None:
     operation = compact(engine)
-    assert told(engine) == [("pending", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id)]
     engine.steps(2)
     states = ["pending", "running", "done"]
-    assert told(engine) == [(state, operation.id) for state in states]
+    assert operation_events(engine) == [(state, operation.id) for state in states]
     pending, running, done = engine.call("events", limit=10_000, kind="operation").events
     assert pending.step == running.step == done.step
     assert running.data["plan"]["freed_blocks"] == done.data["result"]["freed_blocks"] > 0
@@ -307,28 +307,28 @@ def test_every_state_of_a_compaction_is_an_event(engine: LiveEngine) -> None:
     )
 
 
-def test_a_compaction_that_fails_is_an_event_that_says_why(engine: LiveEngine) -> None:
+def test_a_failed_compaction_is_an_event_with_the_reason(engine: LiveEngine) -> None:
     operation = compact(engine, request_id="req-1")
     engine.core.remove("req-1")
-    assert told(engine) == [("pending", operation.id), ("failed", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id), ("failed", operation.id)]
     failed = engine.call("events", limit=10_000, kind="operation").events[-1]
     assert failed.summary.endswith("failed: request req-1 is no longer running")
 
 
-def test_a_dry_run_is_no_event(engine: LiveEngine) -> None:
-    """Whoever may only read would push out the operations of those who control."""
+def test_a_dry_run_adds_no_event(engine: LiveEngine) -> None:
+    """Clients with read access must not be able to push out the operations of others."""
     compact(engine, dry_run=True)
     engine.steps()
-    assert told(engine) == []
+    assert operation_events(engine) == []
 
 
-def test_a_compaction_of_an_idle_engine_is_told_as_done(engine: LiveEngine) -> None:
+def test_a_compaction_of_an_idle_engine_adds_a_done_event(engine: LiveEngine) -> None:
     engine.concurrency = 0
     for request in list(engine.core.running):
         engine.core.remove(request.id)
     operation = compact(engine)
     assert operation.state == "done"
-    assert told(engine) == [("pending", operation.id), ("done", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id), ("done", operation.id)]
 
 
 def test_the_start_of_the_engine_is_an_event(engine: LiveEngine) -> None:

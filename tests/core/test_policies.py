@@ -1,4 +1,4 @@
-"""Eviction policies against hand-worked cases, and what every one of them promises."""
+"""Eviction policies: hand-worked cases, and the invariants of every policy."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_random_is_uniform_over_the_evictable_tokens() -> None:
     assert np.abs(counts[2:17] - expected).max() < 5 * np.sqrt(expected / 3)
 
 
-def test_tova_evicts_what_the_last_query_looks_at_least() -> None:
+def test_tova_evicts_what_the_last_query_attends_to_least() -> None:
     scores = [0.3, 0.05, 0.2, 0.0, 0.25, 0.2]
     assert victims("tova", view([*range(6)], 4, scores)) == [1, 3]
     assert victims("tova", view([*range(6)], 4, scores[::-1], num_tokens=6), recent=3) == [0, 2]
@@ -118,10 +118,10 @@ def test_snapkv_evicts_the_lowest_and_keeps_sinks_and_window() -> None:
 
 
 @pytest.mark.parametrize("name", ["tova", "knorm", "keydiff", "snapkv"])
-def test_parameters_choose_how_a_signal_is_put_together(name: str) -> None:
-    """A name is the same in every policy; the papers' forms are the defaults."""
-    asked = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
-    found = make_policy(name, asked).reads
+def test_parameters_choose_the_aggregates_of_a_signal(name: str) -> None:
+    """Names are equal in all policies; the papers' aggregates are the defaults."""
+    maxima = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
+    found = make_policy(name, maxima).reads
     assert found is not None
     assert (found.over_heads, found.over_layers) == ("max", "max")
     assert (found.pool, found.pool_radius) == ("max", 3)
@@ -193,7 +193,7 @@ def test_none_evicts_nothing() -> None:
     assert victims("none", view([0, 1, 2], 1)) == []
 
 
-# ---------------------------------------------------------------- what all of them promise
+# ---------------------------------------------------------------- invariants of every policy
 
 SPARED = {"sinks": st.integers(0, 8), "recent": st.integers(1, 8)}
 PARAMS: dict[str, st.SearchStrategy[dict[str, Any]]] = {

@@ -35,7 +35,7 @@ SPECIAL = {"<s>": 1, "</s>": 2, "<|system|>": 3, "<|user|>": 4, "<|bot|>": 5, "[
 
 
 def encode(text: str) -> list[int]:
-    """Special tokens whole, every other character a token; two newlines are one, as in BPE."""
+    """Special tokens and single characters as tokens; two newlines are one token, as in BPE."""
     ids = []
     while text:
         special = next((name for name in SPECIAL if text.startswith(name)), None)
@@ -46,7 +46,7 @@ def encode(text: str) -> list[int]:
 
 
 def turns(messages: list[Message], is_prompt: bool) -> str:
-    """As most templates are: a role header, the content, an end."""
+    """Like most templates: a role header, the content, an end."""
     names = {"system": "<|system|>\n", "user": "<|user|>\n", "assistant": "<|bot|>\n"}
     text = "<s>" + "".join(f"{names[m['role']]}{m['content']}</s>\n" for m in messages)
     return text + ("<|bot|>\n" if is_prompt else "")
@@ -69,7 +69,7 @@ def without_system(messages: list[Message], is_prompt: bool) -> str:
 
 
 def brackets(messages: list[Message], is_prompt: bool) -> str:
-    """The system prompt is part of the first user turn, and what ends a turn begins the next."""
+    """The system prompt is part of the first user turn; the end of a turn begins the next."""
     del is_prompt
     if messages[0]["role"] == "system":
         first = f"{messages[0]['content']}\n{messages[1]['content']}"
@@ -81,7 +81,7 @@ def brackets(messages: list[Message], is_prompt: bool) -> str:
 
 
 def thinking(messages: list[Message], is_prompt: bool) -> str:
-    """The past's last turn has an empty thought, the answer to come has none."""
+    """The last past turn has an empty thought, the coming answer has none."""
     text = turns(messages, is_prompt)
     if messages[-1]["role"] == "assistant" and not is_prompt:
         head, _, last = text.rpartition("<|bot|>\n")
@@ -157,7 +157,7 @@ def found(render: Any, messages: list[Message]) -> dict[str, list[str]]:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
-def test_the_parts_of_a_chat_are_found_whatever_the_template(
+def test_the_parts_of_a_chat_are_found_for_every_template(
     render: Any,
     messages: list[Message],
     template: list[str],
@@ -171,8 +171,8 @@ def test_the_parts_of_a_chat_are_found_whatever_the_template(
     }
 
 
-def test_an_answer_that_has_begun_is_no_part() -> None:
-    """Neither is it the user's: vLLM continues the final message of a chat where it is asked to."""
+def test_the_beginning_of_an_answer_is_not_a_part() -> None:
+    """Nor is it the user's: vLLM continues the final message of a chat on request."""
     begun = encode(turns(CHAT, True) + "It is")
     template = learn_template(lambda *chat: encode(turns(*chat)))
     assert template is not None
@@ -186,7 +186,7 @@ def test_a_template_without_roles_is_not_learned() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Once upon a time", "<|bot|>\nHi", "<s>"])
-def test_a_prompt_that_is_no_chat_has_no_parts(text: str) -> None:
+def test_a_prompt_that_is_not_a_chat_has_no_parts(text: str) -> None:
     template = learn_template(lambda *chat: encode(turns(*chat)))
     assert template is not None
     assert template.find(np.array(encode(text), dtype=np.int64)) == NO_PARTS
@@ -213,7 +213,7 @@ PARTS = PromptParts(((0, 3), (57, 60)), ((3, 20),), ((40, 57),))
         ((), ALL, 58, [(0, 11), (57, 60)], ("system", "last_user")),
         ((), Protect(system=False, last_user=True), 58, [(0, 3), (49, 60)], ("last_user",)),
         ((), ALL, 10, [(0, 2)], ("template", "system", "last_user")),
-        # What the client names comes first and whole; it counts where a part covers it too.
+        # The client's spans come first and complete; a part that covers them too still counts.
         (((0, 12),), Protect(), 28, [(0, 12), (57, 60)], ("system",)),
         (((10, 40),), ALL, 32, [(10, 40)], ("template", "system", "last_user")),
     ],
@@ -284,8 +284,8 @@ def test_arguments_that_contradict_each_other_are_refused_with_both_numbers(
     with pytest.raises(RefusedError) as caught:
         request_rules(arguments)
     assert caught.value.field == field
-    said = f"{caught.value.detail} {caught.value.bound}"
-    assert all(number in said for number in numbers)
+    message = f"{caught.value.detail} {caught.value.bound}"
+    assert all(number in message for number in numbers)
 
 
 def test_a_span_outside_the_prompt_is_refused_when_the_prompt_is_known() -> None:
@@ -370,7 +370,7 @@ NAMED = ((5, 9), (20, 21))
 @pytest.mark.parametrize("policy", EVICTING)
 @pytest.mark.parametrize("evict_during", ["decode", "both"])
 def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> None:
-    """One asked for all requests at once, or request by request; while the prompt is computed."""
+    """In batches and request by request, also while the prompt is computed."""
     params = {
         "snapkv": {"window": 4},
         "random": {"sinks": 1, "recent": 2},
@@ -403,7 +403,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
 
 
 class Stubborn(Policy):
-    """Evicts the oldest, whatever it is shown."""
+    """Evicts the oldest tokens, ignoring the view."""
 
     name, summary = "stubborn", "-"
     together = False
@@ -433,7 +433,7 @@ def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
     assert "protected" in newest.summary
 
 
-def test_protection_that_is_switched_on_later_spares_what_still_lives() -> None:
+def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
     engine = make(budget_tokens=40, protect={"system": False})
     try:
         parts = PromptParts((), ((0, 70),), ())
@@ -452,7 +452,7 @@ def test_protection_that_is_switched_on_later_spares_what_still_lives() -> None:
         engine.close()
 
 
-def test_documents_say_which_tokens_are_protected() -> None:
+def test_documents_mark_protected_tokens() -> None:
     engine = make({PROTECT: "[[10, 13], [50, 51]]"}, budget_tokens=40)
     try:
         for _ in range(2):  # it waits, then it runs
@@ -466,7 +466,7 @@ def test_documents_say_which_tokens_are_protected() -> None:
         engine.close()
 
 
-def test_a_shadow_is_asked_within_what_the_protected_tokens_leave() -> None:
+def test_a_shadow_does_not_see_protected_tokens() -> None:
     engine = make({PROTECT: [0, 30]}, budget_tokens=40, shadow={"name": "sliding_window"})
     try:
         engine.steps(3)
@@ -481,8 +481,8 @@ def test_a_shadow_is_asked_within_what_the_protected_tokens_leave() -> None:
 # ---------------------------------------------------------------- prompts given as embeddings
 
 
-def test_a_policy_that_looks_at_words_evicts_nothing_of_an_embedded_prompt() -> None:
-    """The event says so; requests whose words are known go on."""
+def test_a_policy_that_needs_token_ids_evicts_nothing_of_an_embedded_prompt() -> None:
+    """An event reports it; requests with token ids are not affected."""
     engine = make(policy={"name": "fastgen"}, budget_tokens=40)
     try:
         engine.runtime.announce("e", None, prompt=Prompt(100, is_embedded=True))
@@ -490,8 +490,8 @@ def test_a_policy_that_looks_at_words_evicts_nothing_of_an_embedded_prompt() -> 
         engine.steps(4)
         live = {table.request_id: table.num_live for table in engine.runtime.tables}
         assert live == {"a": 41, "e": 103}
-        said = [e.summary for e in engine.runtime.events.page(0, 100, "eviction").events]
-        assert said[0].startswith("fastgen evicts nothing of e: its prompt came as embeddings")
+        summaries = [e.summary for e in engine.runtime.events.page(0, 100, "eviction").events]
+        assert summaries[0].startswith("fastgen evicts nothing of e: its prompt came as embeddings")
         assert engine.reporter.request("e").policy == "none"
         engine.configure(policy={"name": "streaming_llm"})
         engine.steps(2)
@@ -501,7 +501,7 @@ def test_a_policy_that_looks_at_words_evicts_nothing_of_an_embedded_prompt() -> 
         engine.close()
 
 
-def test_such_a_policy_is_refused_to_an_embedded_prompt_that_asks_for_it() -> None:
+def test_an_embedded_prompt_with_such_a_policy_is_refused() -> None:
     rules = RequestRules(policy=make_policy("fastgen", {}), prompt=Prompt(9, is_embedded=True))
     with pytest.raises(RefusedError, match="embeddings") as caught:
         rules.check_prompt()

@@ -71,7 +71,7 @@ def test_the_status_adds_up(engine: LiveEngine) -> None:
     assert status.config_revision == 1
 
 
-def test_prices_are_guessed_until_they_are_measured(engine: LiveEngine) -> None:
+def test_prices_are_priors_until_they_are_measured(engine: LiveEngine) -> None:
     before: Status = engine.call("status")
     assert before.prices is not None
     assert (before.prices.hole.us, before.prices.copy.us) == (0, 0)
@@ -122,7 +122,7 @@ def test_preemptions_are_counted_a_request_until_it_finishes(engine: LiveEngine)
     assert name not in engine.core.runtime.counters.preempted_per_request
 
 
-def test_waiting_and_preempted_requests_have_rows_that_say_so(engine: LiveEngine) -> None:
+def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:
     core = engine.core
     preempted = core.running[-1]
     core.preempt_newest()
@@ -147,7 +147,7 @@ def test_waiting_and_preempted_requests_have_rows_that_say_so(engine: LiveEngine
     assert engine.ask("request", id="nobody").problem is not None
 
 
-def test_a_long_queue_has_rows_for_those_that_are_admitted_first(engine: LiveEngine) -> None:
+def test_only_the_first_requests_of_a_long_queue_have_rows(engine: LiveEngine) -> None:
     engine.concurrency = 0
     core = engine.core
     for number in range(MAX_WAITING_ROWS + 10):
@@ -208,7 +208,7 @@ def test_blocks_of_the_newest_relocation_are_flagged_in_flight(engine: LiveEngin
     pytest.fail("no relocation in 60 steps")
 
 
-def test_token_pages_join_into_the_whole_table(engine: LiveEngine) -> None:
+def test_token_pages_join_into_the_complete_table(engine: LiveEngine) -> None:
     table = next(iter(engine.core.runtime.tables))
     rows = []
     start = 0
@@ -266,7 +266,7 @@ def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     assert (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision) == before
 
 
-def test_garbage_on_the_bus_is_answered_not_raised(engine: LiveEngine) -> None:
+def test_garbage_on_the_bus_is_answered_with_a_problem(engine: LiveEngine) -> None:
     reply = msgspec.msgpack.decode(engine.controller.handle_bytes(b"\xc1garbage"), type=Reply)
     assert reply.problem is not None
     assert reply.problem.status == 400

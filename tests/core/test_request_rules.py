@@ -14,7 +14,7 @@ from vtoken.errors import RefusedError
 from vtoken.policies import make_policy
 
 
-def test_arguments_of_others_make_no_rules() -> None:
+def test_arguments_without_the_prefix_make_no_rules() -> None:
     assert request_rules(None) is None
     assert request_rules({}) is None
     assert request_rules({"kv_transfer_params": {}, "top_p_decay": 1}) is None
@@ -31,7 +31,7 @@ def test_what_a_request_does_not_set_follows_the_configuration() -> None:
     assert rules.under(later).theta_f == 0.5
 
 
-def test_a_live_policy_that_needs_more_raises_the_budget_to_its_least() -> None:
+def test_a_live_policy_that_needs_more_raises_the_budget_to_its_minimum() -> None:
     rules = RequestRules(budget_tokens=3)
     config = replace(default_config(64), policy=make_policy("random", {"sinks": 4, "recent": 16}))
     assert rules.under(config).budget_tokens == 20

@@ -1,4 +1,4 @@
-"""A pause of vLLM's scheduling is told, and counts neither as latency nor against a trial."""
+"""A pause of vLLM's scheduling is reported, and counts neither as latency nor against a trial."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def status_of(engine: LiveEngine) -> Status:
     return status
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- reports
 
 
-def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
+def test_begin_and_end_of_a_pause_are_reported(engine: LiveEngine) -> None:
     scheduling = engine.reporter.scheduling
     before = status_of(engine)
     assert (before.scheduling, before.paused_since_ts) == ("running", None)
@@ -42,17 +42,17 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     assert paused.scheduling == "paused"
     assert paused.paused_since_ts == pytest.approx(time.time(), abs=5)
     assert paused.fragmentation.sentence == (
-        "Paused: vLLM schedules nothing until it is resumed; 4 requests stand still, 0 wait."
+        "Paused: vLLM schedules nothing until it is resumed; 4 requests are suspended, 0 wait."
     )
     assert paused.fragmentation.cause == before.fragmentation.cause
-    scheduling.changed("paused", 101.0)  # told twice
+    scheduling.changed("paused", 101.0)  # reported twice
     scheduling.changed("running", 112.5)
     after = status_of(engine)
     assert (after.scheduling, after.paused_since_ts) == ("running", None)
     assert not after.fragmentation.sentence.startswith("Paused")
     events = engine.call("events", kind="server").events
     assert [event.summary for event in events] == [
-        "scheduling paused: no request goes on until it is resumed",
+        "scheduling paused: no request runs until it is resumed",
         "scheduling resumed after 12.5 s",
     ]
     assert [event.data for event in events] == [
@@ -61,11 +61,11 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     ]
 
 
-def test_that_nobody_new_starts_is_told_as_such(engine: LiveEngine) -> None:
+def test_a_pause_for_new_requests_is_reported(engine: LiveEngine) -> None:
     engine.reporter.scheduling.changed("paused_new", 1.0)
     assert status_of(engine).scheduling == "paused_new"
     assert status_of(engine).fragmentation.sentence == (
-        "Paused: vLLM starts no further request until it is resumed; 4 running, 0 wait."
+        "Paused: vLLM starts no new request until it is resumed; 4 running, 0 wait."
     )
 
 
@@ -79,16 +79,16 @@ def test_the_command_line_shows_a_pause(engine: LiveEngine) -> None:
     assert "no step for" not in quiet_line(paused, paused.ts + 60)
 
 
-def test_what_is_said_of_a_pause_is_short() -> None:
+def test_the_sentence_of_a_pause_is_short() -> None:
     for state in ("paused", "paused_new"):
         assert len(paused_sentence(state, 100_000, 100_000)) <= MAX_LENGTH  # type: ignore[arg-type]
-    assert "1 request stands still, 1 waits." in paused_sentence("paused", 1, 1)
+    assert "1 request is suspended, 1 waits." in paused_sentence("paused", 1, 1)
 
 
 # ---------------------------------------------------------------- what is not measured
 
 
-def test_the_gap_that_a_pause_makes_is_left_out() -> None:
+def test_a_pause_does_not_count_as_inter_token_time() -> None:
     meter = LatencyMeter()
     watched = meter.watch()
     for key in (*REQUESTS, "early"):
@@ -116,7 +116,7 @@ def test_a_request_that_comes_or_is_served_during_a_pause_waits_from_its_end_on(
     assert found.ttft.p50_ms == pytest.approx(100, rel=0.03)
 
 
-def test_requests_that_run_on_while_nobody_new_starts_are_measured() -> None:
+def test_running_requests_are_measured_during_a_pause_for_new_ones() -> None:
     meter = LatencyMeter()
     meter.arrived("runs", 0.0)
     meter.arrived("waits", 0.0)
@@ -129,7 +129,7 @@ def test_requests_that_run_on_while_nobody_new_starts_are_measured() -> None:
     assert found.ttft.p99_ms == pytest.approx(1_000, rel=0.03)
 
 
-def test_preemptions_of_a_pause_trip_no_guard(engine: LiveEngine) -> None:
+def test_preemptions_of_a_pause_do_not_count_for_a_guard(engine: LiveEngine) -> None:
     scheduling = engine.reporter.scheduling
     engine.call("patch_config", patch={"batch_size": 7}, guard_preemptions=1, guard_for_s=60)
     scheduling.changed("paused", 1.0)

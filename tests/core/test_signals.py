@@ -1,4 +1,4 @@
-"""Signal accumulators against their definitions, over random prompts, decode steps and evictions."""
+"""Accumulators against the definitions of signals, over random prompts, steps and evictions."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ SIGNALS = [
 
 
 class Shadow:
-    """Every row there ever was, as a dictionary token -> attention."""
+    """All rows so far, each a dictionary token -> attention."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
         self.rows: list[dict[int, float]] = []
 
     def value(self, token: int) -> float:
-        """Of a token that was live at the newest query."""
+        """The signal of a token that was live at the newest query."""
         radius, live = self.signal.pool_radius, sorted(self.rows[-1])
         own = max(self.signal.window_queries, 1)  # newest tokens, which share nothing
         before = live[: max(0, len(live) - own)]
@@ -70,8 +70,10 @@ class Shadow:
 
 
 class Request:
-    """Live tokens, and the attention that their queries give: multiples of 1/64, never a tie with
-    1/n but where 1/n is one too, which floats hold exactly."""
+    """Live tokens and their attention, in multiples of 1/64.
+
+    A value ties with 1/n only if 1/n is a multiple too, which floats represent exactly.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -104,7 +106,7 @@ class Request:
     ),
 )
 @settings(max_examples=30)
-def test_keeper_equals_the_definition(
+def test_accumulator_equals_the_definition(
     signal: Signal, seed: int, events: list[tuple[str, int]]
 ) -> None:
     request, accumulator, shadow = Request(seed), make_accumulator(signal), Shadow(signal)
@@ -128,8 +130,8 @@ def test_keeper_equals_the_definition(
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
-def test_a_late_start_is_told_once_it_rests_on_enough_queries(signal: Signal) -> None:
-    """32 queries, or the window where it is shorter; the last query alone is enough for its own."""
+def test_a_late_start_is_reported_after_enough_queries(signal: Signal) -> None:
+    """32 queries, or the window if it is shorter; attention_last needs one query."""
     needed = 1 if signal.kind == "attention_last" else WARM_QUERIES
     if signal.window_queries:
         needed = min(needed, signal.window_queries)
@@ -142,14 +144,14 @@ def test_a_late_start_is_told_once_it_rests_on_enough_queries(signal: Signal) ->
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
-def test_a_short_prompt_that_was_seen_whole_is_told_at_once(signal: Signal) -> None:
+def test_a_short_prompt_that_was_probed_completely_is_reported_at_once(signal: Signal) -> None:
     request, accumulator, shadow = Request(0), make_accumulator(signal), Shadow(signal)
     request.feed(accumulator, shadow, request.append(2))
     request.feed(accumulator, shadow, request.append(1))
     assert accumulator.scores() is not None
 
 
-def test_one_query_missed_in_a_short_history_makes_it_wait() -> None:
+def test_one_missed_query_in_a_short_history_delays_the_report() -> None:
     request = Request(0)
     accumulator, shadow = make_accumulator(Signal("attention_sum")), Shadow(Signal("attention_sum"))
     request.feed(accumulator, shadow, request.append(3))
@@ -179,10 +181,8 @@ def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_t
     ("pool", "expected"),
     [("mean", [2.0, 3.0, 3.0, 1.0, 50.0, 60.0]), ("max", [6.0, 6.0, 6.0, 3.0, 50.0, 60.0])],
 )
-def test_neighbours_are_pooled_and_the_window_shares_nothing(
-    pool: Any, expected: list[float]
-) -> None:
-    """In a mean, what is not there counts 0; in a maximum it does not count."""
+def test_neighbours_are_pooled_except_in_the_window(pool: Any, expected: list[float]) -> None:
+    """A missing neighbour counts 0 in a mean and does not count in a maximum."""
     signal = Signal("attention_window", 2, pool=pool, pool_radius=1)
     values = np.array([0.0, 6.0, 3.0, 0.0, 50.0, 60.0], dtype=np.float32)
     assert pooled(signal, values).tolist() == expected
@@ -203,22 +203,22 @@ def test_pooling_takes_fewer_tokens_than_neighbours(pool: Any, num_live: int) ->
 
 
 def keys_with_copies(places: list[int]) -> npt.NDArray[np.float32]:
-    """Ten keys [10, 16] that have little in common, but those at `places`, which nearly agree."""
+    """Ten dissimilar keys [10, 16], except those at `places`, which are nearly equal."""
     keys = np.eye(10, 16, dtype=np.float32)
     keys[places] = keys[places[0]]
     keys[places, 12 + np.arange(len(places))] = 0.05  # what each has of its own
     return keys
 
 
-def test_of_three_keys_alike_the_oldest_is_the_most_redundant() -> None:
+def test_of_three_similar_keys_the_oldest_is_the_most_redundant() -> None:
     found = redundancy(keys_with_copies([2, 5, 7]))
     assert np.argsort(-found)[:2].tolist() == [2, 5]
     assert found[2] > found[5] > found[7] == found[0]
     assert found.sum() == pytest.approx(1)
 
 
-def test_of_two_keys_alike_each_spares_the_other() -> None:
-    """As in the published code: the newest that is similar to the newer one is the older one."""
+def test_of_two_similar_keys_neither_is_redundant() -> None:
+    """As in the published code: of the two, each is the newest similar key of the other."""
     assert np.ptp(redundancy(keys_with_copies([2, 7]))) == 0
 
 
@@ -228,41 +228,41 @@ def test_redundancy_lowers_a_signal_by_its_share() -> None:
     np.testing.assert_allclose(signal.mixed(attention, repeated), [-0.1, -0.4])
 
 
-# ---------------------------------------------------------------- what fits together
+# ---------------------------------------------------------------- validation
 
 
 @pytest.mark.parametrize(
     ("kind", "window"), [("attention_sum", 4), ("attention_hits", 0), ("key_norm", 1)]
 )
-def test_a_window_belongs_to_the_kinds_that_have_one(kind: Any, window: int) -> None:
+def test_a_window_is_refused_for_kinds_without_one(kind: Any, window: int) -> None:
     with pytest.raises(ValueError, match=kind):
         Signal(kind, window)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"over_heads": "median"}, "over_heads = 'median' is neither mean nor max"),
         ({"over_layers": "sum"}, "over_layers = 'sum'"),
         ({"pool": ""}, "pool = ''"),
         ({"pool_radius": -1}, "pool_radius = -1"),
-        ({"kind": "attention"}, "kind 'attention' is none of attention_sum"),
+        ({"kind": "attention"}, "kind 'attention' is not one of attention_sum"),
         ({"kind": "attention_sum", "over_heads": "max"}, "the mean over heads and layers"),
         ({"kind": "attention_sum", "over_layers": "max"}, "the mean over heads and layers"),
         ({"mix_lambda": 1.5}, r"mix_lambda = 1.5 is not in 0 .. 1"),
         ({"kind": "key_norm", "mix_lambda": 0.5}, "key_norm is a signal of keys"),
     ],
 )
-def test_an_aggregate_that_does_not_exist_is_refused(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_aggregate_that_does_not_exist_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Signal(**{"kind": "attention_last", **wrong})
 
 
-def test_a_signal_says_what_it_is() -> None:
+def test_a_signal_as_text() -> None:
     assert str(Signal("attention_last")) == "attention_last"
     one = Signal("attention_max", 8, "max", "mean", "max", 3, (21,), (0, 4))
-    said = "layer 21; heads 0, 4; max over heads; max over 3 neighbours a side"
-    assert str(one) == f"attention_max(8) ({said})"
+    parts = "layer 21; heads 0, 4; max over heads; max over 3 neighbours a side"
+    assert str(one) == f"attention_max(8) ({parts})"
     mixed = Signal("attention_window", 8, layers=(21,), mix_lambda=0.1)
     assert str(mixed) == "attention_window(8) (layer 21; less redundancy, lambda 0.1)"
 
@@ -277,5 +277,5 @@ def test_a_signal_says_what_it_is() -> None:
         (Signal("key_norm", over_layers="max", layers=(5,)), 1),
     ],
 )
-def test_layers_are_kept_apart_where_their_order_matters(signal: Signal, parts: int) -> None:
+def test_layers_are_kept_separately_if_their_order_matters(signal: Signal, parts: int) -> None:
     assert signal.parts == parts

@@ -1,4 +1,4 @@
-"""What the engine says of a request's words: flags of its table, and the shadow's last answer."""
+"""A request's text: the flags of its tokens, and the shadow's newest choice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text_of(core: LiveEngine, request_id: str = "a") -> wire.TextPage:
 
 
 def test_the_shadow_is_compared_on_what_was_live_at_the_newest_eviction(core: LiveEngine) -> None:
-    """Against a dictionary that follows the table step by step."""
+    """Compared with a dictionary that follows the table step by step."""
     before: list[int] = []
     compared = 0
     for _ in range(60):
@@ -60,8 +60,8 @@ def test_the_shadow_is_compared_on_what_was_live_at_the_newest_eviction(core: Li
             expected = {n: n not in would_die for n in before}
             compared += 1
         if page.shadow is not None:
-            told = {row.token_id: row.shadow_live for row in page.rows}
-            assert {n: kept for n, kept in told.items() if kept is not None} == expected
+            shadow_live = {row.token_id: row.shadow_live for row in page.rows}
+            assert {n: kept for n, kept in shadow_live.items() if kept is not None} == expected
         assert [row.token_id for row in page.rows if row.live] == live
         assert [row.token_id for row in page.rows if row.protected] == [0, 1]
         before = live
@@ -69,7 +69,7 @@ def test_the_shadow_is_compared_on_what_was_live_at_the_newest_eviction(core: Li
 
 
 @pytest.mark.parametrize("then", [{"shadow": None}, {"shadow": {"name": "none"}}])
-def test_an_answer_of_a_shadow_that_is_gone_is_not_shown(
+def test_the_choice_of_a_removed_shadow_is_not_shown(
     core: LiveEngine, then: dict[str, Any]
 ) -> None:
     core.steps(3)
@@ -79,7 +79,7 @@ def test_an_answer_of_a_shadow_that_is_gone_is_not_shown(
     assert text_of(core).shadow is None
 
 
-def test_an_answer_is_not_shown_after_an_eviction_that_was_not_compared(
+def test_a_choice_is_not_shown_after_an_eviction_that_was_not_compared(
     core: LiveEngine,
 ) -> None:
     """The same shadow comes back, after an eviction without one."""
@@ -97,7 +97,7 @@ def test_an_answer_is_not_shown_after_an_eviction_that_was_not_compared(
     assert all(row.shadow_live is None for row in text_of(core).rows)
 
 
-def test_words_begin_before_the_page_so_that_a_decoder_can_look_back(core: LiveEngine) -> None:
+def test_words_include_the_decoders_context_before_the_page(core: LiveEngine) -> None:
     core.configure(budget_tokens=400)
     core.admit("long", 150)
     core.steps(2)
@@ -113,7 +113,7 @@ def test_a_request_that_waits_has_no_text_yet(core: LiveEngine) -> None:
     assert core.ask("text", request_id="nobody").problem.status == 404  # type: ignore[union-attr]
 
 
-def test_an_engine_that_knows_no_words_says_so(core: LiveEngine) -> None:
+def test_an_engine_without_a_tokenizer_refuses_text(core: LiveEngine) -> None:
     core.steps(2)
     core.runtime.policy_runner.vocabulary = None
     problem = core.ask("text", request_id="a").problem

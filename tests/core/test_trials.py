@@ -1,4 +1,4 @@
-"""Desired and effective apart; a change on trial ends by itself, and says why with both numbers."""
+"""Desired and effective configuration; trials end automatically, with value and limit reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bench:
         self.runtime = self.engine.core.runtime
 
     def decode(self, num_gaps: int, gap_ms: float) -> None:
-        """A request is given tokens so far apart."""
+        """One request receives tokens with this inter-token time."""
         for _ in range(num_gaps):
             self.now += gap_ms / 1e3
             self.runtime.latency.tokens(["a"], self.now)
@@ -78,7 +78,7 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture
 def bench(make: Make) -> Bench:
-    """Requests run, no step is taken but the test's."""
+    """An engine with running requests that steps only when the test steps it."""
     bench = make()
     bench.engine.steps(3)
     return bench
@@ -98,7 +98,7 @@ def test_effective_is_what_the_newest_step_ran_with_until_another_step_runs(benc
     assert config.effective == config.desired
 
 
-def test_an_answer_never_calls_effective_what_no_step_has_run_with(bench: Bench) -> None:
+def test_effective_in_a_reply_never_has_values_that_no_step_ran_with(bench: Bench) -> None:
     first = bench.patch({"theta_f": 0.5})
     assert (first.outcome, first.overtaken) == ("accepted", None)
     assert first.desired is not None
@@ -120,7 +120,7 @@ def test_an_answer_never_calls_effective_what_no_step_has_run_with(bench: Bench)
     )
 
 
-def test_undo_and_confirm_are_tried_out_without_being_done(bench: Bench) -> None:
+def test_dry_runs_of_undo_and_confirm_change_nothing(bench: Bench) -> None:
     for op, title in (("undo", "Nothing to undo"), ("confirm", "Nothing on trial")):
         assert bench.refused(op, validate_only=True).title == title
     bench.patch({"theta_f": 0.5})
@@ -160,11 +160,11 @@ def test_the_stream_shows_a_change_when_a_step_ran_with_it(bench: Bench) -> None
     assert bench.engine.call("frame").config.effective_revision == 2
 
 
-def test_a_revision_that_no_step_ran_with_is_overtaken_and_said_so(bench: Bench) -> None:
+def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench) -> None:
     first = bench.patch({"theta_f": 0.5})
     second = bench.patch({"theta_f": 0.75})
     assert first.notes == []
-    assert second.notes == ["revision 2 is overtaken: no step has run with it"]
+    assert second.notes == ["revision 2 is superseded: no step has run with it"]
     assert "overtaken" not in bench.events[0].data
     assert bench.events[1].data["overtaken"] == 2
     bench.engine.steps()
@@ -190,7 +190,7 @@ def test_a_revision_that_no_step_ran_with_is_overtaken_and_said_so(bench: Bench)
         ({}, {"budget_tokens": 40}, None),
     ],
 )
-def test_a_change_that_waits_for_something_else_says_so(
+def test_a_note_names_values_without_effect(
     bench: Bench, before: dict[str, Any], change: dict[str, Any], note: str | None
 ) -> None:
     bench.patch(before)
@@ -204,7 +204,7 @@ def test_a_change_that_waits_for_something_else_says_so(
 # ---------------------------------------------------------------- unless confirmed
 
 
-def test_a_change_that_nobody_confirms_is_reverted_by_the_engine_at_its_deadline(
+def test_the_engine_reverts_an_unconfirmed_change_at_its_deadline(
     bench: Bench,
 ) -> None:
     result = bench.patch({"theta_f": 0.5, "planner": "pack"}, confirm_within_s=60)
@@ -230,7 +230,7 @@ def test_a_change_that_nobody_confirms_is_reverted_by_the_engine_at_its_deadline
     assert bench.refused("undo").status == 409  # nothing is left to undo
 
 
-def test_an_idle_engine_reverts_when_it_is_looked_at(make: Make) -> None:
+def test_an_idle_engine_reverts_at_the_next_command(make: Make) -> None:
     bench = make(concurrency=0)
     bench.patch({"theta_f": 0.5}, confirm_within_s=10)
     bench.now = 500.0
@@ -239,7 +239,7 @@ def test_an_idle_engine_reverts_when_it_is_looked_at(make: Make) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-1e6, 1e6])
-def test_a_jump_of_the_wall_clock_reverts_nothing_early_and_nothing_never(
+def test_a_jump_of_the_wall_clock_does_not_change_the_deadline(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     bench.patch({"theta_f": 0.5}, confirm_within_s=60)
@@ -306,10 +306,12 @@ def test_a_guard_on_preemptions_counts_those_since_the_change(bench: Bench) -> N
     assert event.data["reason"] == "preemptions 2 > 1"
 
 
-def test_a_guard_on_latency_reverts_once_its_p95_rests_on_enough_intervals(bench: Bench) -> None:
-    bench.decode(50, 500)  # before the change: not judged
+def test_a_guard_on_latency_reverts_once_it_has_enough_intervals(bench: Bench) -> None:
+    bench.decode(50, 500)  # before the change: not evaluated
     (note,) = bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40).notes
-    assert re.fullmatch(r"p95 inter-token is \d+ ms before the change, the guard 40 ms", note)
+    assert re.fullmatch(
+        r"p95 inter-token is \d+ ms before the change, above the guard of 40 ms", note
+    )
     bench.decode(MIN_INTERVALS - 1, 62)
     assert bench.config.trial is not None
     bench.decode(1, 62)
@@ -321,7 +323,7 @@ def test_a_guard_on_latency_reverts_once_its_p95_rests_on_enough_intervals(bench
     assert re.fullmatch(words, summary), summary
 
 
-def test_a_guard_on_latency_looks_at_the_newest_minute_and_lets_one_in_twenty_pass(
+def test_a_guard_on_latency_uses_the_newest_minute_and_allows_one_outlier_in_twenty(
     bench: Bench,
 ) -> None:
     bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40)
@@ -333,7 +335,7 @@ def test_a_guard_on_latency_looks_at_the_newest_minute_and_lets_one_in_twenty_pa
     assert not bench.runtime.latency._watches
 
 
-def test_a_guard_that_holds_for_its_time_keeps_the_change_and_says_by_what(bench: Bench) -> None:
+def test_a_guard_that_holds_keeps_the_change_and_reports_its_values(bench: Bench) -> None:
     bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40, guard_preemptions=2)
     bench.now = GUARD_SECONDS - 3.0
     bench.decode(100, 20)
@@ -347,7 +349,7 @@ def test_a_guard_that_holds_for_its_time_keeps_the_change_and_says_by_what(bench
     assert re.fullmatch(words, event.data["reason"]), event.data["reason"]
 
 
-def test_an_expiring_guard_is_judged_once_more(bench: Bench) -> None:
+def test_an_expiring_guard_is_evaluated_once_more(bench: Bench) -> None:
     bench.patch({"theta_f": 0.5}, guard_preemptions=0, guard_for_s=10)
     bench.runtime.counters.preemptions += 1
     bench.now = 11.0
@@ -403,7 +405,7 @@ def test_a_dry_run_checks_the_terms_and_puts_nothing_on_trial(bench: Bench) -> N
     bench.patch({"theta_f": 0.5}, confirm_within_s=5)
     tried = bench.patch({"theta_f": 0.1}, validate_only=True)
     assert tried.what_if is not None
-    assert tried.notes[-1] == "revision 2 is on trial: refused until that has ended"
+    assert tried.notes[-1] == "refused while revision 2 is on trial: confirm or undo it first"
 
 
 def test_a_change_that_changes_nothing_is_not_on_trial(bench: Bench) -> None:
@@ -424,7 +426,7 @@ def check_all(bench: Bench, num: int, agreed: int, lost: float = 0.0, revision: 
 ON = {"canary": {"share": 0.5}}
 
 
-def test_a_change_is_taken_back_when_agreement_falls_below_its_guard(bench: Bench) -> None:
+def test_a_change_is_reverted_when_agreement_falls_below_its_guard(bench: Bench) -> None:
     check_all(bench, 40, 0, revision=1)  # before the change
     bench.patch(ON, guard_canary_agreement=0.9)
     check_all(bench, GUARD_CANARIES - 1, 8)
@@ -439,7 +441,9 @@ def test_a_change_is_taken_back_when_agreement_falls_below_its_guard(bench: Benc
     assert event.data["reason"] == "agreement 0.8 ± 0 < 0.9 over 20 canaries"
 
 
-def test_a_change_is_taken_back_when_it_loses_more_than_its_guard(bench: Bench) -> None:
+def test_a_change_is_reverted_when_it_loses_more_than_its_guard(
+    bench: Bench,
+) -> None:
     bench.patch(ON, guard_canary_logprob_lost=0.1, guard_canary_count=3)
     check_all(bench, 2, 10, lost=1.5)
     check_all(bench, 1, 10, lost=0.75)
@@ -448,14 +452,14 @@ def test_a_change_is_taken_back_when_it_loses_more_than_its_guard(bench: Bench) 
     assert reason == "log-probability lost 0.125 ± 0.025 > 0.1 over 3 canaries"
 
 
-def test_a_guard_that_held_says_what_the_canary_found(bench: Bench) -> None:
+def test_a_guard_that_held_reports_the_canarys_means(bench: Bench) -> None:
     bench.patch(ON, guard_canary_agreement=0.9, guard_canary_logprob_lost=1.0, guard_for_s=10)
     check_all(bench, 19, 0, lost=5.0)
     bench.now += 11
     bench.engine.steps()
     assert bench.events[-1].data["reason"] == (
-        "its guard held for 10 s: agreement not judged, 19 of 20 canaries, "
-        "log-probability lost not judged, 19 of 20 canaries"
+        "its guard held for 10 s: agreement not evaluated, 19 of 20 canaries, "
+        "log-probability lost not evaluated, 19 of 20 canaries"
     )
     bench.patch({"theta_f": 0.5}, guard_canary_agreement=0.9, guard_for_s=10)
     check_all(bench, 20, 9, revision=3)

@@ -1,4 +1,4 @@
-"""What-if is the truth: on any state, applying the change then does exactly what was predicted."""
+"""Dry runs are exact: in any state, applying the change does what the dry run predicted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_applying_a_change_does_what_was_predicted(
     manual: bool,
     hole_us: int,
 ) -> None:
-    """By hand, or by itself if the predicted gates are open; if one is closed, nothing moves."""
+    """A manual round always moves tokens, an automatic one only if the predicted gates are open."""
     live = make_engine(
         num_blocks=num_blocks,
         block_size=4,
@@ -169,7 +169,7 @@ def test_each_field_that_a_round_depends_on_shows(holes: LiveEngine) -> None:
 
 
 def test_the_gates_are_those_after_the_evictions_of_the_change(holes: LiveEngine) -> None:
-    """F rises with what a smaller budget would kill, and the gate says by how much."""
+    """F rises with the tokens that a smaller budget would evict, and the gate has its value."""
     f = holes.core.runtime.tables.pool.fragmentation
     answer = what_if(holes, {"budget_tokens": 3, "interval_tokens": 0, "theta_f": f + 0.01})
     assert answer.evicted_tokens > 0
@@ -177,7 +177,7 @@ def test_the_gates_are_those_after_the_evictions_of_the_change(holes: LiveEngine
     assert "theta_f" in closed(what_if(holes, {"theta_f": f + 0.01}))
 
 
-def test_evictions_that_wait_for_scores_are_told_and_come(holes: LiveEngine) -> None:
+def test_evictions_that_wait_for_scores_are_reported_and_happen(holes: LiveEngine) -> None:
     runtime = holes.core.runtime
     patch = {"policy": {"name": "h2o"}, "budget_tokens": 8, "interval_tokens": 0}
     due = sum(table.num_live - 8 for table in runtime.tables)

@@ -1,4 +1,4 @@
-"""Makes `kvpress.npz`: what published scorers say of one random cache, for tests/test_golden.py.
+"""Makes `kvpress.npz`: the scores of published scorers for one random cache.
 
 Run in an environment of its own, since kvpress pins an older transformers than vLLM:
 
@@ -7,8 +7,9 @@ Run in an environment of its own, since kvpress pins an older transformers than 
         --overrides overrides-cpu.txt
     kvpress-env/bin/python tests/golden/make.py
 
-Made with kvpress 0.5.5, transformers 5.2.0, torch 2.13.0, numpy 2.4.6. Of each scorer the file
-holds the mean over KV heads of its scores [n], which is what one keep-set for all heads ranks by.
+Made with kvpress 0.5.5, transformers 5.2.0, torch 2.13.0, numpy 2.4.6. The file
+holds each scorer's scores [n] as a mean over KV heads, which ranks tokens if all heads keep the
+same ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes `rkv.npz`: what R-KV's published scorer says of one random cache, for tests/test_golden.py.
+"""Makes `rkv.npz`: the scores of R-KV's published scorer for one random cache.
 
 Its package cannot be imported as it is published, so the two files of the scorer are loaded from a
 checkout of github.com/Zefan-Cai/R-KV. They need torch alone:
@@ -7,9 +7,9 @@ checkout of github.com/Zefan-Cai/R-KV. They need torch alone:
     uv venv rkv-env --python 3.11 && uv pip install --python rkv-env torch numpy
     rkv-env/bin/python tests/golden/make_rkv.py R-KV
 
-Made with torch 2.13.0, numpy 2.3.5. Of each head the file holds the redundancy [n] of the keys and,
-for some budgets, the places of the tokens that it keeps. The window's keys draw no attention: the
-scorer leaves them out of its softmax, which a softmax over all live tokens cannot.
+Made with torch 2.13.0, numpy 2.3.5. For each head the file holds the redundancy [n] of the keys
+and, for some budgets, the indices of the tokens that it keeps. The window's keys receive no
+attention here: the scorer omits them from its softmax, vToken's softmax is over all live tokens.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(checkout: Path) -> None:
     queries = 0.5 * torch.randn(1, HEADS, WINDOW, HEAD_SIZE)
     keys[..., 0], queries[..., 0] = 0.0, 8.0
     keys[:, :, -WINDOW:, 0] = -20.0
-    for first, second, third in ((3, 11, 30), (5, 6, 7)):  # what is said again
+    for first, second, third in ((3, 11, 30), (5, 6, 7)):  # similar keys
         for copy in (second, third):
             keys[:, :, copy] = keys[:, :, first] + 0.1 * torch.randn(HEADS, HEAD_SIZE)
     places = torch.arange(TOKENS).float()[None, None, :, None].expand_as(keys)

@@ -1,4 +1,4 @@
-"""Recordings on disk: what was written is read again, whatever happened to the writer."""
+"""Recordings on disk: everything written is readable, even if the writer failed."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ def entry(n):
 
 
 def record(path: Path, num_messages: int = 200, **options: int) -> list[wire.StreamMessage]:
-    """A finished recording with a key frame every 4 s; answers what the stream said."""
-    said = []
+    """Write a recording with a key frame every 4 s; returns the stream's messages."""
+    messages = []
     with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
         recorder = Recorder(writer, keyframe_s=4.0)
         recorder.audit([ENTRY])
         for message, _ in stream(num_messages, **options):
-            said.append(msgspec.json.decode(msgspec.json.encode(message), type=wire.StreamMessage))
+            messages.append(
+                msgspec.json.decode(msgspec.json.encode(message), type=wire.StreamMessage)
+            )
             text = msgspec.json.encode(message)
             recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
-    return said
+    return messages
 
 
 def read(path: Path) -> list[wire.RecordingLine]:
@@ -68,14 +70,14 @@ def indexed(path: Path) -> Index:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_stream_said_is_read_again_in_order(tmp_path: Path, name: str) -> None:
-    said = record(tmp_path / name)
+def test_messages_are_read_in_the_order_of_the_stream(tmp_path: Path, name: str) -> None:
+    messages = record(tmp_path / name)
     header, audit, *rest = read(tmp_path / name)
     assert isinstance(header, wire.RecordingHeader)
     assert (header.schema, header.source) == (1, "http://127.0.0.1:8000")
     assert audit == wire.AuditLine(entry=ENTRY)
     left = iter(rest)
-    assert all(any(line == message for line in left) for message in said)
+    assert all(any(line == message for line in left) for message in messages)
     assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
 
 
@@ -86,7 +88,7 @@ def test_compressed_recording_is_read_by_gzip_itself(tmp_path: Path) -> None:
     assert [msgspec.json.decode(line, type=wire.RecordingLine) for line in lines] == read(file)
 
 
-def test_two_recordings_behind_one_another_are_one(tmp_path: Path) -> None:
+def test_two_concatenated_recordings_are_one(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
     record(first, 50)
     record(second, 60)
@@ -98,17 +100,17 @@ def test_two_recordings_behind_one_another_are_one(tmp_path: Path) -> None:
 
 @given(cut=st.floats(0, 1), name=st.sampled_from(NAMES))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_cut_off_the_rest_is_read(tmp_path: Path, cut: float, name: str) -> None:
-    whole, torn = tmp_path / name, tmp_path / f"torn-{name}"
-    if not whole.exists():
-        record(whole, 60)
-    lines = read(whole)
-    data = whole.read_bytes()
+def test_a_truncated_file_is_read_up_to_the_cut(tmp_path: Path, cut: float, name: str) -> None:
+    complete, torn = tmp_path / name, tmp_path / f"torn-{name}"
+    if not complete.exists():
+        record(complete, 60)
+    lines = read(complete)
+    data = complete.read_bytes()
     torn.write_bytes(data[: int(cut * len(data))])
     try:
         reader = RecordingReader(torn)
     except RecordingError as error:
-        assert "holds no whole line" in error.reason  # noqa: PT017 - it depends on the cut
+        assert "holds no complete line" in error.reason  # noqa: PT017 - it depends on the cut
         return
     with reader:
         left = [entry.line for entry in iter(reader.next, None)]
@@ -160,7 +162,7 @@ except RecordingError as error:
     assert len(revisions) > 50
 
 
-def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text("precious")
     with pytest.raises(RecordingExistsError, match=r"run\.jsonl: exists already"):
@@ -170,8 +172,8 @@ def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
 
 def test_recordings_without_a_header_are_read(tmp_path: Path) -> None:
     file = tmp_path / "old.ndjson"
-    said = [message for message, _ in stream(30)]
-    file.write_bytes(b"".join(msgspec.json.encode(message) + b"\n" for message in said))
+    messages = [message for message, _ in stream(30)]
+    file.write_bytes(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
     with RecordingReader(file) as reader:
         assert reader.header is None
         assert len(list(iter(reader.next, None))) == 30
@@ -183,15 +185,15 @@ def test_recordings_without_a_header_are_read(tmp_path: Path) -> None:
     [
         (b"hello\n", r"line 1: not a recording: JSON is malformed"),
         (b'{"type":"heartbeat","epoch":"e","seq":1,"step":1,"ts":1}\n', r"line 1: expected a"),
-        (b"", r"holds no whole line"),
+        (b"", r"holds no complete line"),
         (b"\x1f\x8b garbage that is long enough", r"line 1: damaged"),
         (
             b'{"type":"recording","schema":3,"vtoken_version":"9","created_ts":1,"source":"x"}\n',
-            r"line 1: schema 3 is of a newer vToken; this one reads 2",
+            r"line 1: schema 3 is of a newer vToken; this one reads up to 2",
         ),
     ],
 )
-def test_what_is_no_recording_is_refused_by_name(
+def test_a_file_that_is_not_a_recording_is_refused_by_name(
     tmp_path: Path, content: bytes, expected: str
 ) -> None:
     file = tmp_path / "what.jsonl"
@@ -200,7 +202,7 @@ def test_what_is_no_recording_is_refused_by_name(
         RecordingReader(file)
 
 
-def test_damaged_line_is_named_and_what_lies_before_stays_usable(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_and_the_lines_before_stay_usable(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     record(file)
     lines = file.read_bytes().splitlines(keepends=True)
@@ -255,19 +257,19 @@ def test_key_frames_are_the_state_of_the_stream_there(
         assert snapshot.status.step == view.status.step
 
 
-def test_no_key_frame_follows_a_message_whose_state_cannot_be_known(tmp_path: Path) -> None:
-    file, said = tmp_path / "run.jsonl", [message for message, _ in stream(60)]
-    wrong = next(m for m in said[30:] if isinstance(m, wire.Delta))
+def test_no_key_frame_is_written_while_the_state_is_unknown(tmp_path: Path) -> None:
+    file, messages = tmp_path / "run.jsonl", [message for message, _ in stream(60)]
+    wrong = next(m for m in messages[30:] if isinstance(m, wire.Delta))
     wrong.block_ids, wrong.block_live, wrong.block_flags = [1 << 20], [1], [1]
     with RecordingWriter(file, source="test") as writer:
         recorder = Recorder(writer, keyframe_s=1.0)
-        for message in said:
+        for message in messages:
             recorder.take(msgspec.json.encode(message), message)
     lines = read(file)
     snapshots = [line.seq for line in lines if isinstance(line, wire.Snapshot)]
     assert len(snapshots) > 3
     assert max(snapshots) < wrong.seq
-    assert [line.seq for line in lines if isinstance(line, wire.Message)][-1] == said[-1].seq
+    assert [line.seq for line in lines if isinstance(line, wire.Message)][-1] == messages[-1].seq
 
 
 def test_changes_of_configuration_are_marked(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_changes_of_configuration_are_marked(tmp_path: Path) -> None:
     assert marks[0].ts == START_TS + 7 / 5
 
 
-def test_clock_that_jumps_back_stands_still_in_the_index(tmp_path: Path) -> None:
+def test_the_index_time_stays_constant_after_a_clock_jumps_back(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     with RecordingWriter(file, source="test") as writer:
         recorder = Recorder(writer, keyframe_s=1.0)
@@ -292,12 +294,12 @@ def test_clock_that_jumps_back_stands_still_in_the_index(tmp_path: Path) -> None
     assert len(times) > 8
 
 
-def test_a_file_that_is_still_written_goes_on(tmp_path: Path) -> None:
+def test_a_growing_file_is_read_further(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl.gz"
-    said = [message for message, _ in stream(40)]
+    messages = [message for message, _ in stream(40)]
     with RecordingWriter(file, source="test") as writer, RecordingReader(file) as reader:
         assert isinstance(reader.next().line, wire.RecordingHeader)  # type: ignore[union-attr]
-        for message in said:
+        for message in messages:
             assert reader.next() is None
             writer.write(msgspec.json.encode(message))
             if message.seq == 20:
@@ -321,20 +323,20 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lines_of_a_later_type_are_left_out(tmp_path: Path, name: str) -> None:
+def test_lines_of_unknown_types_are_skipped(tmp_path: Path, name: str) -> None:
     """As this version's `text` lines should have been by the one before."""
-    file, said = tmp_path / name, [message for message, _ in stream(60)]
+    file, messages = tmp_path / name, [message for message, _ in stream(60)]
     with RecordingWriter(file, source="test") as writer:
         recorder = Recorder(writer, keyframe_s=4.0)
-        for message in said:
+        for message in messages:
             recorder.take(msgspec.json.encode(message), message)
             writer.write(b'{"type":"later","ts":99999999999,"page":7,"epoch":[]}')
     lines = read(file)
     assert len(lines) > 60
-    assert [line.seq for line in lines if isinstance(line, wire.Message)][-1] == said[-1].seq
+    assert [line.seq for line in lines if isinstance(line, wire.Message)][-1] == messages[-1].seq
     index = indexed(file)
     assert index.error is None
-    assert index.last_ts == said[-1].ts
+    assert index.last_ts == messages[-1].ts
     assert index.keyframes
 
 

@@ -188,7 +188,7 @@ def test_of_an_untrained_model_nothing_is_written(
     )
     assert code == 1
     said = capsys.readouterr()
-    assert "the model finds 0 of 8 needles with the whole cache" in said.err
+    assert "the model finds 0 of 8 needles with the full cache" in said.err
     assert "nothing written" in said.err
     assert said.out == ""
     assert not path.exists()
@@ -210,7 +210,7 @@ def test_a_length_that_does_not_fit_is_refused_before_the_work(
 
 def test_a_model_that_is_not_here_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["nobody/nothing"]) == 1
-    assert "nobody/nothing is no folder, and cannot be fetched" in capsys.readouterr().err
+    assert "nobody/nothing is not a folder and cannot be downloaded" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """`vtoken calibrate MODEL`: which layers and heads of MODEL rank tokens best.
 
-Plants needles in real prose, looks at the attention of every layer, and writes a profile that
-`vtoken serve MODEL` loads by itself (docs/calibration.md).
+Inserts needles into real prose, measures the attention of every layer, and writes a profile that
+`vtoken serve MODEL` loads automatically (docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vtoken.config.calibration import CalibrationProfile
 from vtoken.errors import ProfileError
 
 MIN_PROMPTS, MAX_PROMPTS = 16, 1000
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # that a model is made of
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # the files of a model
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=_num_prompts,
         default=48,
         metavar="N",
-        help="prompts with a needle: one half to choose by, the other to report on (48)",
+        help="prompts with a needle: half to choose layers and heads, half to report recall (48)",
     )
     add("--tokens", type=int, default=900, metavar="N", help="length of a prompt (900)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
@@ -48,9 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the profile (default: where `serve` finds it, $XDG_CACHE_HOME/vtoken/calibration)",
+        help="the profile (default: in $XDG_CACHE_HOME/vtoken/calibration, where `serve` finds it)",
     )
-    add("--json", action="store_true", help="print the profile, not a table")
+    add("--json", action="store_true", help="print the profile as JSON instead of a table")
     return parser
 
 
@@ -90,7 +90,7 @@ def calibrate(args: argparse.Namespace) -> tuple[CalibrationProfile, Path]:
     from vtoken.calibration.prompts import needle_prompts
 
     started = time.monotonic()
-    folder = _fetched(args.model)
+    folder = _download(args.model)
     weights = fingerprint(folder)
     path = args.output or store.default_path(weights)
     store.require_writable(path)
@@ -104,18 +104,18 @@ def calibrate(args: argparse.Namespace) -> tuple[CalibrationProfile, Path]:
     if observer.max_tokens is not None and longest > observer.max_tokens:
         raise ProfileError(
             f"--tokens = {args.tokens} makes prompts of {longest} tokens; "
-            f"{args.model} takes {observer.max_tokens}"
+            f"{args.model} takes at most {observer.max_tokens}: choose fewer"
         )
     profile = measure(
         observer, prompts, model=args.model, fingerprint=weights, progress=_Progress(args.prompts)
     )
     store.write(profile, path)
-    _say(f"done in {time.monotonic() - started:.0f} s")
+    _log(f"done in {time.monotonic() - started:.0f} s")
     return profile, path
 
 
-def _fetched(model: str) -> Path:
-    """The model's folder, fetched from the hub if it is a hub id; raises ProfileError."""
+def _download(model: str) -> Path:
+    """The model's folder, downloaded if it is a hub id; raises ProfileError."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -124,12 +124,12 @@ def _fetched(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=FILES))
     except (OSError, ValueError) as error:
         raise ProfileError(
-            f"{model} is no folder, and cannot be fetched from the hub: {error}"
+            f"{model} is not a folder and cannot be downloaded from the hub: {error}"
         ) from None
 
 
 class _Progress:
-    """A line on stderr a prompt, or one that is written over on a terminal."""
+    """Progress on stderr: a line every 8 prompts, or one line that is overwritten on a terminal."""
 
     def __init__(self, num_prompts: int) -> None:
         self._num_prompts = num_prompts
@@ -142,15 +142,15 @@ class _Progress:
             last = "\n" if done == self._num_prompts else ""
             print(f"\rcalibrate: {text:<40}", end=last, file=sys.stderr, flush=True)
         elif done % 8 == 0:
-            _say(text)
+            _log(text)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"calibrate: {text}", file=sys.stderr, flush=True)
 
 
 def lines(profile: CalibrationProfile) -> list[str]:
-    """The profile as a table: a line a signal."""
+    """The profile as a table, with a line for each signal and each policy."""
     first: Any = next(iter(profile.signals.values())).recall
     rows = [["SIGNAL, POLICY", "LAYERS", "HEADS", *(f"KEEP {found.keep:g}" for found in first)]]
     for kind, found in profile.signals.items():
@@ -161,7 +161,7 @@ def lines(profile: CalibrationProfile) -> list[str]:
         recalls = {of.keep: f"{of.recall:.2f}" for of in policy}
         rows.append([name, "", "", *(recalls.get(of.keep, "-") for of in first)])
     return [
-        f"{profile.model}: share of {first[0].samples} needles that are whole among the best "
-        "KEEP of all tokens, or by a policy that keeps as many",
+        f"{profile.model}: share of {first[0].samples} needles that are complete among the best "
+        "KEEP of all tokens, or after eviction by a policy that keeps as many",
         *table(rows),
     ]

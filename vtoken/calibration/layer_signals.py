@@ -1,6 +1,6 @@
-"""Signals, as `vtoken.policies.signals` defines them, from the whole attention of layers.
+"""Signals, as `vtoken.policies.signals` defines them, from the complete attention of layers.
 
-Knows torch, imported inside functions. Nothing of a prompt has been evicted: every token is live.
+Every token of a prompt is live, since nothing has been evicted. Functions import torch when called.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from vtoken.policies.signals import Kind, Signal, make_accumulator, pooled, redu
 
 
 def _signals() -> dict[Kind, Signal]:
-    """A signal of each kind that a built-in policy reads by default, over the fewest queries that
-    one does, with neighbours as `vtoken.calibration.ranking` has them. One that redundancy is mixed
-    into is read where its kind is, and does not shorten the window.
+    """One signal of each kind that a built-in policy reads by default.
+
+    Its window is the shortest of those policies, its neighbours are those of
+    `vtoken.calibration.ranking`. A signal with redundancy is measured as its kind and does not
+    shorten the window.
     """
     windows: dict[Kind, int] = {}
     for name in BUILT_IN:
@@ -42,8 +44,8 @@ Part = tuple[Any, Floats | None]  # of one layer: rows [k, n] or [n], and redund
 def survey(_: int, weights: Any, keys: Any) -> Survey:
     """Kind -> numbers of one layer's tokens: [n] over all heads, [H, n] of each query head alone.
 
-    Neighbours are not looked at. `weights`, `keys`: see `vtoken.calibration.observe.Look`. Signals
-    of keys have no numbers of query heads.
+    They are not pooled over neighbours. `weights`, `keys`: see
+    `vtoken.calibration.observe.LayerHook`. Signals of keys have no numbers of query heads.
     """
     weights = weights.float()
     mean = weights.mean(dim=0)
@@ -58,7 +60,7 @@ def survey(_: int, weights: Any, keys: Any) -> Survey:
 
 
 def of_attention(signal: Signal, weights: Any) -> Any:
-    """The signal [..., n] of softmax rows `weights` [..., n, n], before its neighbours."""
+    """The signal [..., n] of softmax rows `weights` [..., n, n], before pooling."""
     import torch
 
     rows = _newest(signal, weights)
@@ -87,16 +89,16 @@ def of_keys(kind: Kind, keys: Any) -> Any:
 
 
 class Reading:
-    """The exact numbers of `signals`, each with its layers and heads, for one prompt after another.
+    """The exact numbers of `signals`, each with its layers and heads, for any number of prompts.
 
-    `look` is called with each layer, `scores` with what it returned.
+    Call `look` with each layer of a prompt, then `scores` with the results of `look`.
     """
 
     def __init__(self, signals: Sequence[Signal]) -> None:
         self._signals = list(dict.fromkeys(signals))
 
     def look(self, layer: int, weights: Any, keys: Any) -> dict[Signal, Part]:
-        """Each signal's part of `layer`: rows of the queries that it needs, or a number a token."""
+        """Each signal's part of `layer`: the rows of its queries, or one number a token."""
         found: dict[Signal, Part] = {}
         for signal in self._signals:
             if layer not in signal.layers:
@@ -127,7 +129,7 @@ class Reading:
             accumulator, num_tokens = make_accumulator(signal), rows.shape[-1]
             accumulator.add(np.arange(num_tokens), rows, num_tokens)
             scores = accumulator.scores()
-            assert scores is not None  # every query since the first token is there
+            assert scores is not None  # every query since the first token was added
             of_layers = [of_redundancy for _, of_redundancy in own if of_redundancy is not None]
             if of_layers:
                 scores = signal.mixed(scores, np.mean(of_layers, axis=0))
@@ -136,7 +138,7 @@ class Reading:
 
 
 def _newest(signal: Signal, weights: Any) -> Any:
-    """The rows [..., k, n] of `weights` that `signal` needs: its newest queries, or their sum."""
+    """The rows [..., k, n] of `weights` that `signal` uses: its newest queries, or their sum."""
     if signal.kind == "attention_sum":
         return weights.sum(dim=-2, keepdim=True)
     return weights[..., -signal.num_rows(weights.shape[-1]) :, :]

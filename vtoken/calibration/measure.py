@@ -1,9 +1,8 @@
-"""A model's calibration profile, measured.
+"""Measures a model's calibration profile.
 
-On one half of the prompts, layers and heads are chosen. On the other, recall is measured: of each
-kind of signal at the place that was chosen for it, and of each policy with its default parameters,
-that evicts once, right after the prompt. A kind whose recall is not better than chance there gets
-no layers.
+One half of the prompts chooses layers and heads. The other half measures recall: of each kind of
+signal at its chosen layers and heads, and of each policy, which evicts once after the prompt with
+its default parameters. A kind whose recall there is not better than chance gets no layers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from vtoken.arrays import Floats
 from vtoken.calibration.layer_signals import SIGNALS, Reading, survey
 from vtoken.calibration.observe import Observer
 from vtoken.calibration.prompts import Prompt
-from vtoken.calibration.ranking import KEEPS, Place, Surveyed, beats_chance, choose, worst_rank
+from vtoken.calibration.ranking import KEEPS, Selection, Surveyed, beats_chance, choose, worst_rank
 from vtoken.config.calibration import (
     FORMAT,
     CalibrationProfile,
@@ -31,7 +30,7 @@ from vtoken.policies import Policy, View, make_policy, policy_names
 from vtoken.policies.signals import Kind, Signal
 from vtoken.wire import Recall
 
-Progress = Callable[[int], None]  # prompts that are done
+Progress = Callable[[int], None]  # called with the number of finished prompts
 
 
 def measure(
@@ -44,35 +43,35 @@ def measure(
 ) -> CalibrationProfile:
     """The profile of `observer`'s model.
 
-    Raises ProfileError when no layer ranks needles better than chance, whatever the signal.
+    Raises ProfileError if no signal of any layer ranks needles better than chance.
     """
     first, second = prompts[::2], prompts[1::2]
-    default = {kind: Place((default_layer(observer.num_layers, kind),)) for kind in SIGNALS}
-    places = _chosen(observer, first, progress)
+    default = {kind: Selection((default_layer(observer.num_layers, kind),)) for kind in SIGNALS}
+    selections = _select(observer, first, progress)
     at = {
-        kind: (_at(signal, places[kind]), _at(signal, default[kind]))
+        kind: (_at(signal, selections[kind]), _at(signal, default[kind]))
         for kind, signal in SIGNALS.items()
     }
     policies = list(_policies())
-    # Which place a policy's signal gets depends on recalls, so it is read at both.
+    # The recall decides between the chosen and the default selection, so signals are read at both.
     signals = [signal for pair in at.values() for signal in pair]
     for policy in policies:
         if policy.reads is not None:
             kind = policy.reads.kind
-            signals += _at(policy.reads, places[kind]), _at(policy.reads, default[kind])
+            signals += _at(policy.reads, selections[kind]), _at(policy.reads, default[kind])
     read = _read(observer, second, signals, lambda done: progress(len(first) + done))
     found: dict[str, SignalProfile] = {}
     for kind, (chosen, fallback) in at.items():
-        worst, place = _worst(second, read, chosen), places[kind]
+        worst, selection = _worst_ranks(second, read, chosen), selections[kind]
         if beats_chance(worst):
-            found[kind] = SignalProfile([*place.layers], [*place.heads], _recalls(worst))
+            found[kind] = SignalProfile([*selection.layers], [*selection.heads], _recalls(worst))
         else:
-            found[kind] = SignalProfile([], [], _recalls(_worst(second, read, fallback)))
-            places[kind] = default[kind]
+            found[kind] = SignalProfile([], [], _recalls(_worst_ranks(second, read, fallback)))
+            selections[kind] = default[kind]
     if not any(of_kind.layers for of_kind in found.values()):
         raise ProfileError(
-            f"no layer of {model} ranks needles better than chance; nothing written. "
-            "Try more --prompts or other --tokens"
+            f"no layer of {model} ranks needles better than chance; nothing was written. "
+            "Try more --prompts or another number of --tokens"
         )
     return CalibrationProfile(
         format=FORMAT,
@@ -83,19 +82,21 @@ def measure(
         vtoken_version=__version__,
         created_ts=time.time(),
         signals=found,
-        policies={policy.name: _of_policy(policy, second, read, places) for policy in policies},
+        policies={policy.name: _of_policy(policy, second, read, selections) for policy in policies},
     )
 
 
-def _at(signal: Signal, place: Place) -> Signal:
-    return replace(signal, layers=place.layers, heads=place.heads)
+def _at(signal: Signal, selection: Selection) -> Signal:
+    return replace(signal, layers=selection.layers, heads=selection.heads)
 
 
-def _chosen(observer: Observer, prompts: Sequence[Prompt], progress: Progress) -> dict[Kind, Place]:
-    """Kind -> where it ranks the needles of `prompts` best.
+def _select(
+    observer: Observer, prompts: Sequence[Prompt], progress: Progress
+) -> dict[Kind, Selection]:
+    """Kind -> the layers and heads where it ranks the needles of `prompts` best.
 
-    Raises ProfileError when the model itself does not find half of them: what its layers rank
-    well would be no sign of what it needs.
+    Raises ProfileError if the model itself finds less than half of the needles: then the rankings
+    of its layers do not show which tokens it needs.
     """
     answered = 0
     surveyed: dict[Kind, list[Surveyed]] = {kind: [] for kind in SIGNALS}
@@ -110,9 +111,9 @@ def _chosen(observer: Observer, prompts: Sequence[Prompt], progress: Progress) -
         progress(done)
     if 2 * answered < len(prompts):
         raise ProfileError(
-            f"the model finds {answered} of {len(prompts)} needles with the whole cache, and so "
-            "none of its layers can be judged by them; nothing written. An untrained model finds "
-            "none; for a trained one, try other --tokens"
+            f"the model finds {answered} of {len(prompts)} needles with the full cache, so they "
+            "cannot rank its layers; nothing was written. An untrained model finds none; for a "
+            "trained one, try another number of --tokens"
         )
     return {kind: choose(surveyed[kind]) for kind in SIGNALS}
 
@@ -120,7 +121,7 @@ def _chosen(observer: Observer, prompts: Sequence[Prompt], progress: Progress) -
 def _read(
     observer: Observer, prompts: Sequence[Prompt], signals: Sequence[Signal], progress: Progress
 ) -> list[dict[Signal, Floats]]:
-    """Of each of `prompts` the numbers [n] of each of `signals`."""
+    """For each of `prompts`, the numbers [n] of each of `signals`."""
     reading, found = Reading(signals), []
     for done, prompt in enumerate(prompts, 1):
         found.append(reading.scores(observer.observe(prompt.token_ids, reading.look)))
@@ -128,7 +129,7 @@ def _read(
     return found
 
 
-def _worst(
+def _worst_ranks(
     prompts: Sequence[Prompt], read: Sequence[dict[Signal, Floats]], signal: Signal
 ) -> Floats:
     """The worst ranks [prompts] of the needles by `signal`."""
@@ -147,7 +148,7 @@ def _recalls(worst: Floats) -> list[Recall]:
 
 
 def _policies() -> Iterable[Policy]:
-    """Those on offer that evict, without those that need the engine's vocabulary."""
+    """The available policies that evict, without those that need the engine's vocabulary."""
     for name in policy_names():
         policy = make_policy(name, {})
         if name != "none" and "token_ids" not in policy.needs:
@@ -158,17 +159,17 @@ def _of_policy(
     policy: Policy,
     prompts: Sequence[Prompt],
     read: Sequence[dict[Signal, Floats]],
-    places: dict[Kind, Place],
+    selections: dict[Kind, Selection],
 ) -> list[Recall]:
-    """The share of needles that `policy` leaves whole; nothing for a budget that it does not take.
+    """The share of needles that `policy` keeps complete, for every budget that it accepts.
 
-    Another package's policy that fails is not measured: [].
+    A policy of another package that fails is not measured: [].
     """
     reads = policy.reads
-    signal = None if reads is None else _at(reads, places[reads.kind])
+    signal = None if reads is None else _at(reads, selections[reads.kind])
     recalls = []
     for keep in KEEPS:
-        held = []
+        complete = []
         for seed, (prompt, scores) in enumerate(zip(prompts, read, strict=True)):
             num_tokens = len(prompt.token_ids)
             budget = int(keep * num_tokens)
@@ -179,9 +180,10 @@ def _of_policy(
                 view.scores = scores[signal]
             try:
                 victims = policy.select_victims(view)
-                held.append(not np.isin(prompt.answer, victims).any())
-            except Exception:  # other people's policies may raise anything
+                complete.append(not np.isin(prompt.answer, victims).any())
+            except Exception:  # policies of other packages may raise anything
                 return []
-        if held:
-            recalls.append(Recall(keep=keep, recall=float(np.mean(held)), samples=len(held)))
+        if complete:
+            recall = float(np.mean(complete))
+            recalls.append(Recall(keep=keep, recall=recall, samples=len(complete)))
     return recalls

@@ -1,14 +1,14 @@
 """The files of a model on this machine, and the fingerprint of its weights.
 
-Knows neither torch nor vLLM; a model of the hub is looked up in the hub's cache, never fetched
-here. The fingerprint is the SHA-256 of
+Hub models are looked up in the hub's local cache and never downloaded here. The fingerprint is the
+SHA-256 of
 
-1. `config.json`, without the fields that say how the model is run and not what it computes
-2. of every weight file that Hugging Face loads: its name, its size, the header of a safetensors
+1. `config.json`, without the fields that affect how the model runs but not what it computes
+2. for every weight file that Hugging Face loads: its name, its size, the header of a safetensors
    file, and PIECES pieces of PIECE_BYTES bytes, evenly spaced over the file
 
-So it takes milliseconds, whatever the model's size, and is the same wherever the folder is. Another
-revision, a fine-tuned or a quantised version is another model.
+Computing it takes milliseconds for any model size. It does not depend on the folder. Another
+revision, a fine-tuned or a quantised version has another fingerprint.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
 def model_folder(model: str, *, revision: str | None = None, cache: str | None = None) -> Path:
-    """The folder of `model`: itself, or the snapshot of a hub id in the hub's cache.
+    """The folder `model`, or the snapshot of a hub id in the hub's cache.
 
-    `cache`: another folder than the hub's default. Raises ProfileError when it is not here.
+    `cache`: the hub's cache folder, None for its default. Raises ProfileError if there is neither.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -52,7 +52,7 @@ def model_folder(model: str, *, revision: str | None = None, cache: str | None =
 
 
 def fingerprint(folder: Path) -> str:
-    """32 hexadecimal digits that name the weights in `folder`; raises ProfileError."""
+    """32 hexadecimal digits that identify the weights in `folder`; raises ProfileError."""
     digest = hashlib.sha256()
     try:
         config = json.loads((folder / "config.json").read_bytes())
@@ -64,7 +64,7 @@ def fingerprint(folder: Path) -> str:
                 for piece in _pieces(file, path):
                     digest.update(piece)
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise ProfileError(f"no fingerprint of the model in {folder}: {error}") from None
+        raise ProfileError(f"the model in {folder} has no fingerprint: {error}") from None
     return digest.hexdigest()[:32]
 
 
@@ -87,7 +87,7 @@ def _pieces(file: BinaryIO, path: Path) -> Iterator[bytes]:
     if path.suffix == ".safetensors":
         size = int.from_bytes(file.read(8), "little")
         if size > MAX_HEADER_BYTES:
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         yield file.read(size)
     start = file.tell()
     step = (path.stat().st_size - start - PIECE_BYTES) / (PIECES - 1)

@@ -1,11 +1,11 @@
 """Needles in real prose: prompts whose answer is at known tokens.
 
-Knows a tokenizer, no model. A needle is one sentence, `One of the special magic numbers for KEY is:
-7 DIGITS.` (NVIDIA/RULER's), at a sentence's start in the reference manual that Python brings along
-(`pydoc_data.topics`). The question comes last, through the model's chat template if it has one, and
-the answer is begun, so that the newest query is the one that has to find the digits.
+A needle is the sentence `One of the special magic numbers for KEY is: 7 DIGITS.` (from
+NVIDIA/RULER) at the start of a sentence of Python's reference manual (`pydoc_data.topics`). The
+prompt is rendered with the model's chat template if there is one. It ends with the question and the
+beginning of the answer, so the newest query is the one that must find the digits.
 
-Depths run evenly over the prompts, and over every second prompt.
+The needles' depths are evenly spaced over all prompts and over every second prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtoken.errors import ProfileError
 ADJECTIVES = ("bright", "quiet", "narrow", "hidden", "golden", "rapid", "gentle", "sturdy")
 NOUNS = ("river", "lantern", "harbor", "engine", "meadow", "compass", "anchor", "willow")
 DIGITS = 7
-CHARACTERS_PER_TOKEN = 12  # of prose, more than any tokenizer packs
+CHARACTERS_PER_TOKEN = 12  # of prose, above the mean of any tokenizer
 BEFORE = "A special magic number is hidden in the following text. I will ask for it afterwards.\n"
 QUESTION = "\nWhat is the special magic number for {key} mentioned in the provided text?"
 ANSWER = "The special magic number for {key} mentioned in the provided text is"
@@ -29,10 +29,11 @@ ANSWER = "The special magic number for {key} mentioned in the provided text is"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`answer`: places in `token_ids` of the tokens that spell the needle's digits, ascending.
+    """A prompt with one needle.
 
-    `reply`: the tokens of the right answer, to follow `token_ids`; of them, those from `sure` on
-    leave no choice to a model that has found the needle.
+    `answer`: indices in `token_ids` of the tokens that spell the needle's digits, ascending.
+    `reply`: the tokens of the right answer that follow `token_ids`. From index `sure` on, a model
+    that has found the needle has only one choice.
     """
 
     token_ids: list[int]
@@ -44,11 +45,11 @@ class Prompt:
 def needle_prompts(tokenizer: Any, count: int, num_tokens: int, seed: int = 0) -> list[Prompt]:
     """`count` prompts of about `num_tokens` tokens; equal arguments give equal prompts.
 
-    Raises ProfileError when the tokenizer cannot say where in the text its tokens are, or
-    `num_tokens` leaves no room for prose.
+    Raises ProfileError if the tokenizer has no character offsets, or if `num_tokens` leaves no
+    space for prose.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise ProfileError("this model's tokenizer does not say where in a text its tokens are")
+        raise ProfileError("this model's tokenizer gives no character offsets of its tokens")
     prose = "\n\n".join(topics[name] for name in sorted(topics))
     generator = random.Random(seed)
     return [
@@ -63,27 +64,27 @@ def _prompt(
     key = f"{generator.choice(ADJECTIVES)}-{generator.choice(NOUNS)}"
     digits = str(generator.randrange(10 ** (DIGITS - 1), 10**DIGITS))
     needle = f"One of the special magic numbers for {key} is: {digits}. "
-    frame = len(_encoded(tokenizer, _rendered(tokenizer, needle, key))["input_ids"])
+    frame = len(_encode(tokenizer, _render(tokenizer, needle, key))["input_ids"])
     if num_tokens < 2 * frame:
         raise ProfileError(f"--tokens = {num_tokens} is not at least {2 * frame} for this model")
     most = CHARACTERS_PER_TOKEN * num_tokens
     start = generator.randrange(len(prose) - most)
     passage = prose[start : start + most]
-    end = _encoded(tokenizer, passage)["offset_mapping"][num_tokens - frame - 1][1]
+    end = _encode(tokenizer, passage)["offset_mapping"][num_tokens - frame - 1][1]
     passage = passage[:end]
     starts = [0, *(found.end() for found in re.finditer(r"[.:]\s+|\n+", passage))]
     place = min(starts, key=lambda start: abs(start - depth * end))
-    text = _rendered(tokenizer, passage[:place] + needle + passage[place:], key)
-    encoded = _encoded(tokenizer, text)
+    text = _render(tokenizer, passage[:place] + needle + passage[place:], key)
+    encoded = _encode(tokenizer, text)
     answer = _spelling(encoded, text.index(needle) + needle.index(digits))
-    answered = _encoded(tokenizer, f"{text} {digits}")
+    answered = _encode(tokenizer, f"{text} {digits}")
     num_tokens = len(encoded["input_ids"])
-    spoken = _spelling(answered, len(text) + 1)
+    spelled = _spelling(answered, len(text) + 1)
     return Prompt(
         encoded["input_ids"],
         answer,
         answered["input_ids"][num_tokens:],
-        (spoken[1:] or spoken)[0] - num_tokens,  # some begin with a quote, or in bold
+        (spelled[1:] or spelled)[0] - num_tokens,  # models may begin with a quote or bold text
     )
 
 
@@ -96,8 +97,8 @@ def _spelling(encoded: Any, first: int) -> list[int]:
     ]
 
 
-def _rendered(tokenizer: Any, context: str, key: str) -> str:
-    """The whole prompt as text, up to where the digits would follow."""
+def _render(tokenizer: Any, context: str, key: str) -> str:
+    """The complete prompt as text, up to the digits of the answer."""
     user, answer = BEFORE + context + QUESTION.format(key=key), ANSWER.format(key=key)
     if tokenizer.chat_template is None:
         return f"{tokenizer.bos_token or ''}{user}\n{answer}"
@@ -106,5 +107,5 @@ def _rendered(tokenizer: Any, context: str, key: str) -> str:
     return rendered + answer
 
 
-def _encoded(tokenizer: Any, text: str) -> Any:
+def _encode(tokenizer: Any, text: str) -> Any:
     return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

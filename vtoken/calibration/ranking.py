@@ -1,14 +1,14 @@
-"""How well signals rank needles, and where in the model they rank them best. Numpy only.
+"""How well signals rank needles, and at which layers and heads they rank them best.
 
-A ranking holds a needle at a share `keep` if every token of its answer is among the `keep` * n
-best of the n tokens. Of equal tokens the newer one is better, as in `vtoken.policies.base.lowest`.
-Where a place is chosen, each token takes the maximum over RADIUS neighbours a side first: digits in
-a row are one number.
+A ranking *holds* a needle at a share `keep` if every token of its answer is among the `keep` * n
+best of the n tokens. Of tokens with equal scores the newer is better, as in
+`vtoken.policies.base.lowest`. To choose layers and heads, each token first takes the maximum over
+RADIUS neighbours a side, since consecutive digits are one number.
 
-1. Layers and heads are chosen on one half of the prompts, recall is reported on the other.
-2. A position says nothing: a fixed set of places that holds a share `keep` of a prompt holds a
-   needle with probability `keep` at most, for depths are even. That is chance.
-3. More layers than one, or fewer heads than all, are chosen only where they are CLEARLY better.
+1. Layers and heads are chosen on one half of the prompts; recall is reported on the other.
+2. Chance: any fixed set of positions with a share `keep` of a prompt contains a needle with
+   probability `keep` at most, since the needles' depths are evenly spaced.
+3. More than one layer, or fewer heads than all, are chosen only if recall gains at least MIN_GAIN.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vtoken.arrays import Floats
 
 KEEPS = (0.5, 0.33, 0.25, 0.125, 0.083)
 RADIUS = 3
-CLEARLY = 0.15  # of the mean recall over KEEPS
-EQUAL = 0.02
+MIN_GAIN = 0.15  # of the mean recall over KEEPS
+TIE_MARGIN = 0.02
 MAX_LAYERS = 3
 CHANCE_KEEP = 0.25
-CHANCE_P = 0.001  # how probable a recall at CHANCE_KEEP may be by chance and still count as chance
+CHANCE_P = 0.001  # significance level of a recall at CHANCE_KEEP against chance
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a signal is taken from; no `heads`: all query heads."""
+class Selection:
+    """The layers and query heads of a signal; heads (): all."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(slots=True)
 class Surveyed:
-    """The numbers of one kind of signal for every token of one prompt, without neighbours.
+    """The numbers of one kind of signal for every token of one prompt, before pooling.
 
     `layers` [L, n]: over all heads; `heads` [L, H, n]: of each query head alone, None for a signal
     of keys. `answer`: the tokens of the needle's answer.
@@ -67,7 +67,7 @@ def worst_rank(scores: Floats, answer: Sequence[int]) -> Floats:
 
 
 def with_neighbours(scores: Floats) -> Floats:
-    """`scores` [..., n], each token's the maximum over RADIUS neighbours a side and itself."""
+    """`scores` [..., n], each replaced by the maximum over itself and RADIUS neighbours a side."""
     edges = [(0, 0)] * (scores.ndim - 1) + [(RADIUS, RADIUS)]
     padded = np.pad(scores, edges, constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * RADIUS + 1, axis=-1)
@@ -76,7 +76,7 @@ def with_neighbours(scores: Floats) -> Floats:
 
 
 def beats_chance(worst: Floats) -> bool:
-    """Whether the worst ranks [samples] show that the ranking knows where needles are."""
+    """Whether a ranking with these worst ranks [samples] is significantly better than chance."""
     held, samples = int((worst <= CHANCE_KEEP).sum()), len(worst)
     tail = sum(
         comb(samples, k) * CHANCE_KEEP**k * (1 - CHANCE_KEEP) ** (samples - k)
@@ -85,49 +85,49 @@ def beats_chance(worst: Floats) -> bool:
     return tail < CHANCE_P
 
 
-def choose(surveys: Sequence[Surveyed]) -> Place:
-    """Where the signal of `surveys` ranks needles best.
+def choose(surveys: Sequence[Surveyed]) -> Selection:
+    """The layers and heads where the signal of `surveys` ranks needles best.
 
-    Of a kind that is not linear (a maximum, a count), several layers or heads are judged by the
-    mean of their own numbers, which is not quite the signal over all of them.
+    Several layers or heads are ranked by the mean of their numbers. For a kind that is not linear
+    (a maximum, a count) this approximates the signal over all of them.
     """
     num_layers = len(surveys[0].layers)
-    scores = _merits(surveys, lambda survey: survey.layers)
+    scores = _mean_recalls(surveys, lambda survey: survey.layers)
     order = sorted(range(num_layers), key=lambda layer: scores[layer], reverse=True)
-    place, best = Place((order[0],)), scores[order[0]][0]
-    while len(place.layers) < MAX_LAYERS:
-        wider = [(*place.layers, layer) for layer in order[:6] if layer not in place.layers]
-        found = [(_merit_of_layers(surveys, layers), layers) for layers in wider]
-        merit, layers = max(found, default=(0.0, ()))
-        if merit < best + CLEARLY:
+    selection, best = Selection((order[0],)), scores[order[0]][0]
+    while len(selection.layers) < MAX_LAYERS:
+        wider = [(*selection.layers, layer) for layer in order[:6] if layer not in selection.layers]
+        found = [(_recall_of_layers(surveys, layers), layers) for layers in wider]
+        recall, layers = max(found, default=(0.0, ()))
+        if recall < best + MIN_GAIN:
             break
-        place, best = Place(tuple(sorted(layers))), merit
+        selection, best = Selection(tuple(sorted(layers))), recall
     few = _few_heads(surveys)
-    if few is not None and few[0] >= best + CLEARLY:
-        place = few[1]
-    return place
+    if few is not None and few[0] >= best + MIN_GAIN:
+        selection = few[1]
+    return selection
 
 
-def _few_heads(surveys: Sequence[Surveyed]) -> tuple[float, Place] | None:
-    """The best set of heads of one layer, and its merit; of about equal ones the largest."""
+def _few_heads(surveys: Sequence[Surveyed]) -> tuple[float, Selection] | None:
+    """The best set of heads of one layer, with its recall; the largest within TIE_MARGIN."""
     if surveys[0].heads is None:
         return None
     num_layers, num_heads, _ = surveys[0].heads.shape
-    own = _merits(surveys, _flat_heads)
-    found: list[tuple[float, Place]] = []
+    own = _mean_recalls(surveys, _flat_heads)
+    found: list[tuple[float, Selection]] = []
     for layer in range(num_layers):
         first = layer * num_heads
         order = sorted(range(num_heads), key=lambda head: own[first + head], reverse=True)
         size = 1
         while size < num_heads:
             heads = tuple(sorted(order[:size]))
-            found.append((_merit_of_heads(surveys, layer, heads), Place((layer,), heads)))
+            found.append((_recall_of_heads(surveys, layer, heads), Selection((layer,), heads)))
             size *= 2
     if not found:
         return None
-    best = max(merit for merit, _ in found)
+    best = max(recall for recall, _ in found)
     return max(
-        (pair for pair in found if pair[0] >= best - EQUAL),
+        (pair for pair in found if pair[0] >= best - TIE_MARGIN),
         key=lambda pair: (len(pair[1].heads), pair[0]),
     )
 
@@ -137,12 +137,14 @@ def _flat_heads(survey: Surveyed) -> Floats:
     return survey.heads.reshape(-1, survey.heads.shape[-1])
 
 
-def _merit_of_layers(surveys: Sequence[Surveyed], layers: tuple[int, ...]) -> float:
+def _recall_of_layers(surveys: Sequence[Surveyed], layers: tuple[int, ...]) -> float:
     chosen = list(layers)
-    return _merits(surveys, lambda survey: survey.layers[chosen].mean(axis=0, keepdims=True))[0][0]
+    return _mean_recalls(surveys, lambda survey: survey.layers[chosen].mean(axis=0, keepdims=True))[
+        0
+    ][0]
 
 
-def _merit_of_heads(surveys: Sequence[Surveyed], layer: int, heads: tuple[int, ...]) -> float:
+def _recall_of_heads(surveys: Sequence[Surveyed], layer: int, heads: tuple[int, ...]) -> float:
     chosen = list(heads)
 
     def mean(survey: Surveyed) -> Floats:
@@ -150,14 +152,14 @@ def _merit_of_heads(surveys: Sequence[Surveyed], layer: int, heads: tuple[int, .
         found: Floats = survey.heads[layer, chosen].mean(axis=0, keepdims=True)
         return found
 
-    return _merits(surveys, mean)[0][0]
+    return _mean_recalls(surveys, mean)[0][0]
 
 
-def _merits(
+def _mean_recalls(
     surveys: Sequence[Surveyed], of: Callable[[Surveyed], Floats]
 ) -> list[tuple[float, float]]:
-    """Of each ranking [k, n] that `of` names: mean recall over KEEPS; then, to tell equal ones
-    apart, how far from the last place its needles are.
+    """For each of the rankings [k, n] that `of` returns: its mean recall over KEEPS, and as a tie
+    break the mean of -log(worst rank).
     """
     worst = np.stack([worst_rank(with_neighbours(of(survey)), survey.answer) for survey in surveys])
     recall = np.mean([(worst <= keep).mean(axis=0) for keep in KEEPS], axis=0)

@@ -1,9 +1,7 @@
-"""Calibration profiles as files: JSON, one a model, in the user's cache.
+"""Calibration profiles as files: JSON, one for each model, in the user's cache.
 
-Knows the document, neither how it is measured nor the engine.
-
-1. A file appears under its name in one rename, complete.
-2. A profile is used for the weights it was measured on only: `require` compares fingerprints.
+1. A complete file appears under its name by an atomic rename.
+2. A profile is used only for the weights it was measured on: `require` compares fingerprints.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from vtoken.errors import ProfileError
 
 
 def default_path(fingerprint: str) -> Path:
-    """Where the profile of the weights `fingerprint` is looked for."""
+    """The default path of the profile of the weights `fingerprint`."""
     return cache_folder() / "calibration" / f"{fingerprint}.json"
 
 
 def write(profile: CalibrationProfile, path: Path) -> None:
-    """Write `profile` to `path`; raises ProfileError when that cannot be done."""
+    """Write `profile` to `path`; raises ProfileError."""
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
     temporary = None
     try:
@@ -44,7 +42,7 @@ def write(profile: CalibrationProfile, path: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raises ProfileError, as `write` would, before the work is done that `write` would lose."""
+    """Raises ProfileError if `write` would; called before the measurement, which would be lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -54,19 +52,19 @@ def require_writable(path: Path) -> None:
 
 def _not_written(path: Path, error: OSError) -> ProfileError:
     return ProfileError(
-        f"{path} cannot be written: {error.strerror}; name another file with --output"
+        f"{path} cannot be written: {error.strerror}; choose another file with --output"
     )
 
 
 def read(path: Path) -> CalibrationProfile:
-    """The profile in `path`, its parts checked; raises ProfileError."""
+    """The profile in `path`, with its format and numbers checked; raises ProfileError."""
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=CalibrationProfile)
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProfileError(
-            f"{path} is no calibration profile: {error}; make one with: vtoken calibrate MODEL"
+            f"{path} is not a calibration profile: {error}; make one with: vtoken calibrate MODEL"
         ) from None
     if profile.format != FORMAT:
         raise ProfileError(
@@ -90,8 +88,8 @@ def require(path: Path, *, model: str, fingerprint: str) -> CalibrationProfile:
     profile = read(path)
     if profile.fingerprint != fingerprint:
         raise ProfileError(
-            f"{path} is the calibration of {profile.model} (fingerprint {profile.fingerprint}), "
-            f"but the weights of {model} have {fingerprint}; make theirs with: "
+            f"{path} is a profile of other weights: {profile.model}, fingerprint "
+            f"{profile.fingerprint}. Those of {model} have {fingerprint}; make their profile with: "
             f"vtoken calibrate {model}"
         )
     return profile

@@ -1,7 +1,7 @@
 """The calibration profile of a model: which layers and heads rank tokens best, for each signal.
 
-Knows neither how it is measured nor where it is stored. A profile belongs to one set of weights:
-`fingerprint` names them, and a profile of other weights is refused.
+A profile belongs to the weights that `fingerprint` identifies; a profile of other weights is
+refused. `vtoken.calibration` measures and stores profiles.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ FORMAT = 1
 
 
 def default_layer(num_layers: int, kind: str) -> int:
-    """The layer that signals of `kind` are taken from where nothing was measured: at 0.7 of the
-    depth, where attention retrieves in the model that was looked at; 0.6 for the norms of keys.
+    """The layer for signals of `kind` without a profile.
+
+    It is at 0.7 of the depth, where attention retrieves in the model that was examined; at 0.6 for
+    the norms of keys.
     """
     return num_layers * (6 if kind == "key_norm" else 7) // 10
 
 
 class SignalProfile(msgspec.Struct, frozen=True):
-    """Where one kind of signal is taken from, and how well it ranks needles there.
+    """The layers and heads for one kind of signal, and how well it ranks needles there.
 
-    `layers` []: no layer ranks them better than chance, so the default one. `heads`: query heads,
-    of each of the layers; []: all.
+    `layers` []: no layer ranks needles better than chance, so the default layer is used. `heads`:
+    query heads of each of the layers; []: all.
     """
 
     layers: list[int]
@@ -33,10 +35,11 @@ class SignalProfile(msgspec.Struct, frozen=True):
 
 
 class CalibrationProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `vtoken calibrate` measured on one model.
+    """The result of `vtoken calibrate` for one model.
 
-    `signals` by `Signal.kind`. `policies`: by name, the share of needles that a policy leaves whole
-    with its default parameters, its signal from here, and `keep` of the prompt as its budget.
+    `signals` by `Signal.kind`. `policies` by name: the share of needles that a policy keeps
+    complete, with its default parameters, its signal at this profile's layers and heads, and a
+    budget of `keep` of the prompt.
     """
 
     format: int
@@ -50,5 +53,5 @@ class CalibrationProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     policies: dict[str, list[Recall]] = {}
 
     def of(self, kind: str) -> SignalProfile | None:
-        """Where signals of `kind` are taken from, None: not measured."""
+        """The profile of signals of `kind`; None if it was not measured."""
         return self.signals.get(kind)

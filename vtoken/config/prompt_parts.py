@@ -1,10 +1,10 @@
-"""Where the parts of a chat prompt are: the template's own tokens, system prompt, last user turn.
+"""Finds the parts of a chat prompt: the template's own tokens, system prompt, last user turn.
 
-Knows token ids only. The template is a function that renders a chat into token ids, and is learned
-from a few small chats, so no format is written down here. Spans are [start, end) of token ids.
+The template is a function that renders a chat into token ids. Its tokens are inferred from a few
+small chats, so this module contains no chat format. Spans are [start, end) of token ids.
 
-A turn begins with its role header. What the learned template does not match has no parts: a prompt
-that is no chat, or a chat that another template rendered.
+A turn begins with its role header. A prompt that the inferred template does not match has no parts:
+it is not a chat, or another template rendered it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vtoken.arrays import Ints
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
 Message = dict[str, str]
-Render = Callable[[list[Message], bool], Sequence[int]]  # messages, whether an answer is to follow
+Render = Callable[[list[Message], bool], Sequence[int]]  # messages, add the answer's role header
 
 # Contents that differ in their first and last token. The last one begins with white space, which a
-# tokenizer may join with the template's own.
+# tokenizer may merge with white space of the template.
 CONTENTS = ("alpha", "7 omega.", "\n\nbeta")
 
 
 class PromptParts(NamedTuple):
     """The spans of one prompt, in the order in which they are protected."""
 
-    template: Spans = ()  # what comes before the first content; the header that the answer follows
+    template: Spans = ()  # all before the first content; the role header of the answer
     system: Spans = ()
     last_user: Spans = ()  # from its role header to the answer's, or to the prompt's end
 
@@ -40,8 +40,10 @@ NO_PARTS = PromptParts()
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """`head`, `opening`: what comes before the first content of a chat with a system prompt, and of
-    one that begins with the user; `user`, `assistant`: their role headers.
+    """The fixed token sequences of a chat template.
+
+    `head`, `opening`: the tokens before the first content, of a chat that begins with a system
+    prompt and of one that begins with the user. `user`, `assistant`: role headers.
     """
 
     head: tuple[int, ...]
@@ -56,7 +58,7 @@ class ChatTemplate:
             return NO_PARTS
         answers = _occurrences(ids, self.assistant)
         first, last = users[0], users[-1]
-        head = _num_common(ids, self.head)  # less than all of it where the head tells the date
+        head = _num_common(ids, self.head)  # shorter than the head if that contains the date
         has_head = bool(self.head) and head == len(self.head)
         has_opening = _num_common(ids, self.opening) == len(self.opening)
         system: Spans = ()
@@ -73,36 +75,36 @@ class ChatTemplate:
 
 
 def learn_template(render: Render) -> ChatTemplate | None:
-    """The template behind `render`; None where its roles cannot be told apart.
+    """The token sequences of `render`; None if its role headers cannot be distinguished.
 
     `render` may raise for a chat that the template refuses.
     """
 
     def around(before: list[Message], role: str, after: list[Message]) -> tuple[Ints, Ints]:
-        """The tokens that surround the content of a turn, whatever the content is."""
+        """The tokens before and after the content of a turn that no content changes."""
         chats = [
             np.asarray(render([*before, _message(role, text), *after], False), dtype=np.int64)
             for text in CONTENTS
         ]
         return _common_start(*chats), _common_start(*(chat[::-1] for chat in chats))[::-1]
 
-    ask, say = _message("user", "one two"), _message("assistant", "three four")
+    question, reply = _message("user", "one two"), _message("assistant", "three four")
     first_user, tail = around([], "user", [])
-    later_user, _ = around([ask, say], "user", [])
-    first_answer, last = around([ask], "assistant", [])
-    later_answer, _ = around([ask, say, _message("user", "five")], "assistant", [])
-    end = _common_start(last, around([ask], "assistant", [ask])[1])  # of a turn
+    later_user, _ = around([question, reply], "user", [])
+    first_answer, last = around([question], "assistant", [])
+    later_answer, _ = around([question, reply, _message("user", "five")], "assistant", [])
+    end = _common_start(last, around([question], "assistant", [question])[1])  # of a turn
     user = _without(end, _common_end(first_user, later_user))
     assistant = _without(end, _common_end(first_answer, later_answer))
-    asked = np.asarray(render([ask], False), dtype=np.int64)
-    prompt = np.asarray(render([ask], True), dtype=np.int64)
-    generation = _without(end, prompt[_num_common(prompt, asked) :])
+    chat = np.asarray(render([question], False), dtype=np.int64)
+    prompt = np.asarray(render([question], True), dtype=np.int64)
+    generation = _without(end, prompt[_num_common(prompt, chat) :])
     shared = _common_start(assistant, generation if len(generation) else tail)
-    if len(shared):  # some templates put more into the turns of the past
+    if len(shared):  # some templates put more tokens into earlier turns
         assistant = shared
     try:
-        head, _ = around([], "system", [ask])
-    except Exception:  # templates may refuse the role in their own way
+        head, _ = around([], "system", [question])
+    except Exception:  # templates refuse the role with any exception
         head = first_user[:0]
     if not len(user) or not len(assistant) or np.array_equal(user, assistant):
         return None
@@ -114,7 +116,7 @@ def _message(role: str, content: str) -> Message:
 
 
 def _num_common(a: Ints, b: Sequence[int] | Ints) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
     differs = np.flatnonzero(a[:n] != np.asarray(b[:n], dtype=np.int64))
     return int(differs[0]) if len(differs) else n
@@ -129,7 +131,7 @@ def _common_end(a: Ints, b: Ints) -> Ints:
 
 
 def _without(end_of_turn: Ints, header: Ints) -> Ints:
-    """`header` without what ended the turn before it."""
+    """`header` without the end of the previous turn."""
     n = len(end_of_turn)
     return header[n:] if np.array_equal(header[:n], end_of_turn) else header
 
@@ -139,5 +141,5 @@ def _occurrences(ids: Ints, part: tuple[int, ...]) -> list[int]:
     found = np.flatnonzero(ids[: max(0, len(ids) - len(part) + 1)] == part[0])
     for offset, token in enumerate(part[1:], 1):
         found = found[ids[found + offset] == token]
-    places: list[int] = found.tolist()
-    return places
+    starts: list[int] = found.tolist()
+    return starts

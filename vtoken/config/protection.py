@@ -1,11 +1,12 @@
-"""Which tokens of a prompt are never evicted: what the client names, then parts of a chat.
+"""Which tokens of a prompt are never evicted: the client's spans, then parts of a chat.
 
-Knows neither policies nor tables. Protected tokens count against the budget; a policy does not see
-them. With B the budget and L what the policy needs at least,
+Protected tokens count against the budget; a policy does not see them. With B the budget and L the
+policy's minimum budget,
 
-1. spans that the client names are protected whole: a budget below their tokens + L counts as that
-2. parts found by the configuration take a quarter of B - L less those spans, in the order of
-   `Protect`: the template and the system prompt lose their end, the last user turn its beginning
+1. the client's spans are always protected completely: B is raised to their tokens + L if it is less
+2. the parts that the configuration selects may take a quarter of B - L - (tokens of those spans),
+   in the order of `Protect`. If a part does not fit, the template and the system prompt lose their
+   end, the last user turn loses its beginning
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ SHAPE = "[[start, end], ...] as text, or start, end, ... as integers"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protection:
-    """`pairs` [2 m]: start, end, start, end, ... of disjoint spans, ascending. `num_tokens` in all.
+    """The protected spans of one prompt, `num_tokens` in all.
 
-    `cut`: the parts that are protected in part or not at all, for want of room.
+    `pairs` [2 m]: start, end, start, end, ... of disjoint spans, ascending. `cut`: the parts that
+    do not fit and are protected partly or not at all.
     """
 
     pairs: Ints
@@ -55,33 +57,33 @@ def num_tokens(spans: Spans) -> int:
 
 
 def protection(
-    named: Spans, parts: PromptParts, wanted: Protect, budget: int, least: int
+    named: Spans, parts: PromptParts, enabled: Protect, budget: int, min_budget: int
 ) -> Protection:
-    """What is protected of a prompt of which `budget` tokens are kept, `least` for the policy.
+    """The protected tokens of a prompt under a `budget`, of which the policy needs `min_budget`.
 
     `named`: disjoint spans of the client.
     """
-    chosen = [(name, part) for name, part in parts._asdict().items() if getattr(wanted, name)]
+    chosen = [(name, part) for name, part in parts._asdict().items() if getattr(enabled, name)]
     ends = [end for spans in (named, *(part for _, part in chosen)) for _, end in spans]
     if not ends:
         return NOTHING
-    kept = np.zeros(max(ends), dtype=np.bool_)
+    protected = np.zeros(max(ends), dtype=np.bool_)
     for start, end in named:
-        kept[start:end] = True
-    room = max(0, budget - least - num_tokens(named)) // 4
+        protected[start:end] = True
+    quota = max(0, budget - min_budget - num_tokens(named)) // 4
     cut = []
     for name, part in chosen:
-        new = np.zeros_like(kept)
+        new = np.zeros_like(protected)
         for start, end in part:
             new[start:end] = True
-        ids = np.flatnonzero(new & ~kept)
-        if len(ids) > room:
+        ids = np.flatnonzero(new & ~protected)
+        if len(ids) > quota:
             cut.append(name)
-            ids = ids[len(ids) - room :] if name == "last_user" else ids[:room]
-        kept[ids] = True
-        room -= len(ids)
-    pairs = np.flatnonzero(np.diff(kept, prepend=False, append=False))
-    return Protection(pairs, int(np.count_nonzero(kept)), tuple(cut))
+            ids = ids[len(ids) - quota :] if name == "last_user" else ids[:quota]
+        protected[ids] = True
+        quota -= len(ids)
+    pairs = np.flatnonzero(np.diff(protected, prepend=False, append=False))
+    return Protection(pairs, int(np.count_nonzero(protected)), tuple(cut))
 
 
 def read_spans(value: Any) -> Spans:
@@ -91,17 +93,17 @@ def read_spans(value: Any) -> Spans:
     except ValueError as error:
         raise _refuse(value, f"is not JSON: {error}", SHAPE) from None
     if not isinstance(document, list):
-        raise _refuse(value, "is no list of spans", SHAPE)
+        raise _refuse(value, "is not a list of spans", SHAPE)
     flat = [*document]
     if all(isinstance(part, list) and len(part) == 2 for part in document):
         flat = [number for part in document for number in part]
     if len(flat) % 2 or any(type(number) is not int for number in flat):
-        raise _refuse(value, "is no list of spans", SHAPE)
+        raise _refuse(value, "is not a list of spans", SHAPE)
     spans = sorted(zip(flat[::2], flat[1::2], strict=True))
     last = 0
     for start, end in spans:
         if start < 0 or end <= start:
-            raise _refuse([start, end], "is no span", "0 <= start < end")
+            raise _refuse([start, end], "is not a span", "0 <= start < end")
         if start < last:
             raise _refuse([start, end], "overlaps another span", f"start at least {last}")
         last = end
@@ -109,7 +111,7 @@ def read_spans(value: Any) -> Spans:
 
 
 def check_inside(spans: Spans, num_prompt_tokens: int) -> None:
-    """Raises RefusedError where a span leaves the prompt."""
+    """Raises RefusedError if a span leaves the prompt."""
     if spans and spans[-1][1] > num_prompt_tokens:
         start, end = spans[-1]
         why = f"leaves the prompt of {num_prompt_tokens} tokens"

@@ -1,9 +1,8 @@
 """The rules of one request: its own policy, budget, interval and spans, over the configuration.
 
-Knows the configuration, not where the arguments travelled (the OpenAI API's `vllm_xargs`). What a
-request does not set follows the live configuration. A budget that is smaller than what the policy
-in force needs beside the protected tokens counts as that least budget, so that a live switch never
-strands a request.
+The arguments come from the OpenAI API's `vllm_xargs`. A rule that a request does not set follows
+the live configuration. A budget below what the current policy needs beside the protected tokens is
+raised to that minimum, so that a live policy change never leaves a request without a valid budget.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Arguments(
     """The arguments of a request. Their names on the wire start with `vtoken_`."""
 
     policy: str | None = None
-    policy_params: Any = None  # a JSON object, as text or as it is
+    policy_params: Any = None  # a JSON object, as text or parsed
     budget_tokens: BudgetTokens | None = None
     budget_ratio: BudgetRatio | None = None
     interval_tokens: IntervalTokens | None = None
@@ -53,10 +52,10 @@ class Arguments(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the rules need to know of a request's prompt.
+    """A request's prompt, as far as the rules need it.
 
-    `find_parts` is called when a part may be protected. `is_embedded`: it came as embeddings, so
-    that nothing says which words its tokens are.
+    `find_parts` is called when a part may be protected. `is_embedded`: the prompt came as
+    embeddings, so it has no token ids.
     """
 
     num_tokens: int = 0
@@ -66,7 +65,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class RequestRules:
-    """What one request asked for; None where it follows the live configuration."""
+    """The rules of one request; None where it follows the live configuration."""
 
     policy: Policy | None = None
     budget_tokens: int | None = None
@@ -79,25 +78,25 @@ class RequestRules:
     )
 
     def under(self, config: VTokenConfig) -> VTokenConfig:
-        """`config` as it holds for this request; `config` itself where nothing differs."""
+        """`config` with this request's rules applied; the same object if nothing differs."""
         return self._under(config)[1]
 
     def protection(self, config: VTokenConfig) -> Protection:
-        """Which of its tokens are never evicted under `config`."""
+        """Which tokens of the request are never evicted under `config`."""
         return self._under(config)[2]
 
     def lacks_words(self, config: VTokenConfig) -> Policy | None:
-        """The policy that would rule this request and cannot: it looks at words."""
+        """The policy that `config` selects but that needs token ids which the prompt lacks."""
         policy = config.policy if self.policy is None else self.policy
         return policy if self.prompt.is_embedded and "token_ids" in policy.needs else None
 
     def check_prompt(self) -> None:
-        """Raises RefusedError where what the request asked for does not fit its prompt."""
+        """Raises RefusedError if the request's rules do not fit its prompt."""
         check_inside(self.protect, self.prompt.num_tokens)
         policy = self.policy
         if policy is not None and self.lacks_words(VTokenConfig(policy=policy)):
             raise RefusedError(
-                f"vtoken_policy = {policy.name!r} looks at words, which a prompt that is given as "
+                f"vtoken_policy = {policy.name!r} needs token ids, which a prompt that is given as "
                 "embeddings does not have",
                 field="vtoken_policy",
                 value=policy.name,
@@ -114,12 +113,12 @@ class RequestRules:
         if self.lacks_words(config):
             policy = NO_POLICY
         interval = config.interval_tokens if self.interval_tokens is None else self.interval_tokens
-        least, named = policy.min_budget_tokens(), num_tokens(self.protect)
-        budget = max(self._budget(config), named + least)
+        min_budget, named = policy.min_budget_tokens(), num_tokens(self.protect)
+        budget = max(self._budget(config), named + min_budget)
         protected = NOTHING
         if policy.name != "none":
             parts = self.prompt.find_parts() if any(_flags(config)) else NO_PARTS
-            protected = protection(self.protect, parts, config.protect, budget, least)
+            protected = protection(self.protect, parts, config.protect, budget, min_budget)
         if (policy, budget, interval) == (
             config.policy,
             config.budget_tokens,
@@ -132,7 +131,7 @@ class RequestRules:
         return merged, protected
 
     def _budget(self, config: VTokenConfig) -> int:
-        """Its own in tokens, its own as a share, or the configuration's, in this order."""
+        """The request's own budget in tokens, its own as a share, or the configuration's."""
         ratio = config.budget_ratio if self.budget_ratio is None else self.budget_ratio
         if self.budget_tokens is not None:
             return self.budget_tokens
@@ -147,57 +146,55 @@ def _flags(config: VTokenConfig) -> tuple[bool, ...]:
 
 
 def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
-    """The rules in `arguments`, None when it names none of ours.
+    """The rules in `arguments`; None if no argument starts with `vtoken_`.
 
-    `vtoken_policy`: name. `vtoken_policy_params`: its parameters, a JSON object as text.
-    `vtoken_budget_tokens`, `vtoken_interval_tokens`: integers. `vtoken_budget_ratio`: a number.
-    `vtoken_protect`: spans of prompt tokens. Raises RefusedError naming the argument, its value and
-    the bound. What needs the prompt is checked by `RequestRules.check_prompt`.
+    Raises RefusedError naming the argument, its value and the bound. `RequestRules.check_prompt`
+    checks what depends on the prompt.
     """
     ours = {key: value for key, value in (arguments or {}).items() if key.startswith(PREFIX)}
     if not ours:
         return None
     try:
-        asked = msgspec.convert(ours, Arguments)
+        given = msgspec.convert(ours, Arguments)
     except msgspec.ValidationError as error:
         raise fault(error, ours, Arguments) from None
-    policy, budget = _policy(asked), asked.budget_tokens
-    protect = () if asked.protect is None else read_spans(asked.protect)
+    policy, budget = _policy(given), given.budget_tokens
+    protect = () if given.protect is None else read_spans(given.protect)
     if budget is not None:
-        _check_budget(budget, policy, asked.budget_ratio, num_tokens(protect))
-    return RequestRules(policy, budget, asked.interval_tokens, asked.budget_ratio, protect)
+        _check_budget(budget, policy, given.budget_ratio, num_tokens(protect))
+    return RequestRules(policy, budget, given.interval_tokens, given.budget_ratio, protect)
 
 
 def _check_budget(budget: int, policy: Policy | None, ratio: float | None, protected: int) -> None:
-    """Raises RefusedError where a request's own budget contradicts its other arguments."""
+    """Raises RefusedError if a request's own budget contradicts its other arguments."""
     if ratio:
         raise RefusedError(
-            f"vtoken_budget_ratio = {ratio:g} beside vtoken_budget_tokens = {budget}",
+            f"vtoken_budget_ratio = {ratio:g} together with vtoken_budget_tokens = {budget}",
             field="vtoken_budget_ratio",
             value=ratio,
             bound="one of the two, or 0",
         )
-    least = 1 if policy is None else policy.min_budget_tokens()
-    if policy is not None and budget < least:
+    min_budget = 1 if policy is None else policy.min_budget_tokens()
+    if policy is not None and budget < min_budget:
         raise RefusedError(
             f"vtoken_budget_tokens = {budget} is too small for policy {policy.name}",
             field="vtoken_budget_tokens",
             value=budget,
-            bound=f"at least {least} with these parameters",
+            bound=f"at least {min_budget} with these parameters",
         )
-    if budget < protected + least:
+    if budget < protected + min_budget:
         raise RefusedError(
-            f"vtoken_protect names {protected} tokens, vtoken_budget_tokens = {budget} keeps too "
-            "few beside them",
+            f"vtoken_budget_tokens = {budget} is too small for the {protected} tokens of "
+            "vtoken_protect",
             field="vtoken_protect",
             value=protected,
-            bound=f"at most {budget - least} tokens under this budget",
+            bound=f"at most {budget - min_budget} tokens under this budget",
         )
 
 
-def _policy(asked: Arguments) -> Policy | None:
-    text = asked.policy_params
-    if asked.policy is None:
+def _policy(given: Arguments) -> Policy | None:
+    text = given.policy_params
+    if given.policy is None:
         if text is not None:
             raise RefusedError(
                 "vtoken_policy_params needs vtoken_policy",
@@ -216,10 +213,10 @@ def _policy(asked: Arguments) -> Policy | None:
             bound="a JSON object as text",
         ) from None
     try:
-        return make_policy(asked.policy, params)
+        return make_policy(given.policy, params)
     except RefusedError as error:
-        of_params = str(error.field).removeprefix("policy.params")
+        path = str(error.field).removeprefix("policy.params")
         error.field = (
-            "vtoken_policy" if error.field == "policy.name" else f"vtoken_policy_params{of_params}"
+            "vtoken_policy" if error.field == "policy.name" else f"vtoken_policy_params{path}"
         )
         raise

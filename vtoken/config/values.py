@@ -1,7 +1,6 @@
 """The runtime configuration: one frozen value, its bounds, and the all-or-nothing merge patch.
 
-Knows the policies' parameters; knows nothing of vLLM or of who asks. What there is to set is
-declared in `vtoken.wire.Configuration`. A patch either yields a whole new valid configuration or
+`vtoken.wire.Configuration` declares the fields. A patch yields a complete, valid configuration or
 raises `RefusedError` naming field, value and bound.
 """
 
@@ -19,10 +18,7 @@ from vtoken.wire import Bound, Configuration, ConfigValues, PolicyChoice, pool_l
 
 
 class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
-    """The configuration as the engine reads it: with the policies themselves.
-
-    `shadow` is asked at every eviction, never obeyed.
-    """
+    """The configuration as the engine holds it, with `Policy` objects."""
 
     policy: Policy = msgspec.field(default_factory=lambda: make_policy("none", {}))
 
@@ -56,9 +52,9 @@ def default_config(num_blocks: int) -> VTokenConfig:
 
 
 def bounds(num_blocks: int, num_layers: int, num_heads: int | None = None) -> dict[str, Bound]:
-    """The bounds of every field, for people and programs; `merge_patch` enforces the same ones.
+    """The bounds of every field; `merge_patch` enforces the same ones.
 
-    `num_heads`: query heads of the model; None where nobody knows, and any head is taken.
+    `num_heads`: query heads of the model; None if unknown, and then any head number is accepted.
     """
     found = bounds_of(ConfigValues)
     for name, limits in pool_limits(num_blocks).items():
@@ -79,7 +75,7 @@ def merge_patch(
     num_layers: int,
     num_heads: int | None = None,
 ) -> VTokenConfig:
-    """`config` with the JSON merge patch applied, or RefusedError; never a partial result."""
+    """`config` with the complete JSON merge patch applied; raises RefusedError."""
     if not isinstance(patch, dict):
         raise _refuse("body", patch, "a JSON object")
     before = config.values()
@@ -100,12 +96,12 @@ def merge_patch(
     )
     budget = "budget_floor_tokens" if merged.budget_ratio > 0 else "budget_tokens"
     for role, chosen in (("policy", policy), ("shadow", shadow)):
-        least = 1 if chosen is None else chosen.min_budget_tokens()
-        if chosen is not None and getattr(merged, budget) < least:
+        min_budget = 1 if chosen is None else chosen.min_budget_tokens()
+        if chosen is not None and getattr(merged, budget) < min_budget:
             raise _refuse(
                 budget,
                 getattr(merged, budget),
-                f"at least {least}, which {role} {chosen.name} needs with these parameters",
+                f"at least {min_budget}, which {role} {chosen.name} needs with these parameters",
             )
     return merged
 
@@ -113,7 +109,7 @@ def merge_patch(
 def _converted(
     document: dict[str, Any], limits: dict[str, Bound], num_layers: int, num_heads: int | None
 ) -> ConfigValues:
-    """`document` within the bounds of the struct, and of the pool and the model."""
+    """`document` as a struct, checked against the bounds of fields, pool and model."""
     numbers = {"layers": num_layers, "heads": num_heads}
     try:
         values = msgspec.convert(document, ConfigValues)
@@ -137,21 +133,21 @@ def _converted(
 
 
 def _target(values: ConfigValues, patch: dict[str, Any]) -> dict[str, Any]:
-    """The document that `patch` is merged into: another policy starts from its own defaults."""
+    """The document that `patch` is merged into: a new policy starts from its own defaults."""
     document: dict[str, Any] = msgspec.to_builtins(values)
     for role in ("policy", "shadow"):
-        asked = patch.get(role)
-        if isinstance(asked, dict):
+        change = patch.get(role)
+        if isinstance(change, dict):
             current = document[role] or {"name": "none", "params": {}}
-            name = asked.get("name", current["name"])
+            name = change.get("name", current["name"])
             document[role] = current if name == current["name"] else {"name": name, "params": {}}
     return document
 
 
 def _merged(target: dict[str, Any], patch: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """RFC 7396 over a document that has every field: no other name is taken, and null is a value.
+    """RFC 7396 over a document that has every field: unknown names are refused, null is a value.
 
-    Only the parameters of a policy are free: there, null takes one away, so that it is the default.
+    Only a policy's parameters follow the RFC fully: null removes one, so that it has its default.
     """
     merged = dict(target)
     for name, value in patch.items():
@@ -168,7 +164,7 @@ def _merged(target: dict[str, Any], patch: dict[str, Any], path: str = "") -> di
 
 
 def _shadow(choice: PolicyChoice | None) -> Policy | None:
-    """The policy that evicts nothing means that there is no shadow."""
+    """The shadow policy; None for null and for `none`, which evicts nothing."""
     if choice is None:
         return None
     try:
@@ -184,11 +180,11 @@ def _refuse(name: str, value: Any, bound: str) -> RefusedError:
 
 
 def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:
-    within = "from 0 on" if count is None else f"in 0..{count - 1}"
+    within = "of at least 0" if count is None else f"in 0..{count - 1}"
     return _refuse(f"probe.{name}", value, f"a list of {name} {within}")
 
 
 def diff(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
-    """Field -> [old, new] of what differs, in builtins."""
+    """Field -> [old, new] of every field that differs, in builtins."""
     a, b = msgspec.to_builtins(old), msgspec.to_builtins(new)
     return {name: [a[name], b[name]] for name in a if a[name] != b[name]}

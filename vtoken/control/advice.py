@@ -1,7 +1,7 @@
-"""One line in plain words: what limits admission now, and what would help.
+"""One sentence: what limits admission now, and what would help.
 
-Pure: counts and gates in, a sentence of at most `MAX_LENGTH` characters out. Every number in it is
-one that the planner or the gates decide by.
+Pure functions: counts and gates in, at most `MAX_LENGTH` characters out. The sentence uses only
+numbers on which the planner or the gates decide.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_LENGTH = 180
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the sentence is made of; see `vtoken.control.diagnosis` for the cause and the offer.
+    """The input of `sentence`; `vtoken.control.diagnosis` computes it.
 
-    `lacking_blocks`: what the request that waits first lacks; vLLM keeps `withheld_blocks` from it.
-    `gains`: one round would free something; `freed_blocks`, `moved_bytes`: so much at least.
-    `missing_blocks`: fresh blocks that it lacks for more, of `available_blocks`.
-    `held_shared_blocks`, `copy_freed_blocks`: shared blocks with holes that stay where they are,
-    and what `better_sharing` would free of them.
-    `planned_s`: age of the plan that all of these are from, if another one may say otherwise.
+    `lacking_blocks`: blocks that the first waiting request lacks; vLLM withholds `withheld_blocks`
+    from it. `gains`: one round would free blocks: at least `freed_blocks`, moving `moved_bytes`.
+    `missing_blocks`: fresh blocks that the round lacks, beyond `available_blocks`, to free more.
+    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps in place;
+    `copy_freed_blocks`: how many of them the tier `better_sharing` would free.
+    `planned_s`: age of the plan behind these numbers; None while a new plan would equal it.
     """
 
     cause: Cause
@@ -51,117 +51,123 @@ class Situation:
     planned_s: float | None
 
     @property
-    def closed(self) -> Gate | None:
-        """The gate that holds an automatic round back."""
+    def closed_gate(self) -> Gate | None:
+        """The first closed gate; None when all are open."""
         return next((gate for gate in self.gates if not gate.open), None)
 
 
-def sentence(now: Situation) -> str:
-    if now.num_requests == 0:
-        if now.num_waiting:
-            return f"Idle: waiting for their first step: {now.num_waiting:,} requests."
+def sentence(situation: Situation) -> str:
+    if situation.num_requests == 0:
+        if situation.num_waiting:
+            requests = "request waits" if situation.num_waiting == 1 else "requests wait"
+            return f"Idle: {situation.num_waiting:,} {requests} for a first step."
         return "Idle: no request is running; the whole pool is free."
-    if now.cause == "fragmented":
-        return f"Fragmented: {_queue(now)}{_gain(now)}; {_remedy(now)}."
-    if now.cause == "full":
-        return f"Full: {_queue(now)}{_full(now)}."
-    free = now.pressure.free_blocks
-    if now.gains:
-        held = f"; held back: {now.closed.detail}" if now.closed else ""
-        return f"OK: {_blocks(free)} free; {_gain(now)}{held}."
+    if situation.cause == "fragmented":
+        return f"Fragmented: {_queue(situation)}{_gain(situation)}; {_remedy(situation)}."
+    if situation.cause == "full":
+        return f"Full: {_queue(situation)}{_full(situation)}."
+    free = situation.pressure.free_blocks
+    if situation.gains:
+        held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
+        return f"OK: {_blocks(free)} free; {_gain(situation)}{held}."
     waiting = ""
-    if now.num_waiting and free > now.config.low_watermark_blocks:
-        waiting = f"; waiting, not for blocks: {now.num_waiting:,}"
-    return f"OK: {_blocks(free)} free; {_holes(now)}{waiting}."
+    if situation.num_waiting and free > situation.config.low_watermark_blocks:
+        verb = "waits" if situation.num_waiting == 1 else "wait"
+        waiting = f"; {situation.num_waiting:,} {verb}, not for blocks"
+    return f"OK: {_blocks(free)} free; {_holes(situation)}{waiting}."
 
 
 def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
-    """What is said of an engine that was told to schedule nothing, or nobody new."""
+    """The sentence of an engine that is paused, or paused for new requests."""
     waiting = f"{num_waiting:,} wait{'s' if num_waiting == 1 else ''}"
     if state == "paused":
-        stands = "request stands" if num_running == 1 else "requests stand"
-        told = f"vLLM schedules nothing until it is resumed; {num_running:,} {stands} still"
+        requests = "request is" if num_running == 1 else "requests are"
+        effect = f"vLLM schedules nothing until it is resumed; {num_running:,} {requests} suspended"
     else:
-        told = f"vLLM starts no further request until it is resumed; {num_running:,} running"
-    return f"Paused: {told}, {waiting}."
+        effect = f"vLLM starts no new request until it is resumed; {num_running:,} running"
+    return f"Paused: {effect}, {waiting}."
 
 
-def _queue(now: Situation) -> str:
-    if not now.lacking_blocks:
+def _queue(situation: Situation) -> str:
+    if not situation.lacking_blocks:
         return ""
-    waiting = "1 waits" if now.num_waiting == 1 else f"{now.num_waiting:,} wait"
-    withheld = f" ({now.withheld_blocks:,} withheld by --watermark)" if now.withheld_blocks else ""
-    return f"{waiting}, the first lacks {_blocks(now.lacking_blocks)}{withheld}; "
+    waiting = "1 waits" if situation.num_waiting == 1 else f"{situation.num_waiting:,} wait"
+    withheld = (
+        f" ({situation.withheld_blocks:,} withheld by --watermark)"
+        if situation.withheld_blocks
+        else ""
+    )
+    return f"{waiting}, the first lacks {_blocks(situation.lacking_blocks)}{withheld}; "
 
 
 def _blocks(n: int) -> str:
     return "1 block" if n == 1 else f"{n:,} blocks"
 
 
-def _holes(now: Situation) -> str:
-    empty = now.used_slots - now.live_tokens
-    return f"{empty:,} of {now.used_slots:,} held slots carry no live token"
+def _holes(situation: Situation) -> str:
+    empty = situation.used_slots - situation.live_tokens
+    return f"{empty:,} of {situation.used_slots:,} held slots carry no live token"
 
 
-def _gain(now: Situation) -> str:
-    if not now.freed_blocks:
+def _gain(situation: Situation) -> str:
+    if not situation.freed_blocks:
         return "compacting is likely to free blocks"
-    moved = "" if now.lacking_blocks else f" ({now.moved_bytes / 1e6:,.1f} MB moved)"
-    return f"compacting now would free {_blocks(now.freed_blocks)}{moved}"
+    moved = "" if situation.lacking_blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
+    return f"compacting now would free {_blocks(situation.freed_blocks)}{moved}"
 
 
-def _remedy(now: Situation) -> str:
-    """Why compaction does not happen by itself, and what makes it happen."""
-    config, pressure = now.config, now.pressure
-    if now.closed is None:
+def _remedy(situation: Situation) -> str:
+    """Why compaction does not start automatically, and what makes it start."""
+    config, pressure = situation.config, situation.pressure
+    if situation.closed_gate is None:
         return "a round is due"
-    if now.closed.name == "reclamation":
+    if situation.closed_gate.name == "reclamation":
         if config.reclamation == "paused":
             return "reclamation is paused: resume it"
         return "reclamation is off: set it to auto"
-    if now.closed.name == "theta_f":
+    if situation.closed_gate.name == "theta_f":
         return f"lower theta_F from {config.theta_f:.2f} to below {_below(pressure.f)}, which is F"
-    if now.closed.name == "watermark":
+    if situation.closed_gate.name == "watermark":
         free = pressure.free_blocks - pressure.wanted_blocks
         return f"raise the low watermark from {config.low_watermark_blocks:,} to {free:,} or more"
-    if now.closed.name == "pause":
+    if situation.closed_gate.name == "pause":
         steps = pressure.pause_steps - pressure.steps_since_round
         return f"the next round follows in {steps} step{'s' if steps != 1 else ''}"
     return "too few blocks are half empty for a round: compact by hand"
 
 
 def _below(f: float) -> str:
-    """A number that is not above `f`, with two decimals, or four where two say nothing."""
+    """`f` rounded down to two decimals, or to four where two would show 0."""
     if f >= 0.01:
         return f"{floor(f * 100) / 100:.2f}"
     return f"{floor(f * 10_000) / 10_000:.4f}"
 
 
-def _full(now: Situation) -> str:
-    """Why compaction frees nothing, and what does."""
-    config = now.config
-    if now.planned_s is not None:
-        holes = "" if now.lacking_blocks else f"{_holes(now)}; "
-        planned = f"compacting was last planned {now.planned_s:.1f} s ago"
-        return f"{holes}{planned}: a dry run says what it frees now"
-    needed = now.available_blocks + now.missing_blocks
-    if now.missing_blocks and now.pressure.free_blocks >= needed:
+def _full(situation: Situation) -> str:
+    """Why compaction frees nothing, and what would free blocks."""
+    config = situation.config
+    if situation.planned_s is not None:
+        holes = "" if situation.lacking_blocks else f"{_holes(situation)}; "
+        planned = f"compacting was last planned {situation.planned_s:.1f} s ago"
+        return f"{holes}{planned}: a dry run shows what it frees now"
+    needed = situation.available_blocks + situation.missing_blocks
+    if situation.missing_blocks and situation.pressure.free_blocks >= needed:
         return (
             f"moving tokens takes {needed:,} fresh blocks, headroom is {config.headroom_blocks:,}: "
             f"raise headroom_blocks to {needed:,}"
         )
-    if now.missing_blocks:
+    if situation.missing_blocks:
         return (
-            f"moving tokens takes {needed:,} fresh blocks, {now.available_blocks:,} are there: "
-            "smaller budget or fewer requests"
+            f"moving tokens takes {needed:,} fresh blocks, {situation.available_blocks:,} are "
+            "free: smaller budget or fewer requests"
         )
-    if now.copy_freed_blocks:
+    if situation.copy_freed_blocks:
         return (
-            f"{now.held_shared_blocks:,} shared blocks with holes stay: "
-            f"prefix_sharing={now.better_sharing} would free {now.copy_freed_blocks:,}"
+            f"{situation.held_shared_blocks:,} shared blocks with holes stay: "
+            f"prefix_sharing={situation.better_sharing} would free {situation.copy_freed_blocks:,}"
         )
-    if not now.may_evict:
+    if not situation.may_evict:
         return "every token is kept: choose a policy that evicts, or fewer requests"
-    if now.lacking_blocks:
+    if situation.lacking_blocks:
         return "compacting frees nothing: smaller budget or fewer requests"
-    return f"{_holes(now)}; compacting frees nothing: smaller budget or fewer requests"
+    return f"{_holes(situation)}; compacting frees nothing: smaller budget or fewer requests"

@@ -1,9 +1,7 @@
 """The control plane inside the engine: one command in, one reply out, between two steps.
 
-Knows the runtime and the wire, not HTTP. A command that is refused changes nothing; one that is
-accepted is in force from the next step on, and the reply says which.
-
-The calls and their arguments: `vtoken.commands`.
+A refused command changes nothing. An accepted one takes effect in the next step; the reply names
+that step. `vtoken.commands` defines the calls and their arguments. Nothing here depends on HTTP.
 """
 
 from __future__ import annotations
@@ -48,28 +46,28 @@ class Controller:
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
         self.revisions = Revisions(self.runtime, reporter.scheduling, clock)
-        self._rows_of = -1  # `num_changes` of the tables when rows were told
+        self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
     def note_started(self) -> None:
-        """The engine is ready for its first request."""
+        """Add the event of the engine's start; the engine is ready for its first request."""
         facts, runtime = self.reporter.facts, self.runtime
         size, usable = runtime.geometry.block_size, runtime.geometry.num_blocks - 1
-        told = f"{facts.model} on {facts.device}, {usable:,} blocks of {size} slots"
-        summary = f"engine started: {told}, policy {runtime.config.policy.name}"
+        served = f"{facts.model} on {facts.device}, {usable:,} blocks of {size} slots"
+        summary = f"engine started: {served}, policy {runtime.config.policy.name}"
         data = {"detail": "started", "scheduling": self.reporter.scheduling.state}
         runtime.events.add(runtime.step + 1, "server", summary, data)
 
     def before_step(self) -> None:
-        """The engine is about to plan a step: what is due without anybody asking."""
+        """End a trial that is over; called before each step is planned."""
         self.revisions.check_trial()
 
     def handle(self, command: Command) -> Reply:
-        """Execute one command. Never raises for bad input; what it raises is a fault of our own."""
+        """Execute one command. Bad input is answered with a problem; an exception is a bug."""
         self.revisions.check_trial()
         try:
             if command.expires_ts is not None and time.time() > command.expires_ts:
                 raise RefusedError(
-                    "the call reached the engine after its caller had given up; nothing was done",
+                    "nothing was done: the call reached the engine after its caller's timeout",
                     status=503,
                     title="Too late",
                 )
@@ -143,7 +141,7 @@ class Controller:
         )
 
     def _policies(self) -> list[PolicyInfo]:
-        """The policies on offer, each with what is known of its quality on this model."""
+        """The available policies, each with its measured quality on this model."""
         profile = self.runtime.state.calibration
         offered = describe_policies()
         if profile is not None:
@@ -152,11 +150,11 @@ class Controller:
         return offered
 
     def frame(self, *, figures: bool = True) -> Frame:
-        """What a stream client draws, at this step; to be encoded before the next one.
+        """The state at this step, for stream clients. Encode it before the next step.
 
-        Its arrays are views of the pool's: at 70,000 blocks a copy costs more than the figures.
-        Without `figures` it still has them where requests came or went since they were told, so
-        that every number in `owner` is that of a row.
+        The arrays are views of the pool's: at 70,000 blocks a copy costs more than the figures.
+        `figures`: with status, rows and configuration. They are also included whenever requests
+        came or went since the last ones, so that every number in `owner` has a row.
         """
         tables = self.runtime.tables
         frame = Frame(
@@ -165,8 +163,8 @@ class Controller:
             flags=self.reporter.flags().data,  # type: ignore[arg-type]
             owner=self.reporter.owner().data,  # type: ignore[arg-type]
         )
-        if figures or self._rows_of != tables.num_changes:
-            self._rows_of = tables.num_changes
+        if figures or self._rows_version != tables.num_changes:
+            self._rows_version = tables.num_changes
             frame.requests = self.reporter.rows()
             frame.status = self.reporter.status(frame.requests)
             frame.config = self.revisions.document()
@@ -191,7 +189,7 @@ class Controller:
         terms: Terms | None = None,
         actor: str = "local",
     ) -> PatchResult:
-        """Apply a JSON merge patch as a whole, from the next step on; or say what it would do."""
+        """Apply a JSON merge patch atomically from the next step on; or preview that."""
         runtime = self.runtime
         merged = merge_patch(
             runtime.config,
@@ -204,16 +202,16 @@ class Controller:
         if not validate_only:
             self.revisions.require_no_trial()
             return self.revisions.change(merged, actor, terms)
-        return self.revisions.outlook(merged, terms)
+        return self.revisions.preview(merged, terms)
 
     def undo(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """A new revision that restores the configuration before the newest one; or its outlook."""
-        return self.revisions.outlook_of_undo() if validate_only else self.revisions.undo(actor)
+        """Restore the configuration before the newest, as a new revision; or preview that."""
+        return self.revisions.preview_undo() if validate_only else self.revisions.undo(actor)
 
     def confirm(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """Keep the change that is on trial; or say what that would mean."""
+        """Keep the change that is on trial; or preview that."""
         if validate_only:
-            return self.revisions.outlook_of_confirm()
+            return self.revisions.preview_confirm()
         return self.revisions.confirm(actor)
 
     def _match(self, if_match: int | None) -> None:
@@ -222,7 +220,7 @@ class Controller:
             self.revisions.require(if_match)
 
     def compact(self, call: commands.Compact, actor: str = "local") -> Operation:
-        """Relocate once, at the next step, whatever the gates say; `dry_run` only plans."""
+        """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""
         runtime, request_id = self.runtime, call.request_id
         if request_id is not None and request_id not in runtime.tables:
             raise UnknownRequestError(request_id)
@@ -239,5 +237,5 @@ class Controller:
             runtime.operations.planned(operation, preview.round, runtime.geometry.bytes_per_token)
             runtime.operations.finish(operation)
         elif len(runtime.tables) == 0:
-            runtime.operations.finish(operation)  # nothing holds a block: done, nothing moved
+            runtime.operations.finish(operation)  # no request holds a block: nothing to move
         return operation

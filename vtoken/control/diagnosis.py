@@ -1,19 +1,20 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
-Reads the runtime, changes nothing. The pool is short when free blocks, less what a waiting request
-lacks, are at the low watermark, or a waiting request lacks any. Fragmented: it is short, and
-compacting would free some blocks. Full: compacting would not, and no more blocks are free than one
-round may take, or a request waits for more.
+Reads the runtime and changes nothing. The pool is *short* when its free blocks, less what a waiting
+request lacks, are at the low watermark, or when a waiting request lacks any block.
+- Fragmented: the pool is short, and compacting would free blocks.
+- Full: compacting would free none, and either no more blocks are free than one round may take, or a
+  request waits for blocks.
 
-The offer ("compacting now would free ...") is what a manual trigger would do at this moment: one
-round of the real planner within B and the headroom. The planner is asked after every change of the
-configuration; after a round, and every `OFFER_SECONDS`, only as often as takes `MAX_SHARE` of the
-time at most: a plan of 3 ms is good for 6 s. In between,
-1. the figures are what is certain to be left of the offer: they never promise more than a round
-   frees. Whether there is anything to gain follows from what is likely to be left
-2. the sentence states that compacting frees nothing, and why, as long as nothing has changed since
-   the planner was asked, and while no request that a round would look at holds more blocks than it
-   needs, which takes one look at every request and no plan. Else it gives the age of the plan
+"Compacting now would free ..." is the effect of a manual trigger at this moment: one round of the
+real planner within B and the headroom. This preview is cached. It is planned again after every
+change of the configuration, and after a round or `PREVIEW_TTL_S`, as long as planning takes at most
+`MAX_SHARE` of the time: a plan of 3 ms is kept for 6 s. With a cached preview
+1. the numbers are a lower bound of what a round would still free. `likely` says whether a round
+   would probably free anything
+2. the sentence states that compacting frees nothing, and why, while the state has not changed since
+   the plan, or while no movable request holds more blocks than it needs. Checking the latter reads
+   every request once and needs no plan. Otherwise the sentence gives the plan's age
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
-Moment = tuple[int, int, int, int]  # the same as long as a round would find the same
+StateVersion = tuple[int, int, int, int]  # equal versions: a round would be planned equally
 
-OFFER_SECONDS = 0.1
-MAX_SHARE = 0.0005  # of the engine's time that asking the planner may take
+PREVIEW_TTL_S = 0.1
+MAX_SHARE = 0.0005  # of the engine's time that planning previews may take
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What the round would have done with one table; `shared`: it is one of a group.
+class PlanSummary:
+    """The planned relocation of one table.
 
-    `num_tokens`, `num_blocks`: those of the table then.
+    `shared`: the plan is one of a group that empties shared blocks. `num_tokens`, `num_blocks`: the
+    table's when it was planned.
     """
 
     table: TokenTable
@@ -55,7 +57,7 @@ class Part:
     num_blocks: int
 
     @classmethod
-    def of(cls, table: TokenTable, plan: RelocationPlan) -> Part:
+    def of(cls, table: TokenTable, plan: RelocationPlan) -> PlanSummary:
         return cls(
             table,
             plan.num_freed_blocks,
@@ -66,24 +68,27 @@ class Part:
             table.num_blocks,
         )
 
-    def crowding(self) -> int:
-        """Fresh blocks that the tokens which came since may take on top, at most: they have taken
-        room that was to be filled."""
+    def extra_fresh_blocks(self) -> int:
+        """Upper bound of the fresh blocks needed on top: tokens appended since the plan have taken
+        slots that it meant to fill."""
         return -(-(self.table.num_tokens - self.num_tokens) // self.table.block_size)
 
-    def now(self) -> int:
-        """Blocks that moving this request still frees, at least; those that left are free now."""
+    def freed_blocks_now(self) -> int:
+        """Lower bound of the blocks that moving this request still frees.
+
+        Blocks that the table has given back since the plan are free already and do not count.
+        """
         table = self.table
         if not has_excess(table):
             return 0
         left = max(0, self.num_blocks - table.num_blocks)
         spare = table.num_blocks - -(-table.num_live // table.block_size)
-        return min(self.freed_blocks - self.crowding() - left, spare)
+        return min(self.freed_blocks - self.extra_fresh_blocks() - left, spare)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a round frees and moves at least, and whether it is likely to free anything."""
+    """Lower bounds of what a round frees and moves; `likely`: it probably frees something."""
 
     likely: bool
     freed_blocks: int = 0
@@ -91,73 +96,76 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What one round would have done when the planner was last asked.
+class CachedPreview:
+    """The round that the planner last previewed.
 
-    `missing_blocks`: fresh blocks that it lacked for more than it has, `available_blocks`.
-    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps where they are;
-    `copy_freed_blocks`: what moving them too would free, asked where nothing else is to be gained,
-    and `better_sharing` the tier that frees it: `index` where all of them are dead.
+    `missing_blocks`: fresh blocks that the round lacked, beyond `available_blocks`, to free more.
+    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps in place.
+    `copy_freed_blocks`: how many blocks moving those too would free; computed only where the round
+    has no plan. `better_sharing`: the tier that frees them, `index` where all of them are dead.
     """
 
-    parts: tuple[Part, ...] = ()
+    plans: tuple[PlanSummary, ...] = ()
     available_blocks: int = 0
     missing_blocks: int = 0
     held_shared_blocks: int = 0
     copy_freed_blocks: int = 0
     better_sharing: str = "copy"
 
-    def now(self, runtime: Runtime) -> Gain:
-        """What is left of it."""
-        known, states = runtime.tables.get, runtime.state.requests
-        parts = [
-            part
-            for part in self.parts
-            if known(part.table.request_id) is part.table
-            and not states[part.table.request_id].in_flight_step
+    def gain(self, runtime: Runtime) -> Gain:
+        """What a round would still gain now."""
+        current, states = runtime.tables.get, runtime.state.requests
+        plans = [
+            plan
+            for plan in self.plans
+            if current(plan.table.request_id) is plan.table
+            and not states[plan.table.request_id].in_flight_step
         ]
-        whole = len(parts) == len(self.parts)
+        complete = len(plans) == len(self.plans)
         headroom = runtime.round_planner.headroom(runtime.config)
         freed = moved = 0
         likely = False
-        for part in parts:
-            if part.shared and not whole:
+        for plan in plans:
+            if plan.shared and not complete:
                 continue
-            likely = likely or part.shared or has_excess(part.table)
-            headroom -= part.fresh_blocks + part.crowding()
-            gain = part.freed_blocks if part.shared else part.now()
-            if headroom >= 0 and (gain > 0 or part.shared):
+            likely = likely or plan.shared or has_excess(plan.table)
+            headroom -= plan.fresh_blocks + plan.extra_fresh_blocks()
+            gain = plan.freed_blocks if plan.shared else plan.freed_blocks_now()
+            if headroom >= 0 and (gain > 0 or plan.shared):
                 freed += gain
-                moved += part.moved_tokens
+                moved += plan.moved_tokens
         return Gain(likely, freed, moved) if freed > 0 else Gain(likely)
 
 
 class Diagnosis:
-    """Explains one runtime's memory; `count_waiting` tells how many requests wait."""
+    """Diagnoses one runtime's memory; `count_waiting` returns the number of waiting requests."""
 
     def __init__(self, runtime: Runtime, count_waiting: Callable[[], int]) -> None:
         self._runtime = runtime
         self._count_waiting = count_waiting
-        self._offer = Offer()
-        self._offer_until = 0.0  # good for so long, if no round runs
-        self._rest_until = 0.0  # the planner is not asked before
-        self._asked_after = 0
-        self._asked_at = 0.0
-        self._asked_in: Moment = (-1, 0, 0, 0)
-        self._asked_for: VTokenConfig | None = None
+        self._preview = CachedPreview()
+        self._expires = 0.0  # a round ends it earlier
+        self._backoff_until = 0.0  # no new plan before, unless the configuration changes
+        # Of the cached preview: rounds before it, when, in which state, for which configuration.
+        self._planned_after = 0
+        self._planned_at = 0.0
+        self._planned_in: StateVersion = (-1, 0, 0, 0)
+        self._planned_for: VTokenConfig | None = None
 
     def fragmentation(self, free: int, num_low: int) -> Fragmentation:
-        """`free`: free blocks; `num_low`: used blocks that are at most half live."""
+        """The diagnosis now. `free`: free blocks; `num_low`: used blocks at most half live."""
         runtime, config = self._runtime, self._runtime.config
         pool = runtime.tables.pool
-        offer = self._current_offer()
-        gain = offer.now(runtime)
+        preview = self._current_preview()
+        gain = preview.gain(runtime)
         age_s = self._age_s()
         if age_s is not None and not gain.likely and not runtime.round_planner.movable():
-            offer, age_s = Offer(available_blocks=runtime.round_planner.headroom(config)), None
+            preview, age_s = self._empty_preview(), None
         pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
         gates = describe_gates(config, pressure)
-        gates.append(headroom_gate(offer.available_blocks, offer.missing_blocks, gains=gain.likely))
+        gates.append(
+            headroom_gate(preview.available_blocks, preview.missing_blocks, gains=gain.likely)
+        )
         lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
         short = free - runtime.state.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
@@ -182,11 +190,11 @@ class Diagnosis:
             gains=gain.likely,
             freed_blocks=gain.freed_blocks,
             moved_bytes=moved_bytes,
-            missing_blocks=offer.missing_blocks,
-            available_blocks=offer.available_blocks,
-            held_shared_blocks=offer.held_shared_blocks,
-            copy_freed_blocks=offer.copy_freed_blocks,
-            better_sharing=offer.better_sharing,
+            missing_blocks=preview.missing_blocks,
+            available_blocks=preview.available_blocks,
+            held_shared_blocks=preview.held_shared_blocks,
+            copy_freed_blocks=preview.copy_freed_blocks,
+            better_sharing=preview.better_sharing,
             planned_s=age_s,
         )
         return Fragmentation(
@@ -201,29 +209,34 @@ class Diagnosis:
             gates=gates,
         )
 
-    def _current_offer(self) -> Offer:
+    def _empty_preview(self) -> CachedPreview:
+        """A round that finds nothing to move."""
+        runtime = self._runtime
+        return CachedPreview(available_blocks=runtime.round_planner.headroom(runtime.config))
+
+    def _current_preview(self) -> CachedPreview:
         runtime = self._runtime
         if len(runtime.tables) == 0:
-            return Offer(available_blocks=runtime.round_planner.headroom(runtime.config))
+            return self._empty_preview()
         rounds, config = runtime.relocator.num_rounds, runtime.config
         now = time.monotonic()
-        due = now >= self._offer_until or rounds != self._asked_after
-        if config is not self._asked_for or (due and now >= self._rest_until):
+        due = now >= self._expires or rounds != self._planned_after
+        if config is not self._planned_for or (due and now >= self._backoff_until):
             started = time.thread_time()
-            self._offer = self._ask()
-            self._asked_after, self._asked_for = rounds, config
-            self._asked_at, self._asked_in = now, self._moment()
-            self._offer_until = now + OFFER_SECONDS
-            self._rest_until = now + (time.thread_time() - started) / MAX_SHARE
-        return self._offer
+            self._preview = self._plan()
+            self._planned_after, self._planned_for = rounds, config
+            self._planned_at, self._planned_in = now, self._version()
+            self._expires = now + PREVIEW_TTL_S
+            self._backoff_until = now + (time.thread_time() - started) / MAX_SHARE
+        return self._preview
 
     def _age_s(self) -> float | None:
-        """Seconds since the planner was asked; None while it would answer the same."""
-        if len(self._runtime.tables) == 0 or self._asked_in == self._moment():
+        """The cached preview's age in seconds; None while a new one would equal it."""
+        if len(self._runtime.tables) == 0 or self._planned_in == self._version():
             return None
-        return time.monotonic() - self._asked_at
+        return time.monotonic() - self._planned_at
 
-    def _moment(self) -> Moment:
+    def _version(self) -> StateVersion:
         runtime = self._runtime
         return (
             runtime.step,
@@ -232,15 +245,15 @@ class Diagnosis:
             runtime.relocator.num_in_flight_tokens,
         )
 
-    def _ask(self) -> Offer:
+    def _plan(self) -> CachedPreview:
         runtime, config = self._runtime, self._runtime.config
         preview = runtime.round_planner.preview(config)
         found, after = preview.round, None
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
             copying = structs.replace(config, prefix_sharing="copy")
             after = runtime.round_planner.preview_after(copying, {})
-        return Offer(
-            tuple(Part.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
+        return CachedPreview(
+            tuple(PlanSummary.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
             preview.available_blocks,
             found.missing_blocks,
             found.shared_skipped_blocks,

@@ -1,6 +1,6 @@
-"""Documents about the runtime's state, made on demand: status, rows, blocks, token pages.
+"""Documents about the runtime's state, built on demand: status, rows, blocks, token pages.
 
-Reads the runtime, changes nothing; knows no engine beyond the counts it is handed.
+Reads the runtime and changes nothing. Facts about the engine come in as `EngineFacts`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.text import score_of, text_source
-from vtoken.control.waiting import MAX_WAITING_ROWS, NobodyWaits, WaitingQueue, waiting_row
+from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
@@ -56,7 +56,7 @@ from vtoken.wire import (
 
 @dataclass(slots=True)
 class EngineFacts:
-    """What the engine knows and the runtime does not."""
+    """Facts about the engine that the runtime does not have."""
 
     epoch: str
     vtoken_version: str
@@ -64,7 +64,7 @@ class EngineFacts:
     model: str
     device: str
     calibration_file: str = ""
-    calibration_detail: str = "none was looked for"  # why no profile is in force
+    calibration_detail: str = "none was looked for"  # why no profile is loaded
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
@@ -74,7 +74,7 @@ class EngineFacts:
 class Reporter:
     """Builds wire documents from one runtime.
 
-    `hashed` [N] says which used blocks are cached, `queue` who waits.
+    `hashed` [N]: which used blocks are in the prefix cache. `queue`: the waiting requests.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Reporter:
         hashed: Bools,
         queue: WaitingQueue | None = None,
     ) -> None:
-        self._queue = NobodyWaits() if queue is None else queue
+        self._queue = EmptyQueue() if queue is None else queue
         self.runtime = runtime
         self.facts = facts
         self.hashed = hashed
@@ -94,7 +94,7 @@ class Reporter:
     # ------------------------------------------------------------ blocks
 
     def live(self) -> npt.NDArray[np.uint16]:
-        """n_b of every block [N], 0 for free ones; not to be written."""
+        """Live slots of every block [N], 0 for free ones. Do not write to it."""
         return self.runtime.tables.pool.live.astype("<u2", copy=False)
 
     def flags(self) -> npt.NDArray[np.uint8]:
@@ -105,12 +105,11 @@ class Reporter:
         if moving := self.runtime.relocator.in_flight_blocks:
             flags[list(moving)] |= FLAG_IN_FLIGHT
         flags[self.runtime.tables.tails()] |= FLAG_TAIL
-        flags[0] = 0  # the null block: the tail of those that hold none
+        flags[0] = 0  # the null block, which is the tail of requests without blocks
         return flags
 
     def owner(self) -> npt.NDArray[np.uint16]:
-        """`RequestRow.number` of the newest holder of every block [N], 0 for free ones; not to be
-        written."""
+        """`RequestRow.number` of every block's newest holder [N], 0 if free. Do not write to it."""
         return self.runtime.tables.owners().astype("<u2", copy=False)
 
     def block(self, block_id: int) -> BlockDetail:
@@ -175,7 +174,7 @@ class Reporter:
         state = runtime.state.requests[request_id]
         rules = runtime.state.rules(request_id)
         num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
-        row = RequestRow(  # with more than 15 keywords CPython makes a dict of them for the call
+        row = RequestRow(  # CPython builds a dict for a call with more than 15 keywords
             id=request_id,
             state="running",
             live=num_live,
@@ -196,14 +195,14 @@ class Reporter:
         return row
 
     def rows(self) -> list[RequestRow]:
-        """Every request that holds blocks; then those that wait, of a long queue the first."""
+        """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue."""
         rows = [self.row(table) for table in self.runtime.tables]
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id not in self.runtime.state.requests:
                 rows.append(waiting_row(self.runtime, queued))
                 continue
             held = next(row for row in rows if row.id == queued.request_id)
-            held.state = "waiting"  # between two turns of a session
+            held.state = "waiting"  # a session between two turns
         return rows
 
     def request(self, request_id: str) -> RequestDetail:
@@ -228,9 +227,9 @@ class Reporter:
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included.
 
-        A request that waits has none: whatever its prompt, no token has a place.
+        A queued request has none, since none of its tokens has a slot.
         """
-        if self._waits(request_id):
+        if self._is_queued(request_id):
             return TokenPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
@@ -240,17 +239,17 @@ class Reporter:
         protected = self.runtime.state.protection(request_id).covers(ids).tolist()
         slots = table.slots_of(ids).tolist()
         rows = []
-        for token_id, slot, spared in zip(ids.tolist(), slots, protected, strict=True):
-            known = slot >= 0
+        for token_id, slot, is_protected in zip(ids.tolist(), slots, protected, strict=True):
+            has_slot = slot >= 0
             rows.append(
                 TokenRow(
                     token_id=token_id,
                     position=token_id,
-                    block=slot // table.block_size if known else None,
-                    offset=slot % table.block_size if known else None,
+                    block=slot // table.block_size if has_slot else None,
+                    offset=slot % table.block_size if has_slot else None,
                     live=table.is_live(token_id),
                     score=score_of(scores, token_id),
-                    protected=spared,
+                    protected=is_protected,
                 )
             )
         return TokenPage(
@@ -262,17 +261,18 @@ class Reporter:
         )
 
     def text(self, request_id: str, start: int, limit: int) -> TextSource:
-        """The words of the tokens `start` .. `start + limit`, dead ones included, and what became
-        of them. A request that waits has none, as in `tokens`.
+        """Vocabulary ids and states of the tokens `start` .. `start + limit`, dead ones included.
+
+        A queued request has none, as in `tokens`.
         """
-        if self._waits(request_id):
+        if self._is_queued(request_id):
             page = TextPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
             return TextSource(page=page, words=[])
         return text_source(self.runtime, request_id, start, limit)
 
-    def _waits(self, request_id: str) -> bool:
+    def _is_queued(self, request_id: str) -> bool:
         """Whether the request is in the queue and holds no block."""
         held = request_id in self.runtime.state.requests
         return not held and self._queue.find(request_id) is not None
@@ -280,9 +280,9 @@ class Reporter:
     # ------------------------------------------------------------ status
 
     def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The figures of this moment; `rows`, where they have been made of it already.
+        """The status now. `rows`: those of this step, if they exist already.
 
-        All that the engine knows. An API process adds its own health (`vtoken_api.service`).
+        An API process adds its own health (`vtoken_api.service`).
         """
         rows = self.rows() if rows is None else rows
         runtime = self.runtime
@@ -382,12 +382,12 @@ class Reporter:
         )
 
     def _calibration(self) -> Calibration:
-        """Where the policy in force takes its signal from, and why from there."""
+        """Which layers and heads the current policy's signal uses, and why those."""
         runtime, facts = self.runtime, self.facts
         config, profile = runtime.config, runtime.state.calibration
-        known = Calibration(source="default depth", detail=facts.calibration_detail)
+        document = Calibration(source="default depth", detail=facts.calibration_detail)
         if profile is not None:
-            known = Calibration(
+            document = Calibration(
                 source="default depth",
                 file=facts.calibration_file,
                 fingerprint=profile.fingerprint,
@@ -396,15 +396,15 @@ class Reporter:
             )
         reads = config.policy.reads
         if config.probe.layers:
-            known.source = "configured"
+            document.source = "configured"
         elif reads is not None and profile is not None:
             of_kind = profile.of(reads.kind)
-            known.source = "profile" if of_kind and of_kind.layers else "default depth"
+            document.source = "profile" if of_kind and of_kind.layers else "default depth"
         if reads is not None:
             signal = runtime.scoring.resolve(reads, config)
-            known.signal = signal.kind
-            known.layers, known.heads = [*signal.layers], [*signal.heads]
-        return known
+            document.signal = signal.kind
+            document.layers, document.heads = [*signal.layers], [*signal.heads]
+        return document
 
     def _canary(self) -> CanaryStatus | None:
         canary = self.runtime.canary
@@ -412,8 +412,10 @@ class Reporter:
         return canary.document() if on else None
 
     def _prices(self) -> RoundPrices:
-        """The measured prices, and a round now at them; without a price of holes it saves nothing,
-        and the tables are not looked at."""
+        """The measured prices, and a round's cost and saving now.
+
+        While holes have no price, a round saves nothing and the tables are not read.
+        """
         runtime = self.runtime
         prices = runtime.prices
         estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING

@@ -1,10 +1,10 @@
 """The revisions of one engine's configuration: changes, undo, and the trial of the newest one.
 
-Knows the runtime and trials, not commands. Invariants:
-1. every change is a new revision with an event, in force as a whole from the next step on
-2. a revision that was replaced before a step ran with it is said to be overtaken
-3. one revision is on trial at most, the newest; until that is over nothing else changes
-4. the engine ends a trial itself: whoever began it may be gone
+Invariants:
+1. every change is a new revision with an event, applied atomically from the next step on
+2. a revision that is replaced before a step ran with it is reported as superseded (`overtaken`)
+3. at most one revision is on trial, the newest; nothing else changes until its trial ends
+4. the engine ends a trial itself, since the client that began it may have disconnected
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config.descriptions import told_changes, waiting_notes
+from vtoken.config.descriptions import describe_changes, inactive_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
 from vtoken.control.scheduling import Scheduling
-from vtoken.control.trials import Clock, RunningTrial, Terms, judged_p95
+from vtoken.control.trials import Clock, RunningTrial, Terms, guard_p95_ms
 from vtoken.control.whatif import what_if
 from vtoken.errors import RefusedError, StaleRevisionError
 from vtoken.runtime.runtime import Runtime
@@ -29,15 +29,15 @@ MAX_HISTORY = 64
 
 
 @dataclass(slots=True)
-class _Story:
-    """How a change is told: `{told}` stands for what changed and by whom."""
+class _EventText:
+    """A change's event: `{change}` in the summary is replaced by what changed and by whom."""
 
-    summary: str = "{told}"
+    summary: str = "{change}"
     data: dict[str, Any] = field(default_factory=dict)
 
 
 class Revisions:
-    """Changes the configuration of one runtime; `clock` is the one that tells it of tokens."""
+    """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
     def __init__(
         self, runtime: Runtime, scheduling: Scheduling, clock: Clock = time.monotonic
@@ -47,14 +47,14 @@ class Revisions:
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
-        self._told: tuple[tuple[Any, ...], ConfigDocument] | None = None
+        self._cached: tuple[tuple[Any, ...], ConfigDocument] | None = None
 
     def document(self) -> ConfigDocument:
-        """The configuration as it stands; not to be written: the same until something changes."""
+        """The current configuration. It is cached until something changes: do not write to it."""
         runtime = self._runtime
         trial = None if self._trial is None else self._trial.document
         state = (runtime.config, runtime.state.revision, *runtime.state.effective, trial)
-        if self._told is None or self._told[0] != state:
+        if self._cached is None or self._cached[0] != state:
             effective, revision = runtime.state.effective
             geometry = runtime.geometry
             document = ConfigDocument(
@@ -65,10 +65,10 @@ class Revisions:
                 effective_revision=revision,
                 trial=trial,
             )
-            self._told = state, document
-        return self._told[1]
+            self._cached = state, document
+        return self._cached[1]
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ checks and previews
 
     def require(self, expected: int) -> None:
         """Raises StaleRevisionError unless `expected` is the newest revision."""
@@ -93,7 +93,7 @@ class Revisions:
         """Raises RefusedError unless a revision is on trial."""
         if self._trial is None:
             raise RefusedError(
-                "no change is on trial: it was reverted, or kept, or never began",
+                "no change is on trial: it was reverted, kept or never started",
                 field="confirm",
                 bound="while GET /vtoken/v1/config shows a trial",
                 status=409,
@@ -111,59 +111,61 @@ class Revisions:
                 title="Nothing to undo",
             )
 
-    def outlook(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
+    def preview(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
         """What a change to `config` would do; nothing is changed."""
         if terms is not None:
             terms.require_canary(config)
         notes = self.notes(config, terms)
         if self._trial is not None:
             notes.append(
-                f"revision {self._runtime.state.revision} is on trial: refused until that has ended"
+                f"refused while revision {self._runtime.state.revision} is on trial: "
+                "confirm or undo it first"
             )
-        return self._outlook(config, notes)
+        return self._preview(config, notes)
 
-    def outlook_of_undo(self) -> PatchResult:
+    def preview_undo(self) -> PatchResult:
         """What `undo` would do; nothing is changed."""
         self.require_history()
         notes = self.notes(self._history[-1])
         if self._trial is not None:
             notes.append(f"it ends the trial of revision {self._runtime.state.revision}")
-        return self._outlook(self._history[-1], notes)
+        return self._preview(self._history[-1], notes)
 
-    def outlook_of_confirm(self) -> PatchResult:
+    def preview_confirm(self) -> PatchResult:
         """What `confirm` would do; nothing is changed."""
         self.require_trial()
-        told = f"revision {self._runtime.state.revision} would be confirmed and stay"
-        return self._outlook(self._runtime.config, [told])
+        note = f"revision {self._runtime.state.revision} would be confirmed and stay"
+        return self._preview(self._runtime.config, [note])
 
-    def _outlook(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
+    def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
         runtime = self._runtime
         changes = diff(runtime.config.values(), config.values())
-        result = self._answer(runtime.config, changes, notes)
+        result = self._result(runtime.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
-        result.overtaken = self._overtaken() if changes else None
+        result.overtaken = self._superseded() if changes else None
         result.what_if = what_if(runtime, config)
         return result
 
     def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
-        """What a change to `config` means, in words: for the scores held, for what it overtakes.
-
-        And what speaks against `terms` already now.
+        """Notes on a change to `config`: scores that are dropped, values without effect, a
+        superseded revision, a guard of `terms` that is violated already.
         """
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
-        notes += waiting_notes(runtime.config, config)
-        overtaken = self._overtaken()
-        if overtaken is not None:
-            notes.append(f"revision {overtaken} is overtaken: no step has run with it")
+        notes += inactive_notes(runtime.config, config)
+        superseded = self._superseded()
+        if superseded is not None:
+            notes.append(f"revision {superseded} is superseded: no step has run with it")
         guard = None if terms is None else terms.guard
         limit = None if guard is None else guard.inter_token_p95_ms
-        p95 = judged_p95(runtime.latency.inter_token(self._clock()))
+        p95 = guard_p95_ms(runtime.latency.inter_token(self._clock()))
         if limit is not None and p95 is not None and p95 > limit:
-            notes.append(f"p95 inter-token is {p95:g} ms before the change, the guard {limit:g} ms")
+            notes.append(
+                f"p95 inter-token is {p95:g} ms before the change, above the guard of {limit:g} ms"
+            )
         return notes
 
-    def _overtaken(self) -> int | None:
+    def _superseded(self) -> int | None:
         """The newest revision, if no step has run with it yet."""
         revision = self._runtime.state.revision
         return None if self._runtime.state.effective[1] == revision else revision
@@ -173,13 +175,13 @@ class Revisions:
     def change(self, config: VTokenConfig, actor: str, terms: Terms | None = None) -> PatchResult:
         """A new revision, on trial if there are `terms`; none when `config` changes nothing.
 
-        The caller asked `require_no_trial` first.
+        The caller has called `require_no_trial`.
         """
         if terms is not None:
             terms.require_canary(config)
         before = self._runtime.config
-        story = _Story("{told}" if terms is None else f"{{told}}, on trial: {terms}")
-        result = self._install(config, actor, story, terms)
+        text = _EventText("{change}" if terms is None else f"{{change}}, on trial: {terms}")
+        result = self._install(config, actor, text, terms)
         if result.changes:
             self._history = [*self._history[-MAX_HISTORY + 1 :], before]
         elif terms is not None:
@@ -189,23 +191,23 @@ class Revisions:
     def undo(self, actor: str) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
         self.require_history()
-        story, undone = _Story(), self._runtime.state.revision
+        text, undone = _EventText(), self._runtime.state.revision
         if self._trial is not None:
-            story.summary = f"{{told}}, which ends the trial of rev {undone}"
+            text.summary = f"{{change}}, which ends the trial of rev {undone}"
             self._leave_trial()
-        return self._install(self._history.pop(), actor, story)
+        return self._install(self._history.pop(), actor, text)
 
     def confirm(self, actor: str) -> PatchResult:
-        """Keep what is on trial; the revision stays the same."""
+        """Keep the revision that is on trial; its number stays."""
         self.require_trial()
         revision = self._runtime.state.revision
         self._end_trial(actor, f"rev {revision} confirmed by {actor}", {"confirmed": revision})
-        result = self._answer(self._runtime.config, {})
+        result = self._result(self._runtime.config, {})
         result.notes.append(f"revision {revision} is confirmed and stays")
         return result
 
     def check_trial(self) -> None:
-        """End the trial when its time is over or its guard is passed; costs little, ask often."""
+        """End the trial if its time is over or its guard is violated; called before every step."""
         if self._trial is None:
             return
         verdict = self._trial.verdict(self._scheduling.num_preemptions)
@@ -218,41 +220,41 @@ class Revisions:
             return
         self._leave_trial()
         data = {"reverted": revision, "reason": verdict.reason}
-        story = _Story(f"reverted: {verdict.reason}; {{told}}", data)
-        self._install(self._history.pop(), verdict.by, story)
+        text = _EventText(f"reverted: {verdict.reason}; {{change}}", data)
+        self._install(self._history.pop(), verdict.by, text)
 
     def _end_trial(self, actor: str, summary: str, data: dict[str, Any]) -> None:
-        """The revision stays."""
+        """End the trial with an event; the revision stays."""
         self._leave_trial()
         runtime = self._runtime
-        about = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
-        runtime.events.add(runtime.step + 1, "config", summary, about | data)
+        common = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
+        runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _install(
-        self, config: VTokenConfig, actor: str, story: _Story, terms: Terms | None = None
+        self, config: VTokenConfig, actor: str, text: _EventText, terms: Terms | None = None
     ) -> PatchResult:
         runtime, before = self._runtime, self._runtime.config
         changes = diff(before.values(), config.values())
         if not changes:
-            return self._answer(before, changes)
-        notes, overtaken = self.notes(config, terms), self._overtaken()
+            return self._result(before, changes)
+        notes, superseded = self.notes(config, terms), self._superseded()
         runtime.state.install(config)
-        result = self._answer(before, changes, notes)
-        result.overtaken = overtaken
+        result = self._result(before, changes, notes)
+        result.overtaken = superseded
         data: dict[str, Any] = {
             "revision": runtime.state.revision,
             "actor": actor,
             "changes": result.changes,
             "notes": result.notes,
         }
-        if overtaken is not None:
-            data["overtaken"] = overtaken
+        if superseded is not None:
+            data["overtaken"] = superseded
         if terms is not None:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
-        told = f"{told_changes(changes)} by {actor} (rev {runtime.state.revision})"
-        summary = story.summary.replace("{told}", told)
-        runtime.events.add(runtime.step + 1, "config", summary, data | story.data)
+        change = f"{describe_changes(changes)} by {actor} (rev {runtime.state.revision})"
+        summary = text.summary.replace("{change}", change)
+        runtime.events.add(runtime.step + 1, "config", summary, data | text.data)
         return result
 
     def _begin_trial(self, terms: Terms, actor: str, result: PatchResult) -> None:
@@ -274,10 +276,10 @@ class Revisions:
         if trial is not None and trial.gaps is not None:
             self._runtime.latency.unwatch(trial.gaps)
 
-    def _answer(
+    def _result(
         self, previous: VTokenConfig, changes: dict[str, list[Any]], notes: list[str] | None = None
     ) -> PatchResult:
-        """What is so now, after a call that found `previous` and made `changes`."""
+        """The state after a call that replaced `previous` by making `changes`."""
         runtime = self._runtime
         effective, revision = runtime.state.effective
         in_force = revision == runtime.state.revision

@@ -1,10 +1,9 @@
-"""Whether the engine schedules requests, and what is not measured while it does not.
+"""Whether the engine schedules requests, and what is not measured while it is paused.
 
-vLLM stops scheduling when it is told to (`/pause`, `/sleep`): as a whole (`paused`), or for
-requests that hold no blocks yet (`paused_new`). A paused engine is neither slow nor short of
-blocks:
-1. the time of a pause is no gap between two tokens and no time to a first one
-2. preemptions during a whole pause, which are made to empty the caches, trip no guard
+`/pause` and `/sleep` stop vLLM's scheduling: for all requests (`paused`), or for requests that hold
+no blocks yet (`paused_new`). A paused engine is neither slow nor short of blocks:
+1. a pause counts neither as inter-token time nor as time to first token
+2. preemptions while `paused`, which vLLM makes to empty the caches, do not count for a guard
 """
 
 from __future__ import annotations
@@ -16,41 +15,41 @@ from vtoken.wire import SchedulingState
 
 
 class Scheduling:
-    """Follows the scheduling of one engine."""
+    """The scheduling state of one engine."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.state: SchedulingState = "running"
-        self.since_ts: float | None = None  # Unix seconds; None while it runs
+        self.since_ts: float | None = None  # Unix seconds; None while running
         self._since = 0.0  # monotonic seconds
-        self._preemptions_then = 0
-        self._preemptions_of_pauses = 0  # of those that are over
+        self._preemptions_at_change = 0
+        self._pause_preemptions = 0  # in pauses that have ended
 
     def changed(self, state: SchedulingState, now: float) -> None:
-        """The engine schedules as `state` says from now on; `now`: monotonic seconds."""
+        """The engine has entered `state` at `now`, in monotonic seconds."""
         before, runtime = self.state, self._runtime
         if state == before:
             return
         paused_s = now - self._since
         if before != "running":
             runtime.latency.leave_out(self._since, now, running=before == "paused")
-        self._preemptions_of_pauses = runtime.counters.preemptions - self.num_preemptions
-        self._preemptions_then = runtime.counters.preemptions
+        self._pause_preemptions = runtime.counters.preemptions - self.num_preemptions
+        self._preemptions_at_change = runtime.counters.preemptions
         self.state, self._since = state, now
         self.since_ts = None if state == "running" else time.time()
         if state == "running":
             summary = f"scheduling resumed after {paused_s:.1f} s"
         elif state == "paused":
-            summary = "scheduling paused: no request goes on until it is resumed"
+            summary = "scheduling paused: no request runs until it is resumed"
         else:
-            summary = "scheduling paused: no further request starts until it is resumed"
+            summary = "scheduling paused: no new request starts until it is resumed"
         detail = "resumed" if state == "running" else "paused"
         data = {"detail": detail, "scheduling": state}
         runtime.events.add(runtime.step + 1, "server", summary, data)
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions so far that no pause has made."""
+        """Preemptions so far, without those of pauses."""
         paused = self.state == "paused"
-        counted = self._preemptions_then if paused else self._runtime.counters.preemptions
-        return counted - self._preemptions_of_pauses
+        counted = self._preemptions_at_change if paused else self._runtime.counters.preemptions
+        return counted - self._pause_preemptions

@@ -1,7 +1,7 @@
-"""A request's tokens as words: which are live, protected and scored, and what the shadow thinks.
+"""A request's tokens as text: which are live, protected and scored, and what the shadow would keep.
 
-Reads the runtime, changes nothing. Words are vocabulary ids: whoever has the tokenizer decodes
-them, so that the engine's thread does not.
+Reads the runtime and changes nothing. Text leaves the engine as vocabulary ids; the API process
+decodes them, so that the engine's thread does not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from vtoken.wire import (
 def text_source(runtime: Runtime, request_id: str, start: int, limit: int) -> TextSource:
     """The tokens `start` .. `start + limit` of a request that holds blocks, dead ones included.
 
-    Raises RefusedError for an unknown request, and where the engine knows no words.
+    Raises RefusedError for an unknown request, and if the engine has no tokenizer.
     """
     table = runtime.tables[request_id]
     vocabulary = runtime.policy_runner.vocabulary
     if vocabulary is None:
-        raise RefusedError("this engine knows no words", status=409, title="No text")
+        raise RefusedError(
+            "this engine has no tokenizer, so requests have no text", status=409, title="No text"
+        )
     words = vocabulary.known_words(request_id, 0, table.num_tokens)
     end = min(len(words), start + limit)
     compared = _comparison(runtime, table)
@@ -50,7 +52,7 @@ def text_source(runtime: Runtime, request_id: str, start: int, limit: int) -> Te
 
 
 def score_of(scores: Floats | None, token_id: int) -> float | None:
-    """The number of a token among its request's `scores`; None where there is none yet."""
+    """A token's score among its request's `scores`; None where there is none yet."""
     return float(scores[token_id]) if scores is not None and token_id < len(scores) else None
 
 
@@ -63,7 +65,7 @@ def _rows(
     chosen: set[int] = set() if compared is None else set(compared.chosen.tolist())
     num_compared = 0 if compared is None else compared.num_tokens
     rows = []
-    for token_id, spared in zip(ids, protected.tolist(), strict=True):
+    for token_id, is_protected in zip(ids, protected.tolist(), strict=True):
         live = table.is_live(token_id)
         was_live = token_id < num_compared and (live or token_id in victims)
         rows.append(
@@ -72,7 +74,7 @@ def _rows(
                 position=token_id,
                 text=None,
                 live=live,
-                protected=spared,
+                protected=is_protected,
                 score=score_of(scores, token_id),
                 shadow_live=token_id not in chosen if was_live else None,
             )
@@ -81,7 +83,7 @@ def _rows(
 
 
 def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
-    """What the shadow said at the request's newest eviction; None unless it was asked then."""
+    """The shadow's choice at the request's newest eviction; None if it made none then."""
     compared = runtime.state.requests[table.request_id].compared
     if compared is None or compared.policy is not runtime.state.shadow.asked:
         return None

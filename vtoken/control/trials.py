@@ -1,14 +1,14 @@
-"""A change on trial: until when it must be confirmed, and what it must not cost meanwhile.
+"""A change on trial: the deadline for its confirmation, and the guard that reverts it.
 
-Knows clocks and measurements, neither who asks nor what changes. Time is monotonic, so a jump
-of the wall clock ends nothing early or never; documents carry Unix times for people.
+Time is monotonic, so a jump of the wall clock neither shortens nor prolongs a trial. Documents
+carry Unix times for display.
 
-1. a guard is judged by what happened since the change: preemptions counted, gaps between tokens
-   measured, of these the newest minute's (`vtoken.runtime.latency` says how exactly)
-2. a p95 is judged once it rests on `MIN_INTERVALS` gaps, of which one may be an outlier
+1. a guard is evaluated on what happened since the change: preemptions, and the inter-token times of
+   the newest minute (`vtoken.runtime.latency` defines the window)
+2. a p95 needs at least `MIN_INTERVALS` inter-token times, so that one outlier does not decide it
 3. the quality canary's figures are those of requests that ran under the revision on trial from
-   their first step to their last; a mean is judged once it rests on `Guard.canary_count` of them
-4. once over, a trial gives the same verdict for ever
+   their first step to their last; a mean needs at least `Guard.canary_count` of them
+4. once a trial has ended, its verdict no longer changes
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a change asks for: time to confirm it, a guard, or both."""
+    """The terms of a trial: a time to confirm the change, a guard, or both."""
 
     confirm_within_s: int | None = None
     guard: Guard | None = None
@@ -39,7 +39,7 @@ class Terms:
 
     @staticmethod
     def of(call: PatchConfig) -> Terms | None:
-        """The terms of a change, None when it has none; raises RefusedError."""
+        """The terms of a call, None if it has none; raises RefusedError."""
         guard = Guard(
             inter_token_p95_ms=call.guard_inter_token_p95_ms,
             preemptions=call.guard_preemptions,
@@ -50,15 +50,15 @@ class Terms:
         guarded = guard.inter_token_p95_ms is not None or guard.preemptions is not None or on_canary
         if call.guard_for_s is not None and not guarded:
             raise RefusedError(
-                "guard_for_s says how long a guard holds, and there is none",
+                "guard_for_s is the duration of a guard, but no guard is given",
                 field="guard_for_s",
                 value=call.guard_for_s,
-                bound="only with a guard_… that says what is guarded",
+                bound="only with another guard_… that sets a limit",
             )
         if call.guard_canary_count is not None:
             if not on_canary:
                 raise RefusedError(
-                    "guard_canary_count belongs to a guard on the canary, and there is none",
+                    "guard_canary_count needs a guard on the canary, but none is given",
                     field="guard_canary_count",
                     value=call.guard_canary_count,
                     bound="only with guard_canary_agreement or guard_canary_logprob_lost",
@@ -90,7 +90,7 @@ class Terms:
         return ", ".join(parts)
 
     def require_canary(self, config: VTokenConfig) -> None:
-        """Raises RefusedError for a guard on a canary that is off in `config`."""
+        """Raises RefusedError if the guard uses the canary and `config` turns it off."""
         if self.guard is None or not guards_canary(self.guard) or config.canary.share > 0:
             return
         agreement = self.guard.canary_agreement
@@ -104,13 +104,16 @@ class Terms:
 
 
 def guards_canary(guard: Guard) -> bool:
-    """Whether `guard` looks at the quality canary."""
+    """Whether `guard` has a limit on the quality canary."""
     return guard.canary_agreement is not None or guard.canary_logprob_lost is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a trial ended: `by` "trial" or "guard"; `reason` in plain words, with both numbers."""
+    """How a trial ended: through its deadline ("trial") or its "guard".
+
+    `reason`: a sentence with the measured value and the limit.
+    """
 
     by: Literal["trial", "guard"]
     reverts: bool
@@ -119,9 +122,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CanaryBound:
-    """One bound on the quality canary: `limit` is the least or the most that a mean may be.
+    """One limit of a guard on a mean of the quality canary.
 
-    `mean`, `error`: over `count` requests, None where these are fewer than `least`.
+    `mean` and its standard `error` are over `count` requests; `mean` is None while these are fewer
+    than `min_count`. `is_lower`: the mean must not fall below `limit`; else not exceed it.
     """
 
     name: str
@@ -129,20 +133,20 @@ class CanaryBound:
     mean: float | None
     error: float | None
     count: int
-    least: int
-    is_least: bool
+    min_count: int
+    is_lower: bool
 
     @property
-    def passed(self) -> bool:
+    def violated(self) -> bool:
         if self.mean is None:
             return False
-        return self.mean < self.limit if self.is_least else self.mean > self.limit
+        return self.mean < self.limit if self.is_lower else self.mean > self.limit
 
     def __str__(self) -> str:
         if self.mean is None:
-            return f"{self.name} not judged, {self.count} of {self.least} canaries"
-        signs = ("<", ">=") if self.is_least else (">", "<=")
-        sign = signs[0] if self.passed else signs[1]
+            return f"{self.name} not evaluated, {self.count} of {self.min_count} canaries"
+        signs = ("<", ">=") if self.is_lower else (">", "<=")
+        sign = signs[0] if self.violated else signs[1]
         error = "" if self.error is None else f" ± {self.error:.2g}"
         return (
             f"{self.name} {self.mean:.3g}{error} {sign} {self.limit:g} over {self.count} canaries"
@@ -152,9 +156,9 @@ class CanaryBound:
 class RunningTrial:
     """One revision on trial.
 
-    `preemptions` is the counter's value now, whenever it is asked for. `gaps`: the times between
-    tokens since the change; None where no guard looks at them. `canary`: the quality canary's
-    figures of this revision, now.
+    `preemptions`: the counter's value at the change; `verdict` takes its current value. `gaps`: the
+    inter-token times since the change, None if no guard uses them. `canary(revision)` returns the
+    quality canary's current figures of a revision.
     """
 
     def __init__(
@@ -191,14 +195,14 @@ class RunningTrial:
         )
 
     def verdict(self, preemptions: int) -> Verdict | None:
-        """How the trial ended; None while it runs. An expiring guard is judged once more."""
+        """How the trial ended; None while it runs. An expiring guard is evaluated once more."""
         now = self._clock()
         if self._guard_until is not None:
-            passed = self._passed(preemptions - self._preemptions)
-            if passed is not None:
-                return Verdict("guard", True, passed)
+            violation = self._violation(preemptions - self._preemptions)
+            if violation is not None:
+                return Verdict("guard", True, violation)
             if now >= self._guard_until and self._expires is None:
-                return Verdict("guard", False, self._held(preemptions - self._preemptions))
+                return Verdict("guard", False, self._summary(preemptions - self._preemptions))
             if now >= self._guard_until:
                 self._guard_until = None
         if self._expires is not None and now >= self._expires:
@@ -206,8 +210,8 @@ class RunningTrial:
             return Verdict("trial", True, f"not confirmed within {within} s")
         return None
 
-    def _passed(self, preemptions: int) -> str | None:
-        """Which bound of the guard is passed, with both numbers."""
+    def _violation(self, preemptions: int) -> str | None:
+        """The first violated limit of the guard, with the measured value; None if all hold."""
         guard = self._terms.guard
         assert guard is not None
         if guard.preemptions is not None and preemptions > guard.preemptions:
@@ -216,66 +220,66 @@ class RunningTrial:
         if limit is not None and p95 is not None and p95 > limit:
             return f"p95 inter-token {p95:g} ms > {limit:g} ms"
         for bound in self._canary_bounds():
-            if bound.passed:
+            if bound.violated:
                 return str(bound)
         return None
 
     def _canary_bounds(self) -> list[CanaryBound]:
-        """The guard's bounds on the quality canary, beside what it found."""
+        """The guard's limits on the quality canary, with the current means."""
         guard = self._terms.guard
         if guard is None or not guards_canary(guard):
             return []
-        found = self._canary(self.document.revision)
-        least = guard.canary_count
+        figures = self._canary(self.document.revision)
+        min_count = guard.canary_count
         bounds = []
         if guard.canary_agreement is not None:
-            mean = found.agreement if found.greedy_count >= least else None
+            mean = figures.agreement if figures.greedy_count >= min_count else None
             bounds.append(
                 CanaryBound(
                     "agreement",
                     guard.canary_agreement,
                     mean,
-                    found.agreement_se,
-                    found.greedy_count,
-                    least,
-                    is_least=True,
+                    figures.agreement_se,
+                    figures.greedy_count,
+                    min_count,
+                    is_lower=True,
                 )
             )
         if guard.canary_logprob_lost is not None:
-            mean = found.logprob_lost if found.count >= least else None
+            mean = figures.logprob_lost if figures.count >= min_count else None
             bounds.append(
                 CanaryBound(
                     "log-probability lost",
                     guard.canary_logprob_lost,
                     mean,
-                    found.logprob_lost_se,
-                    found.count,
-                    least,
-                    is_least=False,
+                    figures.logprob_lost_se,
+                    figures.count,
+                    min_count,
+                    is_lower=False,
                 )
             )
         return bounds
 
-    def _held(self, preemptions: int) -> str:
+    def _summary(self, preemptions: int) -> str:
+        """Every limit of a guard that held, with the measured values."""
         guard, parts = self._terms.guard, []
         assert guard is not None
         if guard.inter_token_p95_ms is not None:
             p95, limit = self._p95(), guard.inter_token_p95_ms
-            few = f"not judged, fewer than {MIN_INTERVALS} gaps in the last minute"
-            told = few if p95 is None else f"{p95:g} ms <= {limit:g} ms"
-            parts.append(f"p95 inter-token {told}")
+            few = f"not evaluated, fewer than {MIN_INTERVALS} gaps in a minute"
+            parts.append(f"p95 inter-token {few if p95 is None else f'{p95:g} ms <= {limit:g} ms'}")
         if guard.preemptions is not None:
             parts.append(f"preemptions {preemptions} <= {guard.preemptions}")
         parts += map(str, self._canary_bounds())
-        lasted = self._terms.guard_for_s or GUARD_SECONDS
-        return f"its guard held for {lasted} s: {', '.join(parts)}"
+        seconds = self._terms.guard_for_s or GUARD_SECONDS
+        return f"its guard held for {seconds} s: {', '.join(parts)}"
 
     def _p95(self) -> float | None:
-        return None if self.gaps is None else judged_p95(self.gaps.window(self._clock()))
+        return None if self.gaps is None else guard_p95_ms(self.gaps.window(self._clock()))
 
 
-def judged_p95(gaps: Percentiles) -> float | None:
-    """The p95 that a guard is judged by, in ms to three digits; None if it rests on too little."""
+def guard_p95_ms(gaps: Percentiles) -> float | None:
+    """The p95 that a guard uses, in ms to three digits; None with fewer than `MIN_INTERVALS`."""
     if gaps.count < MIN_INTERVALS or gaps.p95_ms is None:
         return None
     return float(f"{gaps.p95_ms:.3g}")

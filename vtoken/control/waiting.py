@@ -1,9 +1,9 @@
-"""Rows of requests that hold no block: those that wait for their first step, or to run again.
+"""Rows of queued requests, which hold no block: new ones and preempted ones.
 
-Knows the engine's queue as a protocol. Such a request has no token table, so its row is zeros but
-for its length and its rules. At most `MAX_WAITING_ROWS` of the queue get a row, those that are
-admitted first: rows are made for every frame, and a queue may be of thousands. How many wait in all
-is told by `Status.requests.waiting`; a request that is further behind is found by its id.
+A queued request has no token table, so its row has only its lengths and its rules. Only the first
+`MAX_WAITING_ROWS` in the order of admission get a row: rows are built for every frame, and a queue
+may have thousands of requests. `Status.requests.waiting` counts all, and any of them can be looked
+up by id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_WAITING_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """`preempted`: it ran before. `num_output_tokens`: sampled until then."""
+    """A request of the queue; `num_output_tokens` were sampled before it was preempted."""
 
     request_id: str
     num_prompt_tokens: int
@@ -29,17 +29,17 @@ class QueuedRequest:
 
 
 class WaitingQueue(Protocol):
-    """Requests that the engine has not admitted, or not again."""
+    """Requests that wait to be admitted, or readmitted after a preemption."""
 
     def first(self, limit: int) -> Iterable[QueuedRequest]:
-        """Up to `limit` of them, in the order in which they are admitted."""
+        """The first `limit` requests, in the order of admission."""
 
     def find(self, request_id: str) -> QueuedRequest | None:
-        """The one of this id, wherever it stands; None when none waits."""
+        """The queued request of this id, at any position; None if it is not queued."""
 
 
-class NobodyWaits:
-    """The queue of an engine that admits everybody at once."""
+class EmptyQueue:
+    """The queue of an engine that admits every request at once."""
 
     def first(self, limit: int) -> Iterable[QueuedRequest]:
         del limit
@@ -51,7 +51,7 @@ class NobodyWaits:
 
 
 def waiting_row(runtime: Runtime, queued: QueuedRequest) -> RequestRow:
-    """The row of one request of the queue."""
+    """The row of one queued request."""
     rules = runtime.state.rules(queued.request_id)
     row = RequestRow(
         id=queued.request_id,

@@ -1,4 +1,4 @@
-"""What a configuration would do right now, by the code path of the real plan; changes nothing."""
+"""Dry run: what a configuration would do now, by the code path of the real plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vtoken.wire import WhatIf
 
 
 def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
-    """Victims that `config` would choose now, and what one planning round after that would do.
+    """The victims that `config` would choose now, and what one planning round after that would do.
 
-    The gates are passed as by a manual trigger, so that the answer says what is there to gain;
-    `gates` says whether an automatic round would run. With reclamation `off` only all-dead blocks
-    count. Raises RefusedError when the policy fails on a request: nothing is held against it.
+    The round bypasses the gates like a manual trigger; `gates` reports whether an automatic round
+    would run. With reclamation `off` only all-dead blocks count as freed. Raises RefusedError when
+    the policy fails on a request; the failure has no other effect.
     """
     waiting = 0
     victims: dict[str, Ints] = {}
@@ -58,10 +58,10 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
 def _pressure_after(
     runtime: Runtime, victims: Mapping[str, Ints], holders: npt.NDArray[np.uint16]
 ) -> Pressure:
-    """What the gates see in the next step, once the tokens `victims`, by request, are dead.
+    """The gates' input in the next step, once the tokens `victims`, by request, are dead.
 
-    `holders` [N]: requests that hold each block then. Blocks that nobody holds go back to the pool
-    only after the step's round was planned, so as many are free as now.
+    `holders` [N]: how many requests hold each block then. Blocks without a holder return to the
+    pool only after the step's round is planned, so the number of free blocks is that of now.
     """
     pool, size = runtime.tables.pool, runtime.geometry.block_size
     pressure = runtime.relocator.pressure(ahead=1)

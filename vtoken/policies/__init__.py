@@ -22,7 +22,6 @@ from vtoken.policies.registry import (
     make_policy,
     params_dict,
     policy_names,
-    reload,
 )
 from vtoken.policies.signals import Signal
 
@@ -48,7 +47,6 @@ __all__ = [
     "r_kv",
     "random",
     "register",
-    "reload",
     "scissorhands",
     "sliding_window",
     "snapkv",

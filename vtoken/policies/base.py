@@ -1,9 +1,9 @@
-"""What an eviction policy is: a pure function from a view of one request to its victims.
+"""The interface of an eviction policy: a pure function from a view of one request to its victims.
 
-A policy knows logical token ids only: no blocks, no slots, no vLLM. One file a policy, one class,
-registered by `@register`.
+A policy works on token ids alone: no blocks, no slots, no vLLM. Each policy is one class in a file
+of its own, registered by `@register`.
 
-Invariants of every policy's answer, checked by the runtime before a token dies:
+Invariants of every policy's result, checked by the runtime before a token dies:
 1. victims are live tokens of the view, each once
 2. len(victims) == len(view.token_ids) - view.budget_tokens
 3. the newest token is never a victim
@@ -37,17 +37,17 @@ PoolRadius = Annotated[
 
 @dataclass(slots=True)
 class View:
-    """One request between two steps, as its last scheduled step left it. Its arrays cannot be
-    written: copy what you sort in place.
+    """One request between two steps, after its last scheduled step. Its arrays are read-only: copy
+    an array before sorting it in place.
 
     `token_ids` [n]: ids of the live tokens, ascending; a token's id is its RoPE position.
     `num_tokens`: tokens ever computed, dead ones included; the newest has id `num_tokens - 1`.
     `seed`: a number that depends on the prompt alone.
-    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens that came after the
-    last probe. Empty unless the policy reads one.
-    `vocabulary_ids` [n]: which words the tokens are; `special`, `punctuation` [n]: what kind of
-    word, as the model's tokenizer says. Empty unless the policy needs "token_ids".
-    `profile`: what the policy's `profile` returned for this request.
+    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens appended after the last
+    probe. Empty unless the policy has a signal.
+    `vocabulary_ids` [n]; `special`, `punctuation` [n]: the tokens' kinds according to the model's
+    tokenizer. Empty unless the policy needs "token_ids".
+    `profile`: the return value of the policy's `profile` for this request.
     """
 
     token_ids: TokenIds
@@ -67,31 +67,33 @@ class View:
 
 
 class Batch(Protocol):
-    """Many requests that are due at once, k of them; `budget` [k] tokens stay of each."""
+    """The k requests that are due for eviction at once; each keeps `budget` [k] tokens."""
 
     budget: Ints
 
     def oldest(self, sinks: int) -> Ragged:
-        """Of each request what `oldest` names."""
+        """The victims that `oldest` chooses in each request."""
 
     def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
-        """Of each request what `lowest` names by its scores; `recent`: for all, or of each [k]."""
+        """The victims that `lowest` chooses in each request by its scores.
+
+        `recent`: one number for all requests, or one for each [k].
+        """
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of a policy's parameters; bounds stand in the field annotations.
+    """Base of a policy's parameters; field annotations declare their bounds.
 
-    What belongs to a signal has the same name in every policy: `heads`, `layers`, `queries`,
-    `pool`, `pool_radius`.
+    A signal's parameters have the same names in every policy: `heads`, `layers`, `queries`, `pool`,
+    `pool_radius`.
     """
 
 
 class Policy:
-    """Base of all policies. Subclasses set the class variables and `select_victims`.
+    """Base of all policies. Subclasses set the class variables and define `select_victims`.
 
-    `needs`: "token_ids" for what a token says; attention or keys follow from `signal`.
-    `profiles`: whether `profile` is called. Two policies of one class and one set of parameters are
-    equal.
+    `needs`: "token_ids" to receive vocabulary ids; attention and keys follow from `signal`.
+    `profiles`: whether `profile` is called. Policies of equal class and parameters are equal.
     """
 
     name: ClassVar[str]
@@ -101,39 +103,39 @@ class Policy:
     profiles: ClassVar[bool] = False
     Params: ClassVar[type[Params]] = Params
     params: Any
-    reads: Signal | None  # what `signal` said
+    reads: Signal | None  # the result of `signal`
 
     def __init__(self, params: Any = None) -> None:
         self.params = self.Params() if params is None else params
         self.reads = self.signal()
 
     def signal(self) -> Signal | None:
-        """The signal that `View.scores` brings, under these parameters; None: no scores.
+        """The signal of `View.scores` under these parameters; None: no scores.
 
-        Asked once, when the policy is made.
+        Called once, by the constructor.
         """
         return None
 
     def profile(self, view: View) -> Any:  # noqa: ARG002
-        """Called once a request, when its prompt has been computed, before anything of it dies.
+        """Called once a request, after its prompt is computed and before its first eviction.
 
-        What it returns is `View.profile` for the rest of the request's life.
+        The return value is `View.profile` in all later views of the request.
         """
         return None
 
     def select_victims(self, view: View) -> TokenIds:
-        """The ids [view.num_victims] that die. Called only when that number is positive."""
+        """The ids [view.num_victims] to evict. Called only if that number is positive."""
         raise NotImplementedError
 
     def select_many(self, batch: Batch) -> Ragged | None:  # noqa: ARG002
-        """The victims of every request of `batch`: those that `select_victims` names for each.
+        """The victims of every request of `batch`, equal to those of `select_victims`.
 
-        None: this policy is asked request by request.
+        None: the policy does not support batches, and `select_victims` is called for each request.
         """
         return None
 
     def min_budget_tokens(self) -> int:
-        """The smallest budget under which the parameters make sense."""
+        """The smallest budget that the parameters allow."""
         return 1
 
     def __eq__(self, other: object) -> bool:
@@ -155,15 +157,15 @@ class LowestScoresParams(Params, frozen=True):
 
 
 class LowestScores(Policy):
-    """Base of the policies whose victims are the lowest scores between the first `params.sinks`
-    positions and the newest `recent` tokens.
+    """Base of the policies that evict the lowest scores, sparing the first `params.sinks` positions
+    and the newest `recent` tokens.
     """
 
     Params: ClassVar[type[Params]] = LowestScoresParams
 
     @property
     def recent(self) -> int:
-        """How many of the newest tokens stay."""
+        """Size of the recent window."""
         return int(self.params.recent)
 
     def select_victims(self, view: View) -> TokenIds:
@@ -177,9 +179,9 @@ class LowestScores(Policy):
 
 
 def chooses_together(cls: type[Policy]) -> bool:
-    """Whether `cls` has a `select_many` that speaks for its own `select_victims`.
+    """Whether `cls` has a `select_many` that matches its `select_victims`.
 
-    One that was inherited past a `select_victims` of a subclass does not.
+    An inherited `select_many` does not match if a subclass has overridden `select_victims`.
     """
     for base in cls.__mro__:
         if "select_many" in vars(base):
@@ -192,7 +194,7 @@ def chooses_together(cls: type[Policy]) -> bool:
 def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> TokenIds:
     """The `num_victims` lowest-scored ids, sparing the first `sinks` and the `recent` newest.
 
-    `scores` [n], higher = keep; NaN is highest; ties fall on the older token.
+    `scores` [n], higher = keep; NaN ranks highest; of equal scores the older token is evicted.
     """
     first = int(np.searchsorted(view.token_ids, sinks))
     last = max(first, len(view.token_ids) - max(recent, 1))
@@ -200,11 +202,11 @@ def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> Tok
     window = scores[first:last]
     if view.num_victims >= len(ids):
         return ids
-    bar = np.partition(window, view.num_victims)[view.num_victims]  # the lowest score that stays
-    if np.isnan(bar):  # NaN sorts last
+    threshold = np.partition(window, view.num_victims)[view.num_victims]  # the lowest score kept
+    if np.isnan(threshold):  # NaN sorts last
         chosen, tied = ~np.isnan(window), np.isnan(window)
     else:
-        chosen, tied = window < bar, window == bar
+        chosen, tied = window < threshold, window == threshold
     missing = view.num_victims - int(np.count_nonzero(chosen))
     chosen[np.flatnonzero(tied)[:missing]] = True
     victims: TokenIds = ids[chosen]
@@ -221,7 +223,7 @@ BUILT_IN: dict[str, type[Policy]] = {}
 
 
 def register(cls: type[Policy]) -> type[Policy]:
-    """Class decorator of the built-in policies: makes the class known by its name."""
+    """Class decorator: registers a built-in policy under its name."""
     if cls.name in BUILT_IN:
         raise ValueError(f"two policies are named {cls.name!r}")
     validate(cls)
@@ -230,7 +232,7 @@ def register(cls: type[Policy]) -> type[Policy]:
 
 
 def validate(cls: type[Policy]) -> None:
-    """Raises ValueError when what a policy declares does not fit together."""
+    """Raises ValueError or TypeError if the declarations of a policy are inconsistent."""
     for attribute in ("name", "summary"):
         if not isinstance(getattr(cls, attribute, None), str):
             raise ValueError(f"{cls.__name__} has no {attribute}")
@@ -243,7 +245,7 @@ def validate(cls: type[Policy]) -> None:
 
 
 def needs_of(policy: Policy) -> list[Need]:
-    """What `policy` declares that it needs, and what its signal reads."""
+    """The declared needs of `policy` and those of its signal."""
     return sorted(policy.needs | _read_by(policy))
 
 
@@ -254,15 +256,13 @@ def _read_by(policy: Policy) -> frozenset[Need]:
 
 
 def check_declared(policy: Policy) -> None:
-    """Raises when what `policy` says of itself under its parameters is of the wrong kind: the
-    engine relies on it between two steps.
-    """
+    """Raises if the signal or the minimum budget of `policy` is invalid; the engine uses both."""
     if not isinstance(policy.reads, Signal | None):
-        raise TypeError(f"{policy.name}.signal() is {policy.reads!r}, no Signal")
+        raise TypeError(f"{policy.name}.signal() is {policy.reads!r}, not a Signal")
     if policy.reads is not None and (policy.reads.layers or policy.reads.heads):
         raise ValueError(
             f"{policy.name} names layers or heads: `probe` and the profile choose them"
         )
     least = index(policy.min_budget_tokens())
     if least < 1:
-        raise ValueError(f"{policy.name} would keep {least} tokens")
+        raise ValueError(f"{policy.name}.min_budget_tokens() is {least}, not at least 1")

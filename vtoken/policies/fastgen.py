@@ -15,7 +15,7 @@ class FastGenParams(Params, frozen=True):
     recovery: Annotated[float, Meta(ge=0, le=1, description="share of attention to hold")] = 0.9
     heavy: Annotated[float, Meta(ge=0, le=1, description="share of tokens, by attention")] = 0.3
     window: Annotated[float, Meta(ge=0, le=1, description="share of tokens, the newest")] = 0.3
-    queries: Annotated[int, Meta(ge=1, le=512, description="newest queries that are asked")] = 64
+    queries: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 64
 
 
 @register
@@ -29,13 +29,13 @@ class FastGen(Policy):
         return Signal("attention_window", self.params.queries)
 
     def _parts(self, view: View, size: int) -> list[Any]:
-        n, place = len(view.token_ids), np.argsort(np.argsort(view.scores, kind="stable"))
-        heavy = place >= n - int(self.params.heavy * size)
+        n, rank = len(view.token_ids), np.argsort(np.argsort(view.scores, kind="stable"))
+        heavy = rank >= n - int(self.params.heavy * size)
         window = np.arange(n) >= n - int(self.params.window * size)
         return [view.special, view.punctuation, heavy, window]
 
     def profile(self, view: View) -> int:
-        """How many parts hold enough attention together; 5 when not even all four do."""
+        """The fewest parts that together hold enough attention; 5 if all four do not."""
         mass = np.nan_to_num(view.scores.astype(np.float64), posinf=0, neginf=0)
         held = np.logical_or.accumulate(self._parts(view, len(mass))) @ mass
         return 1 + int(np.argmax([*(held >= self.params.recovery * mass.sum()), True]))

@@ -1,4 +1,4 @@
-"""KeyDiff: tokens whose keys resemble the average key say the least (arXiv 2504.15364)."""
+"""KeyDiff: tokens whose keys resemble the average key are the least useful (arXiv 2504.15364)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""K-norm: keys of low norm draw much attention, so they stay (arXiv 2406.11430).
+"""K-norm: keys of low norm receive much attention, so they are kept (arXiv 2406.11430).
 
-The paper ranks each token by itself, `pool_radius` 0. Its neighbours are averaged in by default.
+The paper ranks each token alone (`pool_radius` 0). The default here averages over neighbours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No eviction: the runtime stays in place, idle, and the server answers like stock vLLM."""
+"""No eviction: the runtime is idle, and the server's output is that of stock vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak attention: a token stays while one recent query looks at it, or at its neighbours."""
+"""Peak attention: keeps a token while any recent query attends to it or to its neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vtoken.policies.signals import Signal
 
 
 class PeakAttentionParams(Params, frozen=True):
-    window: Annotated[int, Meta(ge=1, le=512, description="newest queries that are asked")] = 8
+    window: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 8
     pool_radius: PoolRadius = 3
     sinks: Sinks = 4
     recent: Recent = 32
@@ -32,12 +32,12 @@ class PeakAttentionParams(Params, frozen=True):
 
 @register
 class PeakAttention(LowestScores):
-    """A single query retrieves what an answer needs, so the maximum over queries counts: a mean
-    averages it away. Neighbours decide whether a name or a number survives whole.
+    """Ranks by the maximum over queries: a single query retrieves what an answer needs, and a mean
+    would average it away. Pooling over neighbours keeps names and numbers complete.
     """
 
     name = "peak_attention"
-    summary = "keep the tokens near the peaks of recent queries' attention, sinks and recent ones"
+    summary = "keep sinks, recent tokens, and those near the peaks of recent queries' attention"
     Params = PeakAttentionParams
 
     def signal(self) -> Signal:

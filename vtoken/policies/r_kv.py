@@ -1,8 +1,8 @@
-"""R-KV: attention of the last queries, less how redundant a token's key is (arXiv 2505.24133).
+"""R-KV: attention of the last queries, less the redundancy of a token's key (arXiv 2505.24133).
 
-Made for long reasoning, which repeats itself. The paper has `mix_lambda` 0.1, its code 0.07. Both
-take the maximum over neighbours, `pool` "max"; their mean is the default here. Each report costs
-O(n^2) in the n live tokens: see `vtoken.policies.signals.redundancy`.
+Designed for long reasoning, which repeats itself. The paper has `mix_lambda` 0.1, its code 0.07.
+Both take the maximum over neighbours (`pool` "max"); the default here is the mean. Each report
+costs O(n^2) in the n live tokens: see `vtoken.policies.signals.redundancy`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vtoken.policies.signals import Signal
 
 class RKVParams(Params, frozen=True):
     window: Annotated[
-        int, Meta(ge=1, le=512, description="newest queries that are asked; their tokens stay")
+        int, Meta(ge=1, le=512, description="newest queries to score by; their tokens are kept")
     ] = 8
     mix_lambda: Annotated[
-        float, Meta(ge=0, le=1, description="weight of attention; the rest is redundancy's")
+        float, Meta(ge=0, le=1, description="weight of attention; 1 minus it weights redundancy")
     ] = 0.1
     pool_radius: PoolRadius = 3
     sinks: Sinks = 0
@@ -41,7 +41,7 @@ class RKVParams(Params, frozen=True):
 @register
 class RKV(LowestScores):
     name = "r_kv"
-    summary = "keep what the last window of queries attends to and what other keys do not repeat"
+    summary = "keep tokens that the last queries attend to and whose keys are not redundant"
     source = "arXiv 2505.24133"
     Params = RKVParams
 

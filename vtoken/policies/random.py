@@ -11,7 +11,9 @@ from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, 
 
 
 class RandomParams(Params, frozen=True):
-    seed: Annotated[int, Meta(ge=0, le=2**31 - 1, description="with the prompt, the draw")] = 0
+    seed: Annotated[
+        int, Meta(ge=0, le=2**31 - 1, description="seeds the draw, with the prompt")
+    ] = 0
     sinks: Sinks = 4
     recent: Recent = 16
 

@@ -1,8 +1,8 @@
-"""The policies by name: the built-in ones and those that other packages offer.
+"""The policies by name: the built-in ones and those of other packages.
 
-Knows how a policy is made and described, nothing of what it does. A package offers policies in the
-entry point group `vtoken.policies`, each naming a `Policy` subclass; they are loaded when somebody
-first asks what there is. One that cannot be loaded is reported and not offered; the others are.
+A package adds policies through the entry point group `vtoken.policies`; each entry names a `Policy`
+subclass. Entries are loaded at the first use of the registry. An entry that fails to load is
+reported by `describe_broken` and does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GROUP = "vtoken.policies"
 
 
 @cache
-def _known() -> tuple[dict[str, type[Policy]], dict[str, str]]:
-    """Policies by name; and, by entry point, why others are not among them."""
+def _load_all() -> tuple[dict[str, type[Policy]], dict[str, str]]:
+    """Policies by name, and the error of each entry point that failed to load."""
     known, broken = dict(BUILT_IN), {}
     for point in entry_points(group=GROUP):
         try:
@@ -30,14 +30,9 @@ def _known() -> tuple[dict[str, type[Policy]], dict[str, str]]:
             if cls.name in known:
                 raise ValueError(f"the name {cls.name!r} is taken")
             known[cls.name] = cls
-        except (Exception, SystemExit) as error:  # other people's packages may raise anything
+        except (Exception, SystemExit) as error:  # other packages may raise anything
             broken[_origin(point)] = f"{type(error).__name__}: {error}"
     return known, broken
-
-
-def reload() -> None:
-    """Look for other packages' policies again when they are next asked for."""
-    _known.cache_clear()
 
 
 def _origin(point: EntryPoint) -> str:
@@ -50,21 +45,23 @@ def _load(point: EntryPoint) -> type[Policy]:
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise TypeError(f"{point.value} is not a subclass of vtoken.policies.Policy")
     if cls.name != point.name:
-        raise ValueError(f"{point.value} calls itself {cls.name!r}")
+        raise ValueError(f"{point.value} has the name {cls.name!r}, not {point.name!r}")
     validate(cls)
     _describe(cls)
     return cls
 
 
 def policy_names() -> list[str]:
-    return list(_known()[0])
+    return list(_load_all()[0])
 
 
 def make_policy(name: Any, params: Any) -> Policy:
-    """The policy `name` with `params` (a JSON object); raises RefusedError naming the culprit."""
-    known, broken = _known()
+    """The policy `name` with `params`, a JSON object; raises RefusedError naming the field."""
+    known, broken = _load_all()
     if not isinstance(name, str) or name not in known:
-        reasons = [f"{who}: {why}" for who, why in broken.items() if who.split(" ")[0] == name]
+        reasons = [
+            f"{origin}: {why}" for origin, why in broken.items() if origin.split(" ")[0] == name
+        ]
         raise RefusedError(
             "; ".join([f"unknown policy {name!r}", *reasons]),
             field="policy.name",
@@ -92,9 +89,9 @@ def make_policy(name: Any, params: Any) -> Policy:
             value=params.get(name_in_path),
             bound=message,
         ) from None
-    except Exception as error:  # other people's policies may raise anything
+    except Exception as error:  # policies of other packages may raise anything
         raise RefusedError(
-            f"policy {name} cannot be made of these parameters: {error!r}",
+            f"policy {name} does not accept these parameters: {error!r}",
             field="policy.params",
             value=params,
             bound="parameters that the policy accepts",
@@ -106,17 +103,17 @@ def _fields(cls: type[Policy]) -> list[str]:
 
 
 def describe_policies() -> list[PolicyInfo]:
-    """Name, summary, source, needs and parameter schema of every policy on offer."""
-    return [_describe(cls) for cls in _known()[0].values()]
+    """Name, summary, source, needs and parameter schema of every available policy."""
+    return [_describe(cls) for cls in _load_all()[0].values()]
 
 
 def describe_broken() -> list[PolicyInfo]:
-    """What other packages offer and cannot be loaded, each with its `error`."""
+    """The policies of other packages that failed to load, each with its `error`."""
     return [
         PolicyInfo(
             name=name, summary="cannot be loaded", source="-", needs=[], params_schema={}, error=why
         )
-        for name, why in _known()[1].items()
+        for name, why in _load_all()[1].items()
     ]
 
 

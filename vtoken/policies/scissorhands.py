@@ -1,6 +1,6 @@
-"""Scissorhands: what was important stays important, counted over recent queries (arXiv 2305.17118).
+"""Scissorhands: important tokens stay important, counted over recent queries (arXiv 2305.17118).
 
-A query finds a token important when it gives it at least its fair share, 1 / (tokens it can see).
+A token is important to a query that gives it at least the mean attention, 1 / (tokens it can see).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vtoken.policies.signals import Signal
 
 class ScissorhandsParams(Params, frozen=True):
     history_queries: Annotated[
-        int, Meta(ge=1, le=4096, description="newest queries whose verdict counts")
+        int, Meta(ge=1, le=4096, description="newest queries to score by")
     ] = 400
     sinks: Sinks = 0
     recent: Recent = 10
@@ -26,7 +26,7 @@ class ScissorhandsParams(Params, frozen=True):
 @register
 class Scissorhands(LowestScores):
     name = "scissorhands"
-    summary = "evict the tokens that the fewest recent queries found important; keep the newest"
+    summary = "evict the tokens that are important to the fewest recent queries; keep the newest"
     source = "arXiv 2305.17118"
     Params = ScissorhandsParams
 

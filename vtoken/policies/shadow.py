@@ -1,7 +1,7 @@
-"""The shadow policy's tally: what it would have evicted, beside what died.
+"""The shadow policy's tally: what it would have evicted, compared with what was evicted.
 
-Knows neither tables nor who asks it. A shadow is asked once at each eviction, under the same
-budget, and never obeyed. Its numbers begin when it is chosen; once it fails it is not asked again.
+At each eviction the runtime also runs the shadow policy, under the same budget, and only counts its
+choice. Counting restarts when a shadow is configured. A shadow that fails is not called again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from vtoken.wire import PolicyChoice, Shadow
 
 
 class ShadowTally:
-    """`asked`: the policy that may be asked now; None where there is no shadow, or it failed."""
+    """Counts agreement with the shadow. `asked`: the policy to call; None without one or after it
+    failed.
+    """
 
     def __init__(self) -> None:
         self._policy: Policy | None = None
@@ -23,20 +25,20 @@ class ShadowTally:
         self._error: str | None = None
 
     def follow(self, policy: Policy | None) -> None:
-        """The configuration's shadow; one that is not the same object begins from nothing."""
+        """Set the configuration's shadow; another object than before restarts the counts."""
         if policy is not self._policy:
             self._policy = self.asked = policy
             self._compared = self._victims = self._agreed = self._waiting = 0
             self._error = None
 
     def count(self, victims: Ints, chosen: Ints) -> None:
-        """`victims` die, the shadow would have evicted `chosen`; both without duplicates."""
+        """Count an eviction of `victims`; the shadow chose `chosen`. Neither has duplicates."""
         self._compared += 1
         self._victims += len(victims)
         self._agreed += len(np.intersect1d(victims, chosen, assume_unique=True))
 
     def wait(self) -> None:
-        """An eviction where the shadow could not say."""
+        """Count an eviction for which the shadow had no scores yet."""
         self._waiting += 1
 
     def fail(self, error: Exception) -> None:

@@ -1,22 +1,23 @@
-"""Signals: one number a live token, higher = keep, taken from attention rows or from keys.
+"""Signals: one number a live token, higher = keep, computed from attention rows or from keys.
 
-Knows numpy only: neither the probe that makes the rows nor the policies that read the numbers.
+This module is the definition and the numpy implementation. Probes produce the rows, policies read
+the numbers.
 
-A signal is put together in these steps, in this order. The first four are each a mean or a maximum:
+A signal is computed in these steps, in this order. The first four are each a mean or a maximum:
 
     heads       a[l, q, t] over the probed query heads h of layer l, of the softmax a[l, h, q, t]
                 over the live tokens that query q can see (ids up to its own)
     layers      the row r[q, t] over the probed layers of a[l, q, t]. Of means alone it sums to 1
     queries     by `kind`, below: one number for every live token t
     neighbours  over the 2 `pool_radius` + 1 live tokens around t, in the order of ids. The newest
-                max(W, 1) tokens neither give to their neighbours nor take from them: the queries of
-                a window attend to each other. In a mean, a neighbour that does not exist counts 0
+                max(W, 1) tokens are excluded in both directions, since the queries of a window
+                attend to each other. In a mean, a neighbour that does not exist counts 0
     redundancy  `mix_lambda` * the value so far - (1 - `mix_lambda`) * the token's redundancy among
-                all live keys of the moment, a mean over probed heads and layers; see `redundancy`.
-                Not for signals of keys; none where `mix_lambda` is 1
+                all currently live keys, a mean over probed heads and layers; see `redundancy`. Not
+                for signals of keys; none where `mix_lambda` is 1
 
-Rows exist for every prompt query that is computed (what the prefix cache answers is not) and for
-the decode query of every `probe_every_steps`-th step: these are the *probed* queries.
+Rows exist for every computed prompt query (not for prefix-cache hits) and for the decode query of
+every `probe.every_steps`-th step: these are the *probed* queries.
 
     kind               value of token t before its neighbours                      read by
     attention_sum      sum of r[q, t] over the probed queries                      h2o
@@ -30,14 +31,13 @@ the decode query of every `probe_every_steps`-th step: these are the *probed* qu
     key_difference     -cos(k_t, mean of k / |k| over the live tokens) over heads  keydiff
                        and layers; k is the cached key, after RoPE
 
-A query head reads the key of its KV head, so in a signal of keys, and in redundancy, it counts as
-that key.
+In signals of keys, and in redundancy, a query head stands for the key of its KV head.
 
-1. A query that came before t counts as r[q, t] = 0: in a mean it counts, a hit it is not.
-2. Rows are of the moment: what a token that died later had received stays where it went, and
+1. A query before t has r[q, t] = 0: it counts in a mean and is not a hit.
+2. Rows are not recomputed: attention that went to tokens which died later is not redistributed, and
    neighbours are those that were live at the newest probed query.
-3. A signal over several queries is not reported before it rests on min(W, 32) of them (W = 32 for
-   attention_sum), or on every query since the request's first token.
+3. A signal over several queries is not reported before min(W, 32) of them were probed (W = 32 for
+   attention_sum), or every query since the request's first token.
 4. Equal signals have equal numbers: layers and heads are part of a signal. A policy leaves them
    empty, and `vtoken.runtime.scoring` fills them in.
 """
@@ -52,7 +52,7 @@ import numpy.typing as npt
 
 from vtoken.arrays import Floats, Ints
 
-Rows = TypeVar("Rows")  # `Floats` here; a worker may keep its rows elsewhere
+Rows = TypeVar("Rows")  # `Floats` here; tensors in the CUDA worker
 Kind = Literal[
     "attention_sum",
     "attention_last",
@@ -70,10 +70,11 @@ NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """`window_queries`: W, for the kinds that have one; 0 for the others.
+    """The definition of one signal; raises ValueError if the parts are inconsistent.
 
-    `layers`: the probed ones. `heads`: query heads of the whole model, over all ranks, the same in
-    each layer; (): all. Raises ValueError where the parts do not fit together.
+    `window_queries`: W for the kinds that have a window, 0 for the others. `layers`: the probed
+    layers. `heads`: query heads of the complete model, over all ranks, the same in each layer; ():
+    all.
     """
 
     kind: Kind
@@ -88,7 +89,7 @@ class Signal:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ValueError(f"kind {self.kind!r} is none of {', '.join(get_args(Kind))}")
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(get_args(Kind))}")
         windowed = self.kind in ("attention_window", "attention_max", "attention_hits")
         if (self.window_queries > 0) != windowed:
             raise ValueError(f"{self.kind} with a window of {self.window_queries} queries")
@@ -102,7 +103,7 @@ class Signal:
         if self.is_mixed and self.of_keys:
             raise ValueError(f"{self.kind} is a signal of keys, which redundancy is not mixed into")
         if self.kind == "attention_sum" and "max" in (self.over_heads, self.over_layers):
-            # A worker adds up the queries of a chunk in every layer, and keeps no single row.
+            # Workers sum the queries of a chunk in every layer and keep no single row.
             raise ValueError("attention_sum takes the mean over heads and layers, not the maximum")
 
     @property
@@ -115,21 +116,21 @@ class Signal:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the redundancy of keys is part of it."""
+        """Whether redundancy is mixed in."""
         return self.mix_lambda < 1
 
     @property
     def parts(self) -> int:
-        """How many rows are kept apart until all layers have been seen.
+        """How many rows are kept separately until all layers have run.
 
-        One where heads and layers are put together the same way, since then their order does not
-        matter; else one a layer.
+        One if heads and layers have the same aggregate, since then their order does not matter;
+        else one a layer.
         """
         return 1 if self.over_heads == self.over_layers else len(self.layers)
 
     @property
     def is_linear(self) -> bool:
-        """Whether its numbers over some heads and over the others add up to those over all."""
+        """Whether the numbers over two disjoint sets of heads add up to those over their union."""
         return (
             self.kind not in ("attention_max", "attention_hits")
             and self.over_heads == "mean"
@@ -150,31 +151,31 @@ class Signal:
         return min(num_queries, self.window_queries or 1)
 
     def num_pooled(self, num_live: int) -> int:
-        """How many of `num_live` tokens, the oldest, take from their neighbours."""
+        """How many of `num_live` tokens, the oldest, are pooled over neighbours."""
         return max(0, num_live - max(self.window_queries, 1)) if self.pool_radius else 0
 
     def __str__(self) -> str:
-        said = []
+        parts = []
         for name, numbers in (("layer", self.layers), ("head", self.heads)):
             if numbers:
                 many = "s" if len(numbers) > 1 else ""
-                said.append(f"{name}{many} {', '.join(map(str, numbers))}")
-        said += [
+                parts.append(f"{name}{many} {', '.join(map(str, numbers))}")
+        parts += [
             f"max over {n}" for n in ("heads", "layers") if getattr(self, f"over_{n}") == "max"
         ]
         if self.pool_radius:
-            said.append(f"{self.pool} over {self.pool_radius} neighbours a side")
+            parts.append(f"{self.pool} over {self.pool_radius} neighbours a side")
         if self.is_mixed:
-            said.append(f"less redundancy, lambda {self.mix_lambda:g}")
+            parts.append(f"less redundancy, lambda {self.mix_lambda:g}")
         kind = f"{self.kind}({self.window_queries})" if self.window_queries else self.kind
-        return f"{kind} ({'; '.join(said)})" if said else kind
+        return f"{kind} ({'; '.join(parts)})" if parts else kind
 
 
 class Accumulator(Generic[Rows]):
-    """What the worker keeps of one request's attention; `make_accumulator` picks the subclass.
+    """Accumulates the attention rows of one request; `make_accumulator` picks the subclass.
 
-    `num_tokens`: tokens of the request at the last `add`, and `ids` [n] the live ones of them;
-    `num_queries`: probed so far.
+    `num_tokens`: the request's tokens at the last `add`; `ids` [n]: the live ones among them.
+    `num_queries`: queries probed so far.
     """
 
     def __init__(self, signal: Signal) -> None:
@@ -185,10 +186,11 @@ class Accumulator(Generic[Rows]):
         self._complete = True  # every query since the first token was probed
 
     def add(self, ids: Ints, rows: Rows, num_queries: int) -> None:
-        """One step's `num_queries` newest tokens asked: `rows` [k, n] over the live `ids` [n].
+        """Add one step's `rows` [k, n] over the live `ids` [n].
 
-        `ids` ascend and end with the tokens that asked. `rows` are those of the newest
-        `signal.num_rows(num_queries)` queries, oldest first; for attention_sum, their sum [1, n].
+        The step's queries are its `num_queries` newest tokens. `ids` ascend and end with them.
+        `rows` are those of the newest `signal.num_rows(num_queries)` queries, oldest first; for
+        attention_sum, their sum [1, n].
         """
         num_tokens = int(ids[-1]) + 1
         self._complete &= self.num_tokens + num_queries == num_tokens
@@ -198,8 +200,8 @@ class Accumulator(Generic[Rows]):
         self.ids = ids
 
     def scores(self) -> Rows | None:
-        """The signal of the tokens `ids` [n], before redundancy is mixed in; None while it is too
-        young. A later `add` may write into it.
+        """The signal of the tokens `ids` [n] before redundancy is mixed in; None while it rests on
+        too few queries. A later `add` may overwrite the array.
         """
         if not self._is_ready():
             return None
@@ -212,7 +214,7 @@ class Accumulator(Generic[Rows]):
         return self.num_queries > 0 and (self._complete or self.num_queries >= needed)
 
     def _add(self, ids: Ints, rows: Rows) -> None:
-        """`self.ids` are still those of the `add` before."""
+        """Add `rows` over `ids`; `self.ids` are still those of the previous `add`."""
         raise NotImplementedError
 
     def _scores(self) -> Rows:
@@ -224,14 +226,14 @@ class Accumulator(Generic[Rows]):
 
 
 class HostAccumulator(Accumulator[Floats]):
-    """Keeps numpy arrays."""
+    """Base of the accumulators of numpy arrays."""
 
     def _pooled(self, values: Floats) -> Floats:
         return pooled(self.signal, values)
 
 
 class SumAccumulator(HostAccumulator):
-    """One float a token."""
+    """The sum of all rows: one float a token."""
 
     def __init__(self, signal: Signal) -> None:
         super().__init__(signal)
@@ -250,7 +252,7 @@ class SumAccumulator(HostAccumulator):
 
 
 class LastAccumulator(HostAccumulator):
-    """The newest row as it came."""
+    """The newest row."""
 
     def _add(self, ids: Ints, rows: Floats) -> None:  # noqa: ARG002
         self._row = rows[-1]
@@ -263,8 +265,8 @@ class LastAccumulator(HostAccumulator):
 class RingAccumulator(HostAccumulator):
     """The newest W rows over the live tokens; the columns of dead tokens are dropped.
 
-    `_data` [rows, capacity]: column j belongs to token `ids[j]`. Capacity follows the live tokens,
-    so a long request under a budget costs what its budget costs.
+    `_data` [rows, capacity]: column j belongs to token `ids[j]`. Capacity follows the number of
+    live tokens, so memory is proportional to a request's budget, not to its length.
     """
 
     _num_rows: int
@@ -276,7 +278,7 @@ class RingAccumulator(HostAccumulator):
         self._next = 0  # the query slot 0 .. W - 1 that is written next
 
     def _align(self, ids: Ints) -> None:
-        """Make column j that of `ids[j]`: drop the dead, add zeros for the new ones."""
+        """Make column j that of `ids[j]`: drop dead tokens, add zeros for new ones."""
         before = self.ids
         known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
         num_ids, capacity = len(ids), self._data.shape[1]
@@ -292,7 +294,7 @@ class RingAccumulator(HostAccumulator):
         self._data[:, known:num_ids] = 0
 
     def _slots(self, num_rows: int) -> Ints:
-        """The query slots [num_rows] that the newest rows take."""
+        """The query slots [num_rows] of the newest rows."""
         window = self.signal.window_queries
         slots = (self._next + np.arange(num_rows)) % window
         self._next = (self._next + num_rows) % window
@@ -312,9 +314,9 @@ class WindowAccumulator(RingAccumulator):
 
     def _scores(self) -> Floats:
         rows = self._data[: min(self.num_queries, self.signal.window_queries), : len(self.ids)]
-        greatest = self.signal.kind == "attention_max"
-        found: Floats = rows.max(axis=0) if greatest else rows.mean(axis=0)
-        return found
+        is_max = self.signal.kind == "attention_max"
+        scores: Floats = rows.max(axis=0) if is_max else rows.mean(axis=0)
+        return scores
 
 
 class HitsAccumulator(RingAccumulator):
@@ -341,7 +343,7 @@ class HitsAccumulator(RingAccumulator):
 
 
 def pooled(signal: Signal, values: Floats) -> Floats:
-    """`values` [n] of live tokens in the order of ids, each put together with its neighbours."""
+    """`values` [n] of live tokens in the order of ids, each aggregated with its neighbours."""
     count, radius = signal.num_pooled(len(values)), signal.pool_radius
     if not count:
         return values
@@ -356,12 +358,13 @@ def pooled(signal: Signal, values: Floats) -> Floats:
 
 
 def redundancy(keys: Floats) -> Floats:
-    """How redundant each token's key is among `keys` [..., n, D] of one head: [..., n], sum 1.
+    """The redundancy of each token's key among `keys` [..., n, D] of one head: [..., n], sum 1.
 
-    With s[i, t] the cosine of the keys of i and t, s[t, t] = 0, and in each row i the newest t with
-    s[i, t] > `SIMILAR` set to 0 (the oldest token where there is none): the softmax over t of the
-    mean over i of s[i, t]. So of three alike the oldest is the most redundant; of two neither is.
-    O(n^2 D) time, O(n^2) memory. Source: `cal_similarity` of R-KV (arXiv 2505.24133).
+    Let s[i, t] be the cosine of the keys of i and t, with s[t, t] = 0, and in each row i the newest
+    t with s[i, t] > `SIMILAR` set to 0 (the oldest token if there is none). The redundancy is the
+    softmax over t of the mean over i of s[i, t]. Of three similar keys the oldest is the most
+    redundant; of two neither is. O(n^2 D) time, O(n^2) memory. Source: `cal_similarity` of R-KV
+    (arXiv 2505.24133).
     """
     unit = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-12)
     cosine = unit @ np.swapaxes(unit, -1, -2)
@@ -376,13 +379,13 @@ def redundancy(keys: Floats) -> Floats:
 
 
 def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
-    """`values` [n] of the tokens `ids` [n] as numbers by token id [num_tokens], 0 for others."""
+    """`values` [n] of the tokens `ids` [n], indexed by token id [num_tokens], 0 for others."""
     out = np.zeros(num_tokens, dtype=np.float32)
     out[ids] = values
     return out
 
 
-_KEEPERS: dict[Kind, type[HostAccumulator]] = {
+_ACCUMULATORS: dict[Kind, type[HostAccumulator]] = {
     "attention_sum": SumAccumulator,
     "attention_last": LastAccumulator,
     "attention_window": WindowAccumulator,
@@ -393,4 +396,4 @@ _KEEPERS: dict[Kind, type[HostAccumulator]] = {
 
 def make_accumulator(signal: Signal) -> HostAccumulator:
     """The accumulator of an attention signal."""
-    return _KEEPERS[signal.kind](signal)
+    return _ACCUMULATORS[signal.kind](signal)

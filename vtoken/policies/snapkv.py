@@ -21,7 +21,7 @@ from vtoken.policies.signals import Aggregate, Kind, Signal
 
 class SnapKVParams(Params, frozen=True):
     window: Annotated[
-        int, Meta(ge=1, le=512, description="newest queries that are asked; their tokens stay")
+        int, Meta(ge=1, le=512, description="newest queries to score by; their tokens are kept")
     ] = 64
     pool_radius: PoolRadius = 2
     sinks: Sinks = 0
@@ -34,7 +34,7 @@ class SnapKVParams(Params, frozen=True):
 @register
 class SnapKV(LowestScores):
     name = "snapkv"
-    summary = "keep what the last window of queries attends to, pooled over neighbours; keep it too"
+    summary = "keep the last window, and tokens that it attends to, pooled over neighbours"
     source = "arXiv 2404.14469"
     Params = SnapKVParams
 

@@ -1,7 +1,4 @@
-"""What a policy may know of the words behind the tokens; the engine implements it.
-
-Knows no tokenizer.
-"""
+"""The vocabulary as policies see it; the engine implements it with the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -11,21 +8,22 @@ from vtoken.arrays import Bools, Ints
 
 
 class Vocabulary(Protocol):
-    """The words of the requests, and the two kinds of word that policies tell apart."""
+    """Vocabulary ids of the requests' tokens, and the two kinds of token that policies use."""
 
     def refusal(self) -> str | None:
-        """Why there is no vocabulary; None when there is one. The first call may load it."""
+        """Why there is no vocabulary; None if there is one. The first call may load it."""
 
     def words(self, request_id: str, ids: Ints) -> Ints:
         """The vocabulary ids [n] of the tokens `ids` [n] of a request."""
 
     def known_words(self, request_id: str, start: int, stop: int) -> Ints:
-        """The vocabulary ids of the tokens `start` .. `stop`, fewer where the newest are not
-        sampled yet; NO_WORD for a place of a prompt that was given as embeddings.
+        """The vocabulary ids of the tokens `start` .. `stop`, without those not sampled yet.
+
+        NO_WORD for a position of a prompt that was given as embeddings.
         """
 
     def special(self, words: Ints) -> Bools:
-        """Which of `words` [n] are special tokens (begin, end, roles) and no text."""
+        """Which of `words` [n] are special tokens (begin, end, roles) rather than text."""
 
     def punctuation(self, words: Ints) -> Bools:
-        """Which of `words` [n] are punctuation and nothing else."""
+        """Which of `words` [n] are punctuation only."""

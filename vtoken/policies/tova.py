@@ -1,6 +1,6 @@
-"""TOVA: what the last query attends to least goes first (arXiv 2401.06104).
+"""TOVA: evicts the tokens that the last query attends to least (arXiv 2401.06104).
 
-The paper ranks each token by itself, `pool_radius` 0. Its neighbours are averaged in by default.
+The paper ranks each token alone (`pool_radius` 0). The default here averages over neighbours.
 """
 
 from __future__ import annotations

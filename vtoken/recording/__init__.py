@@ -1,11 +1,11 @@
-"""Recordings of the stream: written line by line, read without loading all of it.
+"""Recordings of the stream: written line by line, read without loading the complete file.
 
-Knows the wire only. A recording is text, one JSON document a line, gzip where its name ends in
-`.gz`: a header, then stream messages as they came, audit lines and, if asked for, text of requests.
+A recording is text, one JSON document a line, gzip-compressed if its name ends in `.gz`: a header,
+then stream messages in order of arrival, audit lines and, optionally, text of requests.
 
-1. A killed writer loses at most its last moment; what was written before stays readable.
-2. An existing file is never written over.
-3. Every `hello` with the `snapshot` behind it is a key frame: reading can begin there.
+1. A killed writer loses at most the last `FLUSH_S`; everything written before stays readable.
+2. An existing file is never overwritten.
+3. Every `hello` followed by its `snapshot` is a key frame: reading can begin there.
 """
 
 from vtoken.recording.errors import RecordingError, RecordingExistsError

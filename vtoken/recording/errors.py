@@ -1,6 +1,6 @@
-"""What can be wrong with a recording.
+"""The errors of recordings.
 
-RecordingError                 cannot be read or written; names the file, and the line where known
+RecordingError                 cannot be read or written; names the file, and the line if known
 └── RecordingExistsError       a file of that name exists; nothing was written
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class RecordingError(Exception):
-    """`line` counts from 1; None where no line is to blame."""
+    """A recording that cannot be read or written; `line` from 1, or None if no line is at fault."""
 
     def __init__(self, path: Path, reason: str, line: int | None = None) -> None:
         where = str(path) if line is None else f"{path}, line {line:,}"
@@ -21,7 +21,7 @@ class RecordingError(Exception):
 
 
 class RecordingExistsError(RecordingError):
-    """The file is there already."""
+    """The file exists already."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "exists already; name another file, or remove it")
+        super().__init__(path, "exists already; choose another name or remove it")

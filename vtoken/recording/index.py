@@ -1,10 +1,8 @@
-"""The index of a recording: where to start reading from for any moment, what happened when, and
-where the texts of requests are.
+"""The index of a recording: key frames, marked events and texts of requests, by time.
 
-Knows the wire and the reader. Made by one pass over the file that decodes no block, no request and
-no text.
-Times are Unix seconds of the server that never go back: after a jump of its clock to the past,
-time stands still until it has caught up.
+One pass over the file builds it, without decoding blocks, requests or text. Times are the server's
+Unix seconds made monotonic: after a backward jump of its clock, time stays constant until the clock
+has caught up.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from vtoken.recording.reader import RecordingReader
 MARKED: frozenset[wire.EventKind] = frozenset({"config", "violation"})
 MAX_MARKS = 10_000
 MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(wire.StreamMessage))
-TURN_LINES = 256  # lines between two turns of the caller
+YIELD_LINES = 256  # lines that `scan` reads before it yields to the caller
 
 
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """A `hello` with its `snapshot` behind it; `place` is that of the hello."""
+    """A `hello` followed by its `snapshot`; `place` is that of the hello."""
 
     ts: float
     place: Place
@@ -37,7 +35,7 @@ class Keyframe:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something to be seen on the time axis."""
+    """An event that is marked on the time axis."""
 
     ts: float
     kind: wire.EventKind
@@ -46,7 +44,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text line; `ts` is that of the message before it."""
+    """A text line; `ts` is that of the previous message."""
 
     ts: float
     place: Place
@@ -54,9 +52,9 @@ class Text:
 
 @dataclass(slots=True)
 class Index:
-    """Grows while `scan` runs; `complete` once the end was reached.
+    """The index; it grows while `scan` runs and is `complete` once the end is reached.
 
-    `texts`: of each request, in the order of the file.
+    `texts`: by request id, in the order of the file.
     """
 
     keyframes: list[Keyframe] = field(default_factory=list)
@@ -67,27 +65,27 @@ class Index:
     num_lines: int = 0
     complete: bool = False
     torn: str = ""
-    error: RecordingError | None = None  # reading ended here
+    error: RecordingError | None = None  # a damaged line that ended the scan
 
     @property
     def duration_s(self) -> float:
         return self.last_ts - self.first_ts
 
     def before(self, ts: float) -> Keyframe | None:
-        """The last key frame at `ts` or earlier, else the first; None without any."""
+        """The last key frame at `ts` or earlier, else the first; None if there are none."""
         if not self.keyframes:
             return None
         at = bisect.bisect_right(self.keyframes, ts, key=lambda frame: frame.ts)
         return self.keyframes[max(0, at - 1)]
 
     def text_before(self, request_id: str, ts: float) -> Text | None:
-        """The newest text of a request at `ts` or earlier; None where there is none."""
+        """The newest text of a request at `ts` or earlier; None if there is none."""
         texts = self.texts.get(request_id, [])
         at = bisect.bisect_right(texts, ts, key=lambda text: text.ts)
         return texts[at - 1] if at else None
 
     def add_text(self, request_id: str, ts: float, place: Place) -> None:
-        """A text line behind those that are known; one that is known already changes nothing."""
+        """Add a text line, unless it is indexed already."""
         texts = self.texts.setdefault(request_id, [])
         if not texts or texts[-1].place.number < place.number:
             texts.append(Text(ts, place))
@@ -105,9 +103,9 @@ class _Peek(msgspec.Struct):
 
 
 def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
-    """Fill `index` from the start of the file, yielding it every few lines and at the end.
+    """Fill `index` from the start of the file, yielding it every `YIELD_LINES` and at the end.
 
-    A damaged line ends it, with `error` set; what lies before stays usable.
+    A damaged line ends the scan with `error` set; the index up to that line stays usable.
     """
     decoder = msgspec.json.Decoder(_Peek)
     reader.rewind()
@@ -136,7 +134,7 @@ def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
             event = peek.event
             if event is not None and event.kind in MARKED and len(index.marks) < MAX_MARKS:
                 index.marks.append(Mark(ts, event.kind, event.summary))
-            if index.num_lines % TURN_LINES == 0:
+            if index.num_lines % YIELD_LINES == 0:
                 yield index
     except RecordingError as error:
         index.error = error

@@ -1,4 +1,4 @@
-"""A key frame: the messages that stand for all of a stream so far, in the wire's JSON form."""
+"""A key frame: the two messages that replace all messages of a stream so far, in JSON form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def keyframe(state: StreamState) -> tuple[wire.Hello, wire.Snapshot] | None:
-    """`hello` and `snapshot` that stand for all messages so far; None before a snapshot.
+    """The `hello` and `snapshot` that replace all messages so far; None before a snapshot.
 
-    They take the places of the last two messages in the order of `seq`, so that the next one of
-    the stream continues them.
+    They have the `seq` of the last two messages, so that the next message of the stream continues
+    them.
     """
     if state.hello is None or state.config is None or not state.synced:
         return None

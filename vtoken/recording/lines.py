@@ -1,8 +1,7 @@
-"""The lines of a file, plain or gzip, one at a time, from any place that was passed before.
+"""The lines of a file, plain or gzip, one at a time, with seeking to lines read before.
 
-Knows no documents. Gzip is told by the file's first bytes, not by its name; members follow one
-another as `gzip` allows. `next` answers None at the present end and may be called again: a
-file that is still being written goes on.
+Gzip is detected by the file's first bytes, not by its name; it may have several members. `next`
+returns None at the current end and may be called again, since the file may still be growing.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line begins: `skip` bytes of text behind byte `start` of the file; `number` from 1.
+    """The start of line `number`, counted from 1: `skip` bytes of text after byte `start`.
 
-    `start` is 0 in a plain file, the first byte of a gzip member in a compressed one.
+    `start` is 0 in a plain file, the offset of a gzip member in a compressed one.
     """
 
     start: int
@@ -59,7 +58,7 @@ class _Plain:
 class _Gzip:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._rest: _Text | None = None  # of a chunk in whose middle reading began
+        self._rest: _Text | None = None  # the end of a chunk after a seek into its middle
         self._start: int
         self._skip: int
         self._input: bytes
@@ -68,7 +67,7 @@ class _Gzip:
 
     @property
     def inside(self) -> bool:
-        """Whether what was read so far ends inside a member."""
+        """Whether the text read so far ends inside a member."""
         return self._consumed and not self._inflate.eof
 
     def seek(self, start: int, skip: int) -> None:
@@ -79,9 +78,9 @@ class _Gzip:
             text = self.read()
             if text is None:
                 raise zlib.error("the file is shorter than it was")
-            behind = skip - text.skip
-            if len(text.data) > behind:
-                self._rest = _Text(text.start, skip, text.data[behind:])
+            offset = skip - text.skip
+            if len(text.data) > offset:
+                self._rest = _Text(text.start, skip, text.data[offset:])
 
     def read(self) -> _Text | None:
         if self._rest is not None:
@@ -109,7 +108,7 @@ class _Gzip:
 
 
 class Lines:
-    """Pull lines with `next`; close it, or use it as a context."""
+    """Reads lines with `next`; a context manager that closes the file."""
 
     def __init__(self, path: Path) -> None:
         """Raises RecordingError when the file cannot be opened."""
@@ -123,7 +122,7 @@ class Lines:
         self.compressed = magic == GZIP_MAGIC
         self._source = _Gzip(self._file) if self.compressed else _Plain(self._file)
         self._ready: deque[tuple[Place, bytes]] = deque()
-        self._tail = io.BytesIO()  # the beginning of a line whose end has not come
+        self._tail = io.BytesIO()  # an incomplete line at the current end
         self._tail_at: tuple[int, int] | None = None
         self._number = 1
 
@@ -132,7 +131,7 @@ class Lines:
 
     @property
     def torn(self) -> str:
-        """What is missing at the present end; empty when the file ends with a whole line."""
+        """What is missing at the current end; empty if the file ends with a complete line."""
         if self._ready:
             return ""
         if size := self._tail.tell():
@@ -140,17 +139,18 @@ class Lines:
         return "the last gzip member is not finished" if self._source.inside else ""
 
     def seek(self, place: Place) -> None:
-        """`next` answers the line at `place` again; raises RecordingError."""
+        """Continue `next` with the line at `place`; raises RecordingError."""
         self._ready.clear()
         self._tail, self._tail_at = io.BytesIO(), None
         self._number = place.number
         try:
             self._source.seek(place.start, place.skip)
         except (OSError, zlib.error) as error:
-            raise RecordingError(self.path, f"cannot go there: {error}", place.number) from error
+            reason = f"cannot seek to this line: {error}"
+            raise RecordingError(self.path, reason, place.number) from error
 
     def next(self) -> tuple[Place, bytes] | None:
-        """The next whole line without its end, or None when there is none yet."""
+        """The next complete line without its newline; None if there is none yet."""
         while not self._ready:
             try:
                 text = self._source.read()

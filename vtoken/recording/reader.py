@@ -1,9 +1,8 @@
 """Reads a recording: documents in order, from the start or from a key frame.
 
-Knows the wire and lines. Memory does not grow with the file. A torn end is said in `torn` and is
-no error; a damaged line before it is one that names file and line. Recordings without a header, of
-`hello` first, are read too. `next` leaves out lines of a type that it does not know: they are of a
-newer vToken.
+Memory use does not grow with the file. An incomplete end is no error; `torn` describes it. A
+damaged line before the end raises an error with file and line. Recordings without a header, with a
+`hello` first, are accepted. `next` skips lines of unknown types, which a newer vToken wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(wire.Reco
 
 
 class Entry(NamedTuple):
-    """One line and where it stands."""
+    """One line and its place."""
 
     place: Place
     line: wire.RecordingLine
@@ -36,7 +35,7 @@ class _Typed(msgspec.Struct):
 
 
 class RecordingReader:
-    """The recording at `path`; raises RecordingError when it is none."""
+    """The recording at `path`; raises RecordingError if the file is not a recording."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,15 +65,15 @@ class RecordingReader:
 
     @property
     def torn(self) -> str:
-        """What is missing at the end that was reached, in words; empty when nothing is."""
+        """What is missing at the current end; empty if nothing is."""
         return self._lines.torn
 
     def raw(self) -> tuple[Place, bytes] | None:
-        """The next line as it stands in the file; None at the present end."""
+        """The next line, not decoded; None at the current end."""
         return self._lines.next()
 
     def next(self) -> Entry | None:
-        """The next document; None at the present end, where a later call may find more."""
+        """The next document; None at the current end, where a later call may find more."""
         while (found := self._lines.next()) is not None:
             try:
                 return Entry(found[0], self.decode(*found))
@@ -84,7 +83,7 @@ class RecordingReader:
         return None
 
     def seek(self, place: Place) -> None:
-        """Go to a place that `next` or `scan` has answered."""
+        """Go to a place that `next` or `scan` has returned."""
         self._lines.seek(place)
 
     def rewind(self) -> None:
@@ -103,7 +102,7 @@ class RecordingReader:
         return document
 
     def is_of_another_type(self, line: bytes) -> bool:
-        """Whether a line is a document of a type that this version does not know."""
+        """Whether a line is a document of an unknown type."""
         try:
             return self._typed.decode(line).type not in TYPES
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -112,7 +111,7 @@ class RecordingReader:
     def _check_start(self) -> None:
         first = self.next()
         if first is None:
-            raise RecordingError(self.path, f"holds no whole line; {EXPECTED}")
+            raise RecordingError(self.path, f"holds no complete line; {EXPECTED}")
         if isinstance(first.line, wire.RecordingHeader):
             self.header = first.line
         elif not isinstance(first.line, wire.Hello):
@@ -121,5 +120,5 @@ class RecordingReader:
 
     def _check_schema(self, schema: int, newest: int, number: int) -> None:
         if schema > newest:
-            reason = f"schema {schema} is of a newer vToken; this one reads {newest}"
+            reason = f"schema {schema} is of a newer vToken; this one reads up to {newest}"
             raise RecordingError(self.path, reason, number)

@@ -1,7 +1,4 @@
-"""Records one stream: its messages as they came, key frames in between, the audit, and text.
-
-Knows the wire and the writer, not where the messages come from.
-"""
+"""Records one stream: its messages in order of arrival, key frames, the audit log, and text."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
 
 
 class Recorder:
-    """`take` every message with its JSON; a key frame follows every `keyframe_s` seconds.
+    """Writes every message passed to `take`, and a key frame every `keyframe_s` seconds.
 
-    `state`: what the messages add up to, without events; an empty one where it cannot be known.
+    `state`: the state reduced from the messages, without events; empty while it is unknown.
     """
 
     def __init__(self, writer: RecordingWriter, *, keyframe_s: float = KEYFRAME_S) -> None:
@@ -36,9 +33,9 @@ class Recorder:
         self._audited: set[tuple[float, str, str, int]] = set()
 
     def take(self, text: bytes, message: wire.StreamMessage) -> None:
-        """Write one message; raises RecordingError.
+        """Write one `message`, whose JSON is `text`; raises RecordingError.
 
-        Messages whose state cannot be known are written too; no key frame follows them.
+        While the state is unknown, messages are written and key frames are not.
         """
         if isinstance(message, wire.Hello):
             self._writer.begin_member()
@@ -46,18 +43,18 @@ class Recorder:
         self.num_messages += 1
         self._ts = message.ts
         try:
-            # A key frame has no events, so none are kept.
+            # A key frame contains no events, so none are stored.
             self.state = replace(apply(self.state, message), events=())
         except ResyncNeeded:
             self.state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
             self._keyframe_ts = message.ts
-        elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also when it jumped back
+        elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also after a jump back
             self._keyframe_ts = message.ts
             self._write_keyframe()
 
     def audit(self, entries: Iterable[wire.AuditEntry]) -> None:
-        """Write those of `entries` that were not written before."""
+        """Write the `entries` that were not written before."""
         seen = {(e.ts, e.actor, e.action, e.revision): e for e in entries}
         for key, entry in seen.items():
             if key not in self._audited:
@@ -66,7 +63,7 @@ class Recorder:
             self._audited = set(seen)
 
     def text(self, page: wire.TextPage) -> None:
-        """Write the whole text of a request, read after the newest message."""
+        """Write the complete text of a request, read after the newest message."""
         self._writer.write(self._encoder.encode(wire.TextLine(ts=self._ts, page=page)))
 
     def _write_keyframe(self) -> None:
@@ -78,5 +75,5 @@ class Recorder:
 
 
 def is_audited(message: wire.StreamMessage) -> bool:
-    """Whether the audit log has probably grown with this message."""
+    """Whether the audit log has probably grown since the previous message."""
     return isinstance(message, wire.EventMessage) and message.event.kind in AUDITED

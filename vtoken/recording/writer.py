@@ -1,8 +1,7 @@
-"""Writes a recording, line by line, so that what was written survives the death of the writer.
+"""Writes a recording line by line, so that written lines survive a crash of the writer.
 
-Knows the wire and files. A line reaches the operating system at once in a plain file, within
-FLUSH_S in a compressed one. Each key frame may begin a gzip member of its own, so that a reader
-can start there without reading what lies before.
+A line reaches the operating system at once in a plain file, and within FLUSH_S in a compressed one.
+A key frame may begin a gzip member of its own, so that a reader can start there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the serv
 
 
 def header_line(source: str, *, holds_text: bool = False) -> bytes:
-    """The first line of a recording, without its end."""
+    """The first line of a recording, without its newline."""
     header = wire.RecordingHeader(
         schema=wire.RECORDING_SCHEMA if holds_text else wire.SCHEMA_VERSION,
         vtoken_version=__version__,
@@ -36,9 +35,9 @@ def header_line(source: str, *, holds_text: bool = False) -> bytes:
 
 
 class RecordingWriter:
-    """A new file at `path`, compressed where its name ends in `.gz`.
+    """A new recording at `path`, compressed if the name ends in `.gz`.
 
-    One that `holds_text` of requests is for its owner alone (mode 0600).
+    If it `holds_text` of requests, only its owner may read it (mode 0600).
     """
 
     def __init__(self, path: Path, *, source: str, holds_text: bool = False) -> None:
@@ -79,7 +78,7 @@ class RecordingWriter:
             self.close()
 
     def write(self, line: bytes) -> None:
-        """One JSON document; raises RecordingError, and what lies in the file stays readable."""
+        """Write one JSON document. After a RecordingError the lines before stay readable."""
         text = line + b"\n"
         if self._deflate is None:
             self._put(text)
@@ -93,19 +92,19 @@ class RecordingWriter:
         self.write(msgspec.json.encode(wire.AuditLine(entry=entry)))
 
     def begin_member(self) -> None:
-        """What comes next can be read without what came before; for a key frame."""
+        """Begin a new gzip member, so that a reader can start at the next line."""
         if self._deflate is not None:
             self._put(self._deflate.flush(zlib.Z_FINISH))
             self._deflate = _deflate()
 
     def flush(self) -> None:
-        """Everything written so far can be read by others."""
+        """Make everything written so far readable by other processes."""
         if self._deflate is not None:
             self._put(self._deflate.flush(zlib.Z_SYNC_FLUSH))
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:
-        """Ends the file; raises RecordingError. Calling it again does nothing."""
+        """Finish the file; raises RecordingError. Calling it again does nothing."""
         if self._file.closed:
             return
         try:
@@ -127,7 +126,7 @@ class RecordingWriter:
     def _failed(self, error: OSError) -> RecordingError:
         reason = f"cannot be written: {error.strerror or error}"
         if self.num_lines:
-            reason += f"; the {self.num_lines:,} lines before can be read"
+            reason += f"; the first {self.num_lines:,} lines are readable"
         return RecordingError(self.path, reason)
 
 
