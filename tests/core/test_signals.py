@@ -1,4 +1,4 @@
-"""Signal accumulators against their definitions, over random prompts, decode steps and evictions."""
+"""Signal accumulators against their definitions, over random prompts, steps and evictions."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ class TokenAppender:
             )
         known = tables.rows
         rows = np.array([known[name] for name in scheduled.request_ids], dtype=np.int64)
-        starts, joined = self._joined(scheduled, rows)
+        starts, added = self._added_blocks(scheduled, rows)
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
-        grown = tables.grow(rows, totals, starts, joined)
+        grown = tables.grow(rows, totals, starts, added)
         state.counters.recycled_slots += grown.num_recycled
         self._check_private(grown.written.tolist())
         return rows, grown
@@ -105,22 +105,22 @@ class TokenAppender:
         if foreign is not None:
             state.violated(InvariantViolation("I4", f"block {foreign} is written, not private"))
 
-    def _joined(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
+    def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
         """The blocks that requests hold since the last step: starts [k + 1], and the blocks."""
         tables = self._state.tables
         known = tables.columns.num_blocks[rows]
         more = np.array(scheduled.num_blocks, dtype=np.int64) - known
         if np.count_nonzero(more) == 0:
             return np.zeros(len(rows) + 1, dtype=np.int64), NO_BLOCKS
-        joined: list[int] = []
+        added: list[int] = []
         for i in np.flatnonzero(more).tolist():
             name = scheduled.request_ids[i]
             if more[i] < 0:
                 raise InvariantViolation(
                     "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
                 )
-            joined += self._state.store.blocks_from(name, int(known[i]))
-        return starts_of(more), np.array(joined, dtype=np.int64)
+            added += self._state.store.blocks_from(name, int(known[i]))
+        return starts_of(more), np.array(added, dtype=np.int64)
 
     def plan(self, rows: Ints, grown: AppendedTokens, *, lends: bool) -> RequestSteps:
         """The worker's part of the step: all scheduled `rows` [k] that have evicted something, and
