@@ -257,7 +257,7 @@ def test_a_block_table_that_shrank_is_refused() -> None:
     engine.add("a", 6)
     engine.step()
     with pytest.raises(InvariantViolation, match="I4: a holds 0 blocks, its table has"):
-        engine.runtime.appender.enter(Scheduled(["a"], [7], [0]))
+        engine.runtime.appender.append(Scheduled(["a"], [7], [0]))
 
 
 def test_tokens_that_do_not_fit_are_refused() -> None:

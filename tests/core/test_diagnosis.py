@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.advice import MAX_LENGTH
-from vtoken.runtime.admission import ASKED_STEPS
+from vtoken.runtime.admission import SHORTAGE_VALID_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {
@@ -390,7 +390,7 @@ def test_what_a_request_lacked_holds_while_the_engine_does_not_ask() -> None:
         engine.steps(1)
         engine.facts.waiting = 1
         assert f"first lacks {lacking} blocks" in told(engine).sentence
-        engine.steps(ASKED_STEPS)
+        engine.steps(SHORTAGE_VALID_STEPS)
         engine.facts.waiting = 1
         assert "lacks" not in told(engine).sentence
 

@@ -2,8 +2,8 @@
 
 Independent of vLLM and of the subscribers. Events are sent as they occur. State frames are sent
 only while `state` has a subscriber, at most `max_hz` times a second, and rarely enough that
-telemetry takes at most `max_share` of the calling thread's time (CPU time). Only some frames contain
-the figures, which cost as much as the map of blocks but need no map's refresh rate.
+telemetry takes at most `max_share` of the calling thread's CPU time. Only some frames contain the
+figures, which cost as much as the map of blocks but are read less often.
 A subscriber that does not read loses messages at its high-water mark without affecting others; it
 detects the loss by the numbers of events and frames. The engine never waits. After every new
 subscription to `state` the next frame is complete.
@@ -32,7 +32,7 @@ POLL_S = 0.25  # interval of the polls for new subscribers
 
 class MakeFrame(Protocol):
     def __call__(self, *, figures: bool) -> Frame:
-        """The current state; the figures (status, rows, configuration) are optional without `figures`."""
+        """The current state; `figures`: with status, rows and configuration, else optional."""
 
 
 class Publisher:
@@ -57,15 +57,13 @@ class Publisher:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, 256)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(
-            zmq.XPUB_VERBOSE, 1
-        )  # report every subscription, not only the first
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report repeated subscriptions too
         self._socket.bind(self.endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()  # reused: a new buffer per frame would cost page faults
 
     def publish(self, make_frame: MakeFrame, *, force: bool = False) -> None:
-        """Send pending events, and a frame if one is due and subscribed to; `force` ignores the rate."""
+        """Send pending events, and a frame if due and subscribed to; `force` ignores the rate."""
         now = time.monotonic()
         if force or now >= self._next_poll:
             self._next_poll = now + POLL_S
