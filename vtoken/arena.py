@@ -1,8 +1,8 @@
-"""Arrays that many rows share: one piece a row, all pieces in a few arrays behind each other.
+"""A growable arena: a few flat arrays in which every row owns one contiguous segment.
 
-Knows neither tokens nor requests. Whoever owns an arena keeps `first` and `room` by row, where its
-kernels read them; row r has the places first[r] .. first[r] + room[r], and none while room[r] = 0.
-A piece moves to the end when it grows. What it leaves behind is taken back when the end is reached.
+Independent of tokens and requests. The arena's owner stores `first` and `capacity` by row for its
+kernels. Row r owns entries first[r] .. first[r] + capacity[r], none while capacity[r] = 0. A
+segment that grows moves to the end; abandoned entries are reclaimed when the arena is full.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ GROWTH = 8  # the arrays grow by 1 / GROWTH at least
 
 
 class Column(NamedTuple):
-    """An array with `width` elements a place, or one for `share` places; `fill`: before use."""
+    """An array of `width` elements per entry, or one per `group` entries; `fill`: initial value."""
 
     dtype: type[np.generic]
     fill: int = 0
     width: int = 1
-    share: int = 1
+    group: int = 1
 
     def part(self, start: int, stop: int) -> slice:
-        """The elements of the places start .. stop, multiples of `share`."""
-        return slice(start * self.width // self.share, stop * self.width // self.share)
+        """The elements of entries start .. stop, which are multiples of `group`."""
+        return slice(start * self.width // self.group, stop * self.width // self.group)
 
     def make(self, size: int) -> npt.NDArray[Any]:
-        return np.full(size * self.width // self.share, self.fill, dtype=self.dtype)
+        return np.full(size * self.width // self.group, self.fill, dtype=self.dtype)
 
 
 class Arena:
-    """`arrays`, one a column, are replaced when the pieces are packed: fetch them anew."""
+    """One array per column in `arrays`. `reserve` and `compact` replace them: read them anew."""
 
     def __init__(self, *columns: Column) -> None:
         self._columns = columns
         self._end = 0
-        self._unit = max(column.share for column in columns)
+        self._unit = max(column.group for column in columns)
         self.size = 0
         self.arrays = [column.make(0) for column in columns]
 
@@ -47,29 +47,29 @@ class Arena:
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
-    def reserve(self, first: Ints, room: Ints, row: int, used: int, wanted: int) -> None:
-        """Move `row` to a piece of `wanted` places; the first `used` keep what they hold."""
+    def reserve(self, first: Ints, capacity: Ints, row: int, used: int, wanted: int) -> None:
+        """Move `row` to a segment of `wanted` entries and copy its first `used` entries there."""
         if self._end + wanted > self.size:
-            self.pack(first, room, wanted)
+            self.compact(first, capacity, wanted)
         old, start = int(first[row]), self._end
         for column, array in zip(self._columns, self.arrays, strict=True):
             array[column.part(start, start + used)] = array[column.part(old, old + used)]
             array[column.part(start + used, start + wanted)] = column.fill
-        first[row], room[row] = start, wanted
+        first[row], capacity[row] = start, wanted
         self._end = start + wanted
 
-    def pack(self, first: Ints, room: Ints, more: int, *, shrink: bool = False) -> None:
-        """Put all pieces behind each other, with places for `more` behind them and some beyond.
+    def compact(self, first: Ints, capacity: Ints, more: int, *, shrink: bool = False) -> None:
+        """Move all segments to the front, followed by at least `more` free entries.
 
         `shrink`: the arrays may become smaller.
         """
-        total = int(room.sum()) + more
+        total = int(capacity.sum()) + more
         size = total + total // GROWTH // self._unit * self._unit
         self.size = size if shrink else max(size, self.size)
         before, self.arrays = self.arrays, [column.make(self.size) for column in self._columns]
         self._end = 0
-        for row in np.flatnonzero(room).tolist():
-            old, count = int(first[row]), int(room[row])
+        for row in np.flatnonzero(capacity).tolist():
+            old, count = int(first[row]), int(capacity[row])
             for column, source, array in zip(self._columns, before, self.arrays, strict=True):
                 to = column.part(self._end, self._end + count)
                 array[to] = source[column.part(old, old + count)]

@@ -1,5 +1,5 @@
-"""The array types of the core. The name of an argument says what its numbers are: `ids` are token
-ids, `slots` places in the cache (`block_id * S + offset`), `blocks` block ids.
+"""The array types of the core. Argument names imply contents: `ids` are token ids, `slots` are
+cache slots (`block_id * S + offset`), `blocks` are block ids.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ Floats = npt.NDArray[np.float32]
 
 
 def starts_of(counts: Ints | Sequence[int]) -> Ints:
-    """Where each of R parts of `counts` [R] numbers starts, and where the last one ends [R + 1]."""
+    """Offsets [R + 1] of R consecutive parts of `counts` [R] numbers: starts and the final end."""
     starts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 def spans(first: Ints, counts: Ints) -> Ragged:
-    """The numbers first[i], first[i] + 1, … of which part i has `counts` [R]."""
+    """Consecutive numbers first[i], first[i] + 1, …, counts[i] of them in part i of R."""
     starts = starts_of(counts)
     return Ragged(np.repeat(first - starts[:-1], counts) + np.arange(starts[-1]), starts)
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """One array for R requests: `values` [n] int64, of which `values[starts[i] : starts[i + 1]]`
-    belong to request i; `starts` [R + 1] int64 ascends from 0 to n.
+    """A ragged array of R requests. Request i has `values[starts[i] : starts[i + 1]]`.
+
+    `values` [n] int64; `starts` [R + 1] int64 ascends from 0 to n.
     """
 
     values: Ints
@@ -39,18 +40,18 @@ class Ragged:
 
     @classmethod
     def empty(cls, num_requests: int = 0) -> Ragged:
-        """Nothing for each of `num_requests` requests."""
+        """No numbers for each of `num_requests` requests."""
         return cls(np.empty(0, dtype=np.int64), np.zeros(num_requests + 1, dtype=np.int64))
 
     @classmethod
     def joined(cls, parts: Iterable[Sequence[int] | Ints]) -> Ragged:
-        """The numbers of request i are `parts[i]`."""
+        """Concatenate: request i has the numbers `parts[i]`."""
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
         starts = starts_of([len(array) for array in arrays])
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64), starts)
 
     def of(self, i: int) -> Ints:
-        """The numbers of request `i`: a view."""
+        """A view of request `i`'s numbers."""
         return self.values[self.starts[i] : self.starts[i + 1]]
 
     def take(self, which: Ints) -> Ragged:

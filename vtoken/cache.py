@@ -1,4 +1,4 @@
-"""Where the user's programs keep what can be made again."""
+"""The user's cache folder, for files that can be regenerated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/vtoken`, or `~/.cache/vtoken`; it need not exist."""
+    """`$XDG_CACHE_HOME/vtoken`, or `~/.cache/vtoken`; the folder may not exist yet."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "vtoken"

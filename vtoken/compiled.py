@@ -1,15 +1,13 @@
 """Kernels: plain loops over arrays, compiled by Numba.
 
 A kernel takes and returns numpy arrays and numbers only, so the same source runs as plain Python
-under `NUMBA_DISABLE_JIT=1`, for a debugger, for coverage, and in tests. Compiled code is kept on
-disk, beside its source or in the user's cache folder; `NUMBA_CACHE_DIR` names another one. Without
-a folder that can be written to, kernels are compiled anew in every process, and a line in the log
-says so.
+under `NUMBA_DISABLE_JIT=1`, for a debugger, for coverage, and in tests. Numba caches compiled code
+on disk, next to the source or in the user's cache folder; `NUMBA_CACHE_DIR` overrides the location.
+Without a writable folder every process compiles all kernels again and logs a warning.
 
-Rules for a kernel: no Python objects, no allocation that grows with the number of calls, and arrays
-of one type everywhere, because every new combination of types is compiled again. A kernel calls
-kernels of its own file only: Numba compiles a callee into its caller, and looks only at the
-caller's file to see whether the code that it kept is still good.
+Rules for a kernel: no Python objects, no allocation that grows with the number of calls, and one
+array type per argument, because Numba compiles every new combination of types. A kernel calls only
+kernels of its own file: Numba inlines callees and checks only the caller's file for staleness.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from typing import Any, overload
 from llvmlite.binding import ffi
 from numba import config, njit
 
-# Where vLLM's CPU worker starts, it looks into `__dict__` of everything that any module holds. This
-# object answers every name with a function of the LLVM library, which is no dictionary.
+# vLLM's CPU worker reads `__dict__` of every module-level object at start-up. This object resolves
+# every attribute to a function of the LLVM library, `__dict__` included.
 ffi.lib._fntab.setdefault("__dict__", {})
 
 log = logging.getLogger("vtoken")
-KERNELS: list[Any] = []  # all that were defined in this process
+KERNELS: list[Any] = []  # every kernel defined in this process
 
 
 @overload
@@ -35,10 +33,10 @@ def kernel(function: Callable[..., Any]) -> Any: ...
 @overload
 def kernel(*, fastmath: set[str]) -> Callable[[Callable[..., Any]], Any]: ...
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`function` compiled at its first call, or taken from the cache on disk.
+    """Compile `function` at its first call, or load it from the cache on disk.
 
-    `fastmath`: what LLVM may do to floats beyond IEEE 754, by its own names. `contract` makes one
-    rounding of a product and a sum, `reassoc` adds in any order, and so several at a time.
+    `fastmath`: LLVM's fast-math flags. `contract` fuses multiply and add into one rounding;
+    `reassoc` lets sums be reordered and vectorised.
     """
     if function is None:
         return lambda f: _compiled(f, options)
@@ -48,17 +46,17 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         compiled = njit(cache=True, **options)(function)
-    except RuntimeError as error:  # Numba found no folder that it may write to
-        _tell_uncached(str(error))
+    except RuntimeError as error:  # Numba found no writable cache folder
+        _warn_uncached(str(error))
         compiled = njit(**options)(function)
     KERNELS.append(compiled)
     return compiled
 
 
 def tell_compiled() -> str:
-    """How many kernels this process has compiled, and how many it found on disk, in words."""
+    """One line: how many kernels this process compiled and how many it loaded from disk."""
     if config.DISABLE_JIT:
-        return f"{len(KERNELS)} kernels run as plain Python, as NUMBA_DISABLE_JIT says"
+        return f"{len(KERNELS)} kernels run as plain Python (NUMBA_DISABLE_JIT is set)"
     made = sum(sum(kernel.stats.cache_misses.values()) for kernel in KERNELS)
     found = sum(sum(kernel.stats.cache_hits.values()) for kernel in KERNELS)
     uncached = sum(len(k.signatures) for k in KERNELS) - made - found
@@ -66,5 +64,5 @@ def tell_compiled() -> str:
 
 
 @cache
-def _tell_uncached(why: str) -> None:
-    log.warning("compiled kernels are not kept on disk, every start compiles them: %s", why)
+def _warn_uncached(why: str) -> None:
+    log.warning("kernels cannot be cached on disk, so every start compiles them again: %s", why)

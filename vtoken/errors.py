@@ -1,13 +1,13 @@
 """The errors of vToken.
 
 VTokenError
-├── RefusedError            bad input: names field, value and bound; nothing was changed
+├── RefusedError            bad input: names field, value and bound; nothing changed
 │   ├── UnknownRequestError
 │   └── StaleRevisionError
 ├── InvariantViolation      protected KV data would have been lost or misread (I1 to I4)
 ├── MirrorMismatchError     worker and scheduler disagree about a request
-├── SelfTestError           the data path gives wrong numbers on this machine
-├── UnsupportedError        a model, a flag or a vLLM that vToken cannot serve
+├── SelfTestError           the data path computes wrong results on this machine
+├── UnsupportedError        a model, flag or vLLM version that vToken does not support
 └── ProfileError            a calibration profile that cannot be used
 """
 
@@ -21,9 +21,9 @@ class VTokenError(Exception):
 
 
 class RefusedError(VTokenError):
-    """Input that was refused as a whole; nothing was changed.
+    """Invalid input, refused entirely; nothing changed.
 
-    `status` is the HTTP status that fits; `field`, `value` and `bound` name the culprit.
+    `status` is the matching HTTP status; `field`, `value` and `bound` identify the invalid part.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class UnknownRequestError(RefusedError):
 
 
 class StaleRevisionError(RefusedError):
-    """`If-Match` named a revision that is no longer current."""
+    """`If-Match` names a revision that is not current."""
 
     def __init__(self, expected: int, current: int) -> None:
         super().__init__(
@@ -73,8 +73,8 @@ class StaleRevisionError(RefusedError):
         )
 
 
-class InvariantViolation(VTokenError):  # noqa: N818  (the paper's word)
-    """An invariant does not hold; the message carries the equation and both numbers."""
+class InvariantViolation(VTokenError):  # noqa: N818  (the paper's term)
+    """An invariant is broken; the message contains the equation and both numbers."""
 
     def __init__(self, invariant: str, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")
@@ -87,12 +87,12 @@ class MirrorMismatchError(VTokenError):
 
 
 class SelfTestError(VTokenError):
-    """The start-up self-test found attention, packing or copies that do not do what they must."""
+    """The start-up self-test found wrong results in attention, packing or copies."""
 
 
 class UnsupportedError(VTokenError):
-    """vToken cannot serve this model or these flags; the message lists every reason."""
+    """vToken does not support this model or these flags; the message lists every reason."""
 
 
 class ProfileError(VTokenError):
-    """A calibration profile that cannot be used; the message says why and what to do."""
+    """An unusable calibration profile; the message states the reason and the fix."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.arrays import Ragged
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.base import Batch, chooses_together, lowest, oldest
@@ -31,9 +32,9 @@ def tables(draw: Any) -> TokenTables:
         name, num_tokens = f"r{number}", draw(st.integers(3, 40))
         blocks = list(range(next_block, next_block + -(-num_tokens // 4)))
         next_block += len(blocks)
-        made.sync_new_tokens(name, blocks, num_tokens)
+        sync_new_tokens(made, name, blocks, num_tokens)
         dead = draw(st.sets(st.integers(0, num_tokens - 2), max_size=num_tokens - 3))
-        made.evict_tokens(name, np.array(sorted(dead), dtype=np.int64))
+        evict_tokens(made, name, np.array(sorted(dead), dtype=np.int64))
     return made
 
 
@@ -95,7 +96,7 @@ def test_the_lowest_of_many_random_scores(seed: int) -> None:
     """More tokens than one pass of the selection can tell apart."""
     rng = np.random.default_rng(seed)
     made = TokenTables(200, 16)
-    made.sync_new_tokens("r", list(range(1, 190)), 3000)
+    sync_new_tokens(made, "r", list(range(1, 190)), 3000)
     scores = rng.normal(size=3000).astype(np.float32) ** rng.integers(1, 4)
     budget = int(rng.integers(1, 3000))
     found = TableBatch(made, made.all_rows, np.array([budget]), [scores]).lowest(4, 16)

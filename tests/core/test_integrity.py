@@ -68,10 +68,8 @@ def test_lost_and_new_ids_are_named(ids: list[int], words: str) -> None:
 
 def test_a_slot_outside_the_blocks_or_taken_twice_is_misplaced() -> None:
     assert misplaced(np.array([4, 5, 12]), [1, 3], 4) is None
-    assert (
-        misplaced(np.array([4, 5, 8]), [1, 3], 4) == "slot 8 lies in none of the request's blocks"
-    )
-    assert misplaced(np.array([4, -1]), [1, 3], 4) == "slot -1 lies in none of the request's blocks"
+    assert misplaced(np.array([4, 5, 8]), [1, 3], 4) == "slot 8 is in none of the request's blocks"
+    assert misplaced(np.array([4, -1]), [1, 3], 4) == "slot -1 is in none of the request's blocks"
     assert misplaced(np.array([4, 5, 4]), [1, 3], 4) == "3 live tokens have 2 slots"
 
 

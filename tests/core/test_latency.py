@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
 from vtoken.runtime.latency import (
+    BUCKETS_A_DOUBLING,
     LEAST_MS,
-    MAX_RELATIVE_ERROR,
     NUM_SPANS,
     SPAN_S,
     Histogram,
@@ -20,6 +20,7 @@ from vtoken.runtime.latency import (
 )
 from vtoken.wire import Percentiles, Status
 
+MAX_RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_A_DOUBLING) - 1  # half a bucket
 BOUND = 1.0 + MAX_RELATIVE_ERROR + 1e-9
 WINDOW_S = SPAN_S * NUM_SPANS
 

@@ -172,8 +172,8 @@ def test_memory_follows_the_requests_that_are_there() -> None:
 def test_a_long_request_grows_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     mirrors = Mirrors.of({"a": np.arange(0, dtype=np.int64)})
     pieces = []
-    make_room = mirrors._make_room
-    monkeypatch.setattr(mirrors, "_make_room", lambda *a: (pieces.append(a), make_room(*a)))
+    make_room = mirrors._reserve
+    monkeypatch.setattr(mirrors, "_reserve", lambda *a: (pieces.append(a), make_room(*a)))
     for token in range(5000):
         part = RequestStep(token, new_slots=ints(token), num_live=token + 1)
         mirrors.apply(RequestSteps.of_parts({"a": part}))
@@ -196,8 +196,8 @@ def mirrors_of_two() -> Mirrors:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tokens": ({"num_tokens": 7}, "b: the plan is for 7 tokens, the mirror has 6"),
-    "live": ({"num_live": 5}, "b: the plan counts 5 live tokens, the mirror 6"),
-    "one less dies": ({"evicted": ints()}, "b: the plan counts 6 live tokens, the mirror 7"),
+    "live": ({"num_live": 5}, "b: the plan counts 5 live tokens, the mirror has 6"),
+    "one less dies": ({"evicted": ints()}, "b: the plan counts 6 live tokens, the mirror has 7"),
     "dies twice": ({"evicted": ints(0, 0)}, "evicts token 0, which is not live"),
     "dies before it lives": ({"evicted": ints(6)}, "evicts token 6, which is not live"),
     "far away": ({"evicted": ints(10**15)}, "evicts token 1000000000000000, which"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.protocol.step import NO_IDS
 from vtoken.tables import token_tables as tables_module
 from vtoken.tables.token_tables import TokenTables
@@ -14,7 +15,7 @@ def shared() -> TokenTables:
     """Blocks 1 to 10 are a prefix that `a`, `b` and `c` hold; each has one block more."""
     tables = TokenTables(20, 4)
     for i, name in enumerate("abc"):
-        tables.sync_new_tokens(name, [*range(1, 11), 11 + i], 41)
+        sync_new_tokens(tables, name, [*range(1, 11), 11 + i], 41)
     return tables
 
 
@@ -44,17 +45,17 @@ def test_several_that_leave_between_two_looks_are_followed() -> None:
     tables.release("c")
     tables.release("b")
     tables.check()
-    tables.sync_new_tokens("d", [1, 2, 14], 9)  # takes the smallest number that is free
+    sync_new_tokens(tables, "d", [1, 2, 14], 9)  # takes the smallest number that is free
     assert tables["d"].number == 2
     assert owners(tables) == [0, 2, 2, *[1] * 8, 1, 0, 0, 2, *[0] * 5]
 
 
 def test_a_single_shared_block_that_its_newest_holder_drops_is_inherited() -> None:
     tables = TokenTables(8, 2)
-    tables.sync_new_tokens("a", [1, 2], 4)
-    tables.sync_new_tokens("b", [1, 3], 4)
-    tables.evict_token("b", 0)
-    tables.evict_token("b", 1)
+    sync_new_tokens(tables, "a", [1, 2], 4)
+    sync_new_tokens(tables, "b", [1, 3], 4)
+    evict_tokens(tables, "b", [0])
+    evict_tokens(tables, "b", [1])
     assert tables.apply_moves("b", NO_IDS, NO_IDS, [3]) == [1]
     assert owners(tables) == [0, 1, 1, 2, 0, 0, 0, 0]
 
@@ -69,7 +70,7 @@ def test_requests_beyond_the_numbers_are_unnamed_and_own_nothing(
     tables.release("c")
     assert owners(tables) == [0, *[2] * 10, 1, 2, *[0] * 7]
     tables.release("a")
-    tables.sync_new_tokens("d", [15], 1)
+    sync_new_tokens(tables, "d", [15], 1)
     assert tables["d"].number == 1
 
 

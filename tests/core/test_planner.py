@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
+from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.planning.moves import runs_of_blocks, takes_block
-from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, plan_relocation
+from vtoken.planning.planner import Layout, RelocationPlan, num_excess_blocks, search
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
@@ -44,6 +45,12 @@ def layouts(draw: st.DrawFn, kinds: list[str] = KINDS) -> Layout:
         writable=np.array([k == "private" for k in kind]),
         recycles=draw(st.booleans()),
     )
+
+
+def plan_relocation(
+    layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
+) -> RelocationPlan | None:
+    return search(layout, planner, batch_size=batch_size, headroom_blocks=headroom_blocks).plan
 
 
 def num_live(layout: Layout) -> npt.NDArray[np.int64]:
@@ -265,9 +272,9 @@ def gained(layout: Layout, plan: RelocationPlan) -> tuple[bool, bool, int]:
     the blocks gained. `apply_moves` verifies what the planner promises."""
     n, s = len(layout.blocks), layout.block_size
     tables = TokenTables(n + 8, s)
-    tables.sync_new_tokens("r", layout.blocks.tolist(), n * s)
+    sync_new_tokens(tables, "r", layout.blocks.tolist(), n * s)
     ids = layout.grid.ravel()
-    tables.evict_tokens("r", np.flatnonzero(ids < 0))
+    evict_tokens(tables, "r", np.flatnonzero(ids < 0))
     table = tables["r"]
     readonly = frozenset(layout.blocks[~layout.writable].tolist())
     before = next_takes_block(tables, "r", readonly, layout.recycles)

@@ -395,10 +395,10 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
         engine.step()
         engine.check()
     tables = engine.runtime.tables
-    assert engine.runtime.protected_spans("a") == [(0, 2), (5, 9), (20, 21)]
+    assert engine.runtime.state.protection("a").spans() == [(0, 2), (5, 9), (20, 21)]
     assert {0, 1, 5, 6, 7, 8, 20} <= set(tables["a"].live_ids().tolist())
     assert [tables[name].num_live for name in "ab"] == [25, 25]
-    assert engine.runtime.protected_spans("b") == []
+    assert engine.runtime.state.protection("b").spans() == []
     assert engine.runtime.counters.violations == 0
 
 
@@ -445,7 +445,8 @@ def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
         assert table.live_ids().tolist() == kept
         engine.configure(protect={"system": True}, budget_tokens=20)
         engine.steps(1)
-        assert engine.runtime.protected_spans("b") == [(0, 3)]  # a quarter of 20 less the least, 5
+        spans = engine.runtime.state.protection("b").spans()
+        assert spans == [(0, 3)]  # a quarter of 20 less the least, 5
         assert table.live_ids().tolist() == [*range(4), *range(86, 103)]
         assert engine.reporter.request("b").protection_cut == ["system"]
     finally:

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
+from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
@@ -90,7 +91,7 @@ def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
     engine.add("a", 9)
     engine.step()
     table = engine.runtime.tables["a"]
-    engine.runtime.tables.evict_tokens("a", np.array([6, 7, 8]))
+    evict_tokens(engine.runtime.tables, "a", np.array([6, 7, 8]))
     table.protect(())
     assert (table.extent, table.append_start) == (6, 6)
     table.protect(table.blocks[:2])
@@ -297,13 +298,13 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
     engine.step()
     table = engine.runtime.tables["a"]
     tables, blocks = engine.runtime.tables, [*table.blocks, 9]
-    tables.evict_tokens("a", np.array([1, 2, 5]))
+    evict_tokens(tables, "a", np.array([1, 2, 5]))
     table.protect(())
     tables.choose_places(recycling=True)
     assert table.hole == 1
-    places = tables.sync_new_tokens("a", blocks, 13)
+    places = sync_new_tokens(tables, "a", blocks, 13)
     assert places.tolist() == [blocks[2] * 4 + 2, blocks[2] * 4 + 3, 9 * 4]
-    assert tables.sync_new_tokens("a", blocks, 14).tolist() == [blocks[0] * 4 + 1]
+    assert sync_new_tokens(tables, "a", blocks, 14).tolist() == [blocks[0] * 4 + 1]
     table.check()
 
 

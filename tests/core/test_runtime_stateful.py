@@ -158,7 +158,7 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         assert runtime.counters.violations == 0
-        assert not runtime.state.draft.rows_beside(NO_IDS)
+        assert not runtime.state.draft.other_rows(NO_IDS)
         assert all(s.in_flight_step >= 0 for s in runtime.state.requests.values())
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.evicted_tokens

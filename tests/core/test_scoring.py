@@ -179,7 +179,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
     ages: list[int] = []
     engine = engine_with("h2o", lag=lag, interval_tokens=6)
     engine.worker = worker
-    told = engine.runtime.scoring.told
+    told = engine.runtime.scoring.current
 
     def watch(state: Any, *rest: Any) -> Any:
         found = told(state, *rest)
@@ -187,7 +187,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
             ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found
 
-    engine.runtime.scoring.told = watch  # type: ignore[method-assign]
+    engine.runtime.scoring.current = watch  # type: ignore[method-assign]
     engine.add("a", 20)
     for _ in range(60):
         engine.step()

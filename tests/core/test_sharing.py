@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.core.test_planner import next_takes_block
 from tests.core.test_rules import deny_sharing
 from tests.support.core.harness import CoreEngine
+from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.planning.planner import Layout, RelocationPlan
@@ -93,8 +94,8 @@ class Pool:
         """Real token tables in this state; ids are places."""
         tables = TokenTables(self.num_blocks + 64, self.size)
         for h, (grid, blocks) in enumerate(zip(self.grids, self.tables, strict=True)):
-            tables.sync_new_tokens(f"r{h}", blocks, grid.size)
-            tables.evict_tokens(f"r{h}", np.flatnonzero(grid.ravel() < 0))
+            sync_new_tokens(tables, f"r{h}", blocks, grid.size)
+            evict_tokens(tables, f"r{h}", np.flatnonzero(grid.ravel() < 0))
         return tables
 
 

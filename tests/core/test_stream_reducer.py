@@ -216,10 +216,3 @@ def test_frequent_events_never_push_out_a_change_or_a_violation() -> None:
     assert list(model.events[:4]) == rare
     assert len(model.events) == 4 + MAX_EVENTS
     assert model.events[-1].seq == 2 * MAX_EVENTS - 1
-
-
-def test_newest_relocation_is_found_among_later_events() -> None:
-    model = with_events(StreamState(), [event(1, "relocation"), event(2, "relocation"), event(3)])
-    found = model.newest_relocation
-    assert found is not None
-    assert found.seq == 2

@@ -1,21 +1,21 @@
-"""When an automatic planning round runs (paper 3.3): one predicate a gate, its words on demand.
+"""The gates of an automatic planning round (paper 3.3): one predicate per gate, text on demand.
 
-Pure: counts in, an answer out. Knows neither tables nor planners. Who decides and who explains ask
-the same predicates; only who explains pays for words.
+Pure functions of counts, independent of tables and planners. Decisions and explanations use the
+same predicates; only explanations format text.
 
-Gates, in the order in which they are asked; the first closed one is what holds a round back:
+Gates in evaluation order; the first closed gate defers the round:
   reclamation      mode = auto
   theta_f          F > theta_F
-  watermark        free blocks, less what the request that waits first lacks and what vLLM's own
-                   watermark keeps from it, <= low watermark
-  pause            >= 1 step since the last round, `EMPTY_ROUND_BACKOFF_STEPS` when it found nothing
+  watermark        free blocks, less those that the first waiting request lacks and those that
+                   vLLM's own watermark withholds from it, <= low watermark
+  pause            >= 1 step since the last round, `EMPTY_ROUND_BACKOFF_STEPS` after an empty one
   low_utilization  >= `MIN_LOW_UTILIZATION_BLOCKS` blocks are at most half live
-theta_f, watermark and low_utilization are the paper's: there is pressure. Under `round_rule: price`
-all three are also open, whatever their numbers, while a round is expected to save more time than it
-costs (`vtoken.planning.worth`). `price` says both; it is closed only beside one of the three. Where
-holes have no price, the two rules are the same, and there is no such gate.
-A manual round passes them, never the safety rules of the planner. Two more things hold a round
-back, and are known only once it is planned: `headroom`, and relocations still `in_flight`.
+theta_f, watermark and low_utilization are the paper's pressure gates. Under `round_rule: price` all
+three are also open while a round is expected to save more time than it costs
+(`vtoken.planning.worth`). The gate `price` shows both times; it is closed only together with one of
+the three. Where holes have no price, both rules are the same and the gate does not exist.
+A manual round bypasses the gates, never the planner's safety rules. Two more reasons defer a round
+and are known only after planning: `headroom`, and relocations still `in_flight`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ MIN_LOW_UTILIZATION_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What the gates look at. `count_low_utilization` is called only when all others are open.
+    """The input of the gates.
 
-    `worth` of a round now, None where holes have no price, is asked under `round_rule: price` only.
+    `count_low_utilization` is called only when all other gates are open; `worth` (of a round now;
+    None where holes have no price) only under `round_rule: price`.
     """
 
     f: float
@@ -43,7 +44,7 @@ class Pressure:
     steps_since_round: int
     last_round_empty: bool
     count_low_utilization: Callable[[], int]
-    wanted_blocks: int = 0  # what the request that waits first lacks, and what is kept from it
+    wanted_blocks: int = 0  # lacked by the first waiting request, plus those withheld from it
     worth: Callable[[], Worth | None] = lambda: None
 
     @property
@@ -53,13 +54,15 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`met` is what the gate asks for; `pressure`: it is one of the three that a round which pays
-    need not pass. `told(config, pressure, met)`: both numbers, with the relation between them.
+    """One gate.
+
+    `met`: the gate's predicate. `text(config, pressure, met)`: both numbers and their relation.
+    `pressure`: one of the three gates that are also open while a round pays.
     """
 
     name: str
     met: Callable[[VTokenConfig, Pressure], bool]
-    told: Callable[[VTokenConfig, Pressure, bool], str]
+    text: Callable[[VTokenConfig, Pressure, bool], str]
     pressure: bool = False
 
     def holds(self, config: VTokenConfig, pressure: Pressure) -> bool:
@@ -69,7 +72,7 @@ class Condition:
     def describe(self, config: VTokenConfig, pressure: Pressure) -> Gate:
         met = self.met(config, pressure)
         is_open = met or (self.pressure and _pays(config, pressure))
-        detail = self.told(config, pressure, met)
+        detail = self.text(config, pressure, met)
         return Gate(
             name=self.name,
             open=is_open,
@@ -82,8 +85,8 @@ def _pays(config: VTokenConfig, pressure: Pressure) -> bool:
     return worth is not None and worth.pays
 
 
-def _two(a: float, b: float) -> tuple[str, str]:
-    """Both numbers with as many decimals as it takes to tell them apart, four at most."""
+def _distinct(a: float, b: float) -> tuple[str, str]:
+    """Format both numbers with enough decimals to differ, at most four."""
     for decimals in (2, 3):
         pair = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
         if pair[0] != pair[1]:
@@ -91,12 +94,12 @@ def _two(a: float, b: float) -> tuple[str, str]:
     return f"{a:.4f}", f"{b:.4f}"
 
 
-def _tell_theta(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
-    f, theta = _two(pressure.f, config.theta_f)
+def _theta_text(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
+    f, theta = _distinct(pressure.f, config.theta_f)
     return f"F {f} {'>' if met else '<='} theta_F {theta}"
 
 
-def _tell_watermark(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
+def _watermark_text(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
     wanted = f" less {pressure.wanted_blocks:,} wanted" if pressure.wanted_blocks else ""
     relation = "<=" if met else ">"
     return (
@@ -105,7 +108,7 @@ def _tell_watermark(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
     )
 
 
-def _tell_pause(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
+def _pause_text(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
     why = " after one that found nothing" if pressure.last_round_empty else ""
     relation = ">=" if met else "<"
     return (
@@ -113,7 +116,7 @@ def _tell_pause(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
     )
 
 
-def _tell_low_utilization(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
+def _low_utilization_text(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
     relation = ">=" if met else "<"
     found = pressure.count_low_utilization()
     return f"{found:,} blocks at most half live {relation} {MIN_LOW_UTILIZATION_BLOCKS}"
@@ -125,18 +128,18 @@ CONDITIONS = (
         lambda config, _: config.reclamation == "auto",
         lambda config, _, met: f"reclamation {config.reclamation}" + ("" if met else ", not auto"),
     ),
-    Condition("theta_f", lambda config, p: p.f > config.theta_f, _tell_theta, pressure=True),
+    Condition("theta_f", lambda config, p: p.f > config.theta_f, _theta_text, pressure=True),
     Condition(
         "watermark",
         lambda config, p: p.free_blocks - p.wanted_blocks <= config.low_watermark_blocks,
-        _tell_watermark,
+        _watermark_text,
         pressure=True,
     ),
-    Condition("pause", lambda _, p: p.steps_since_round >= p.pause_steps, _tell_pause),
+    Condition("pause", lambda _, p: p.steps_since_round >= p.pause_steps, _pause_text),
     Condition(
         "low_utilization",
         lambda _, p: p.count_low_utilization() >= MIN_LOW_UTILIZATION_BLOCKS,
-        _tell_low_utilization,
+        _low_utilization_text,
         pressure=True,
     ),
 )
@@ -152,7 +155,7 @@ def first_closed(config: VTokenConfig, pressure: Pressure) -> int | None:
 
 
 def describe_gates(config: VTokenConfig, pressure: Pressure) -> list[Gate]:
-    """Every gate of `CONDITIONS` as it stands, and `price` where there is one."""
+    """The state of every gate of `CONDITIONS`, and of `price` where it exists."""
     gates = [condition.describe(config, pressure) for condition in CONDITIONS]
     worth = pressure.worth() if config.round_rule == "price" else None
     if worth is not None:
@@ -170,8 +173,10 @@ def _price_gate(worth: Worth, under_pressure: bool) -> Gate:
 
 
 def headroom_gate(available: int, missing: int, *, gains: bool) -> Gate:
-    """Of a round that was planned with `available` fresh blocks, lacks `missing`, and frees some
-    (`gains`) or none for that reason."""
+    """The gate of a round planned with `available` fresh blocks that lacks `missing` more.
+
+    `gains`: the round frees blocks nevertheless.
+    """
     if missing <= 0:
         detail = f"{available:,} fresh blocks suffice"
     else:

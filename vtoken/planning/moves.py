@@ -1,13 +1,13 @@
 """Kernels of the relocation planner: which blocks to empty, and where their live tokens go.
 
-Loops over the arrays of a `vtoken.planning.planner.Layout`: `grid` [n, S] live token ids by place,
--1 elsewhere; `blocks`, `movable`, `writable`, `live` [n]. A block is named by its logical block r.
-K: the blocks that stay; holes(r) = S - live[r].
+They take the arrays of a `vtoken.planning.planner.Layout`: `grid` [n, S] live token ids by place,
+-1 elsewhere; `blocks`, `movable`, `writable`, `live` [n]. r is a logical block. K: the blocks that
+stay; holes(r) = S - live[r].
 
 The rule, for s sources of which `moved` tokens leave, and d fresh blocks:
 1. plug:  d = ceil(max(moved - sum of holes(r) over writable r in K, 0) / S)
    pack:  d = ceil(moved / S)
-2. free = places left in writable blocks, of which the next token may take any, see `_choose`
+2. free = places left in writable blocks that the next token may take, see `_best_prefix`
    after = [free = 0]: the next token takes a block;  before: the same without the plan
 3. gain = (s - d) - (after - before) > 0,  s - d > 0,  s <= B,  d <= headroom
 """
@@ -36,10 +36,10 @@ def count_live(grid: Ints) -> Ints:
 
 @kernel
 def takes_block(grid: Ints, writable: Bools, recycles: bool) -> bool:
-    """Whether the next single token finds no place in the blocks held.
+    """Whether the next single token has no place in the blocks held.
 
-    With E = 1 + the highest live place: it goes to E, or behind the last read-only block where that
-    is further; with `recycles` into any hole of a writable block below E instead.
+    With E = 1 + the highest live place, it goes to E or, if further, behind the last read-only
+    block; with `recycles`, into any hole of a writable block below E instead.
     """
     n, size = grid.shape
     last, end = n - 1, 0  # the last live token is at `end` - 1 of the block `last`
@@ -49,7 +49,7 @@ def takes_block(grid: Ints, writable: Bools, recycles: bool) -> bool:
                 end = o + 1
         if end == 0:
             last -= 1
-    first = last if 0 < end < size else last + 1  # the block that E lies in
+    first = last if 0 < end < size else last + 1  # the block that contains E
     if first < n and writable[n - 1]:
         return False
     if recycles:
@@ -62,7 +62,7 @@ def takes_block(grid: Ints, writable: Bools, recycles: bool) -> bool:
 
 
 @kernel
-def _choose(
+def _best_prefix(
     grid: Ints,
     writable: Bools,
     live: Ints,
@@ -74,19 +74,20 @@ def _choose(
 ) -> tuple[int, int, int, int, int]:
     """The best prefix of `order` as sources: value = s - d - after, moved, s, d, after.
 
-    Of equal values the one that frees more: it leaves no hole. s = 0: no prefix is allowed.
+    Among equal values, the prefix that frees more blocks, because it leaves no hole. s = 0: no
+    prefix is allowed.
 
-    `room`: holes that are filled before a fresh block is taken. `spare`: of what `pack` leaves as
-    it is, the places that the next token may take: holes of writable blocks with `recycles`, else
-    the writable blocks whose last slot is open. Then free = room + spare + d * S - moved. That is
-    exact, because `lay_out` leaves an open last slot at the end where it leaves any.
+    `holes`: holes filled before a fresh block is taken. `spare`: places in blocks that `pack` does
+    not change and the next token may take: holes of writable blocks with `recycles`, else writable
+    blocks whose last slot is open. Then free = holes + spare + d * S - moved. This is exact:
+    `lay_out` puts an open last slot at the end of the table if there is any.
     """
     n, size = grid.shape
-    room, spare, moved = 0, 0, 0
+    holes, spare, moved = 0, 0, 0
     for r in range(n):
         if writable[r]:
             if plug:
-                room += size - live[r]
+                holes += size - live[r]
             elif recycles:
                 spare += size - live[r]
             elif grid[r, size - 1] < 0:
@@ -97,15 +98,15 @@ def _choose(
         moved += live[r]
         if writable[r]:
             if plug:
-                room -= size - live[r]
+                holes -= size - live[r]
             elif recycles:
                 spare -= size - live[r]
             elif grid[r, size - 1] < 0:
                 spare -= 1
-        fresh = (max(moved - room, 0) + size - 1) // size
+        fresh = (max(moved - holes, 0) + size - 1) // size
         if fresh > headroom:
             continue
-        after = 1 if room + spare + fresh * size - moved == 0 else 0
+        after = 1 if holes + spare + fresh * size - moved == 0 else 0
         value = i + 1 - fresh - after
         if i + 1 > fresh and (
             num_sources == 0 or value > best or (value == best and after > best_after)
@@ -116,9 +117,9 @@ def _choose(
 
 
 @kernel
-def _by_key(key: Ints, num_keys: int) -> Ints:
-    """The positions of `key` [m] in ascending order of their keys 0..num_keys-1, stable; those of
-    negative keys are left out."""
+def _counting_sort(key: Ints, num_keys: int) -> Ints:
+    """The indices of `key` [m] in stable ascending order of their keys 0..num_keys-1, without those
+    of negative keys."""
     first = np.zeros(num_keys + 1, dtype=np.int64)
     for k in key:
         if k >= 0:
@@ -136,7 +137,7 @@ def _by_key(key: Ints, num_keys: int) -> Ints:
 
 @kernel
 def _sort_by_id(ids: Ints, slots: Ints) -> None:
-    """Sort both [k] by `ids`, distinct and >= 0, in place: a radix sort, or nothing to do."""
+    """Radix sort of both [k] by `ids`, distinct and >= 0, in place."""
     k, ascending, top = len(ids), True, 0
     for i in range(k):
         top = max(top, ids[i])
@@ -173,14 +174,14 @@ def _open_end(
     num_movers: int,
     recycles: bool,
 ) -> int:
-    """x: tokens at offsets >= x of the last block of `fillable` leave it, too, and no hole there is
-    filled, so that free places lie behind the last token. S: it stays as it is.
+    """The offset x from which the last block of `fillable` is emptied and no hole filled, so that
+    free places follow the last token. S: the block stays as it is.
 
-    H holes in `fillable`, F = H - movers left over. 0 < F < S: with x = S - F the block is open at
-    its end and the others are full. F >= S: the other blocks keep holes, and without recycling the
-    last token of the last slot leaves, for the next token. With recycling any hole is good for the
-    next token, and nothing more moves where read-only blocks keep holes: the layout would not
-    become dense.
+    With H holes in `fillable`, F = H - movers remain. 0 < F < S: with x = S - F the block is open
+    at its end and the others are full. F >= S: other blocks keep holes; without recycling, the
+    token in the last slot leaves to make a place for the next token. With recycling the next token
+    may take any hole, and nothing more moves if read-only blocks keep holes, because the layout
+    would not become dense.
     """
     size = int(grid.shape[1])
     if len(fillable) == 0:
@@ -214,11 +215,10 @@ def lay_out(
 ) -> tuple[Ints, Ints]:
     """The moves [3, k] (token ids, slots, new slots) and the new block table [n - s + d].
 
-    Tokens of sources move in the order of their ids, then those that make an open end. Holes are
-    filled from the fullest block that stays to the emptiest, then fresh blocks from the front; the
-    i-th fresh block is named -1 - i, its slots -1 - (i * S + offset). The table has read-only
-    blocks first, the others by falling occupancy; without recycling one with an open last slot is
-    last, if there is any.
+    Tokens of sources move in id order, then those that leave the open end. They fill holes from the
+    fullest remaining block to the emptiest, then fresh blocks from the front; the i-th fresh block
+    is -1 - i, its slots -1 - (i * S + offset). The table has read-only blocks first, the others by
+    descending occupancy; without recycling, a block with an open last slot is last, if any exists.
     """
     n, size = grid.shape
     num_sources, num_movers = 0, 0
@@ -229,7 +229,7 @@ def lay_out(
             num_movers += live[r]
         elif plug and writable[r]:
             key[r] = size - live[r]
-    fillable = _by_key(key, size + 1)
+    fillable = _counting_sort(key, size + 1)
     end = _open_end(grid, writable, live, is_source, fillable, num_movers, recycles)
     last = fillable[len(fillable) - 1] if len(fillable) > 0 else -1
     num_moves = num_movers
@@ -280,7 +280,7 @@ def lay_out(
             key[r] = size - filled[r] + (size + 1 if writable[r] else 0)
     for i in range(n, n + num_fresh):
         key[i] = size - filled[i] + size + 1
-    order = _by_key(key, 2 * size + 2)
+    order = _counting_sort(key, 2 * size + 2)
     if not plug and not recycles:
         _open_last(grid, writable, filled, order)
     table = np.empty(len(order), dtype=np.int64)
@@ -292,9 +292,9 @@ def lay_out(
 
 @kernel
 def _open_last(grid: Ints, writable: Bools, filled: Ints, order: Ints) -> None:
-    """Put the emptiest block whose last slot is open behind all others of `order`, if any is.
+    """Move the emptiest block with an open last slot, if any, to the end of `order`.
 
-    `order` [m]: blocks that keep what they hold, and fresh ones, from n on, filled from the front.
+    `order` [m]: unchanged blocks and, from n on, fresh ones, filled from the front.
     """
     n, size = grid.shape
     for i in range(len(order) - 1, -1, -1):
@@ -309,7 +309,7 @@ def _open_last(grid: Ints, writable: Bools, filled: Ints, order: Ints) -> None:
 
 
 @kernel
-def _best(
+def _best_order(
     grid: Ints,
     writable: Bools,
     live: Ints,
@@ -320,11 +320,11 @@ def _best(
     batch_size: int,
     headroom: int,
 ) -> tuple[int, int, int, int, int, int]:
-    """`_choose` from two orders, `readonly` being empty or the other one: the higher value, then
-    more blocks freed, then fewer tokens moved. The last number: 1 for `readonly`."""
-    one = _choose(grid, writable, live, emptiest, plug, recycles, batch_size, headroom)
+    """The better `_best_prefix` of the orders `emptiest` and `readonly` (may be empty): the higher
+    value, then more blocks freed, then fewer tokens moved. The last number: 1 for `readonly`."""
+    one = _best_prefix(grid, writable, live, emptiest, plug, recycles, batch_size, headroom)
     if len(readonly) > 0:
-        two = _choose(grid, writable, live, readonly, plug, recycles, batch_size, headroom)
+        two = _best_prefix(grid, writable, live, readonly, plug, recycles, batch_size, headroom)
         value, other = one[0] * 2 + one[4], two[0] * 2 + two[4]
         if two[2] > 0 and (one[2] == 0 or other > value or (other == value and two[1] < one[1])):
             return two[0], two[1], two[2], two[3], two[4], 1
@@ -344,10 +344,10 @@ def plan(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """One request's plan: `[s, d, retaken, missing, passed over]`, moves, table, source blocks.
 
-    s = 0: there is none, and the arrays are empty; `missing`: fresh blocks beyond `headroom` that
-    a plan without that bound takes. `retaken`: max(after - before, 0). `passed over`: blocks with a
-    hole that are not movable. Candidates are the movable blocks with a hole, the emptiest first
-    or, for `plug`, the read-only ones before the others.
+    s = 0: no plan, and the arrays are empty; `missing`: fresh blocks beyond `headroom` that a plan
+    without that bound would take. `retaken`: max(after - before, 0). `passed over`: blocks with a
+    hole that are not movable. Candidates are the movable blocks with a hole, emptiest first or, for
+    `plug`, read-only ones first.
     """
     n, size = grid.shape
     found = np.zeros(5, dtype=np.int64)
@@ -363,16 +363,16 @@ def plan(
                 num_readonly += 0 if writable[r] else 1
             else:
                 found[4] += 1
-    order = _by_key(key, size)
+    order = _counting_sort(key, size)
     readonly = none
     if plug and num_readonly > 0:
         for i in range(num_candidates):
             key[i] = 1 if writable[order[i]] else 0
-        readonly = order[_by_key(key[:num_candidates], 2)]
+        readonly = order[_counting_sort(key[:num_candidates], 2)]
     before = 1 if takes_block(grid, writable, recycles) else 0
-    best = _best(grid, writable, live, order, readonly, plug, recycles, batch_size, headroom)
+    best = _best_order(grid, writable, live, order, readonly, plug, recycles, batch_size, headroom)
     if best[2] == 0 or best[0] + before <= 0:
-        most = _best(grid, writable, live, order, readonly, plug, recycles, batch_size, n)
+        most = _best_order(grid, writable, live, order, readonly, plug, recycles, batch_size, n)
         if most[2] > 0 and most[0] + before > 0:
             found[3] = most[3] - headroom
         return found, np.empty((3, 0), dtype=np.int64), none, none
@@ -387,10 +387,10 @@ def plan(
 
 
 @kernel
-def name_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, Ints]:
-    """`slots` [k] and `table` [m] of a plan, the i-th fresh block named `fresh[i]`."""
+def bind_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, Ints]:
+    """`slots` [k] and `table` [m] of a plan with `fresh[i]` as the i-th fresh block."""
     new_slots, new_table = slots.copy(), table.copy()
-    # Of the fresh block that the last slot lies in, its first place and slot: no division a slot.
+    # First place and slot of the last slot's fresh block; saves a division per slot.
     first, start = 0, fresh[0] * size
     for i in range(len(slots)):
         if slots[i] < 0:
@@ -407,7 +407,7 @@ def name_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, 
 
 @kernel
 def runs_of_blocks(slots: Ints, size: int) -> Ints:
-    """The blocks of `slots` [k] in their order, without those that repeat the one before."""
+    """The blocks of `slots` [k] in order, consecutive repetitions removed."""
     out = np.empty(len(slots), dtype=np.int64)
     m, first = 0, -1
     for slot in slots:

@@ -1,23 +1,23 @@
 """Relocation planning for one request: which blocks to empty, and where their live tokens go.
 
-Pure: a frozen layout in, a frozen plan or None out; knows neither the pool nor vLLM. Two planners
-(paper 3.3, "relocation planning"):
+Pure functions from a frozen layout to a frozen plan or None, independent of the pool and vLLM. Two
+planners (paper 3.3, "relocation planning"):
 - `pack` copies the live tokens of low-utilisation blocks into fresh blocks.
-- `plug` fills the holes of the blocks that stay first and takes fresh blocks only for the rest;
-  keeping the fullest blocks is the fewest moves that free the most blocks.
+- `plug` first fills holes of the blocks that stay and takes fresh blocks only for the rest; keeping
+  the fullest blocks frees the most blocks with the fewest moves.
 
-The gain is counted with the place where the next token goes: blocks held after the plan, and one
-more if the next single token then finds no place, against the same before the plan. So no plan
-frees a block only for the next token to take it.
+The gain includes the place of the next token: blocks held after the plan, plus one if the next
+single token then has no place, compared with the same before the plan. So no plan frees a block
+that the next token takes again.
 
-Invariants of a plan, for s source blocks, d fresh ones, and `retaken` = 1 where the plan alone
-makes the next token take a block (`vtoken.planning.moves` has the rule):
+Invariants of a plan, for s source blocks, d fresh ones, and `retaken` = 1 if only the plan makes
+the next token take a block (`vtoken.planning.moves` has the rule):
 1. s <= B,  d <= headroom,  s - d > 0,  s - d - retaken > 0   (bounded, admissible, profitable: I4)
 2. every live token of a source block moves, once; destinations are distinct and not live (I2)
-3. destinations lie in fresh blocks or in writable blocks that are not sources
-4. blocks that are not movable are never sources of `plan_relocation`; hashed and shared ones are
+3. destinations are in fresh blocks or in writable blocks that are not sources
+4. blocks that are not movable are never sources of `search`; hashed and shared ones are
    never destinations of any plan
-5. if any place is left in the blocks that `plug` fills, the next token finds one
+5. if any place is left in the blocks that `plug` fills, the next token can use one
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Layout(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class RelocationPlan(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What to move. Slots of fresh blocks are negative until `bind`: -1 - (i * S + offset).
+    """The moves of one request. Until `bind`, slots of fresh blocks are -1 - (i * S + offset).
 
     `token_ids`, `source_slots`, `destination_slots` [k]; `source_blocks` [s]; `blocks` [n - s + d]
-    is the block table afterwards, the i-th fresh block standing as -1 - i. `retaken_blocks`: of
-    those that it frees, the next token takes so many again. `shared_blocks`: sources that other
-    requests hold too; the plan is then one of a group, and `freed_blocks` its share of what that
-    frees in the pool (`vtoken.planning.sharing`).
+    is the block table afterwards, with -1 - i for the i-th fresh block. `retaken_blocks`: how many
+    of the freed blocks the next token takes again. `shared_blocks`: sources that other requests
+    hold too; the plan then belongs to a group, and `freed_blocks` is its share of the blocks that
+    the group frees (`vtoken.planning.sharing`).
     """
 
     request_id: str
@@ -88,20 +88,20 @@ class RelocationPlan(msgspec.Struct, frozen=True, eq=False, gc=False):
         return len(self.source_blocks) - self.num_fresh_blocks
 
     def bind(self, fresh: list[int], block_size: int) -> RelocationPlan:
-        """The same plan with the fresh blocks [num_fresh_blocks] named."""
+        """The same plan with `fresh` [num_fresh_blocks] as its fresh blocks."""
         if len(fresh) != self.num_fresh_blocks:
             raise ValueError(f"{len(fresh)} fresh blocks for {self.num_fresh_blocks} places")
         if not fresh:
             return self
         names = np.array(fresh, dtype=np.int64)
-        slots, blocks = moves.name_fresh(self.destination_slots, self.blocks, names, block_size)
+        slots, blocks = moves.bind_fresh(self.destination_slots, self.blocks, names, block_size)
         return replace(self, destination_slots=slots, num_fresh_blocks=0, blocks=blocks)
 
 
-class Search(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What the planner found for one request.
+class SearchResult(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The planner's result for one request.
 
-    `missing_blocks`: without a plan, fresh blocks beyond the headroom that one would take.
+    `missing_blocks`: without a plan, the fresh blocks beyond the headroom that one would take.
     `num_passed_over`: blocks with a hole that are not movable.
     """
 
@@ -111,21 +111,21 @@ class Search(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def num_excess_blocks(num_blocks: int, num_live: int, block_size: int) -> int:
-    """Blocks held beyond ceil((live + 1) / S): what the live tokens and the next one need.
+    """Blocks held beyond ceil((live + 1) / S), the need of the live tokens and the next one.
 
-    A request without any gains nothing: a cheap look before a layout is made and planned for.
+    A cheap test before planning: a request without excess blocks gains nothing.
     """
     return num_blocks - (num_live // block_size + 1)
 
 
 def search(
     layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
-) -> Search:
-    """The plan that gains most blocks with at most B sources, the cheaper of those found; if any.
+) -> SearchResult:
+    """Find the plan that gains most blocks with at most B sources, the cheaper one among equals.
 
-    Emptying a writable block costs S places (what it holds, and the holes it offered), a read-only
-    one costs what it holds. Taking read-only blocks first therefore gains most; taking the emptiest
-    first moves least, and wins where it gains as many.
+    Emptying a writable block costs S places (its tokens and the holes it offered), a read-only one
+    only its tokens. So taking read-only blocks first gains most; taking the emptiest first moves
+    least and wins if it gains as much.
     """
     found, moved, blocks, sources = moves.plan(
         layout.grid,
@@ -151,22 +151,15 @@ def search(
             blocks=blocks,
             retaken_blocks=retaken,
         )
-    return Search(plan, missing, passed_over)
-
-
-def plan_relocation(
-    layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
-) -> RelocationPlan | None:
-    """The plan of `search`; None where nothing is gained."""
-    return search(layout, planner, batch_size=batch_size, headroom_blocks=headroom_blocks).plan
+    return SearchResult(plan, missing, passed_over)
 
 
 def lay_out(
     layout: Layout, planner: PlannerName, sources: Ints, num_fresh: int, live: Ints
 ) -> RelocationPlan:
-    """The plan that empties the logical blocks `sources` [s], ascending, into `num_fresh`.
+    """The plan that empties logical blocks `sources` [s], ascending, with `num_fresh` fresh blocks.
 
-    `live` [n]: live tokens, a block. `num_fresh` are exactly as many as the planner's rule takes.
+    `live` [n]: live tokens per block. `num_fresh` must be the number that the planner's rule gives.
     """
     is_source = np.zeros(len(live), dtype=np.bool_)
     is_source[sources] = True

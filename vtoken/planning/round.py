@@ -1,7 +1,7 @@
-"""What one planning round takes (paper 3.3), within B and the headroom over all requests.
+"""One planning round (paper 3.3): plans for all requests together, within B and the headroom.
 
-Pure: layouts in, plans out. Knows neither tables nor vLLM, nor when a round runs
-(`vtoken.planning.gates`).
+Pure functions from layouts to plans, independent of tables and vLLM. `vtoken.planning.gates`
+decides when a round runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vtoken.planning.sharing import plan_groups
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The plans of one round, and the fresh blocks that were missing for more (0: none were).
+    """The plans of one round. `missing_blocks`: fresh blocks lacking for further plans.
 
-    `shared_skipped_blocks`: shared blocks with a hole that were passed over, once a holder.
+    `shared_skipped_blocks`: shared blocks with a hole that were passed over, counted per holder.
     """
 
     plans: tuple[RelocationPlan, ...]
@@ -45,11 +45,11 @@ def plan_round(
     batch_size: int,
     headroom_blocks: int,
 ) -> Round:
-    """Plan request by request, in order, within B sources and the headroom in all.
+    """Plan request by request, in order, within a total of B sources and the headroom.
 
-    `layouts` come most wasteful first; none is taken from it once B is used up. What requests gain
-    alone comes first, because it moves least for each block; under `copy`, groups over shared
-    blocks extend it by what is left of B and the headroom. `holders` [N]: requests holding a block.
+    `layouts` is ordered most wasteful first and consumed lazily until B is used up. Individual
+    plans come first, because they move fewest tokens per block; under `copy`, groups over shared
+    blocks then use what remains of B and the headroom. `holders` [N]: requests holding each block.
     """
     plans: list[RelocationPlan] = []
     seen: list[tuple[Layout, RelocationPlan | None]] = []

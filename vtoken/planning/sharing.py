@@ -1,15 +1,15 @@
 """Copy-on-write of shared prefix blocks: plans that empty them for all their holders at once.
 
-Pure: layouts in, plans or none out; knows neither tables nor vLLM. A shared block becomes free only
-when every holder has left it, so the choice is made for a *group*: blocks X and their holders H,
+Pure functions from layouts to plans, independent of tables and vLLM. A shared block becomes free
+only when every holder has left it, so plans are made for a *group*: blocks X and their holders H,
 where holder h holds the blocks X_h of X. Invariants of a group:
-1. every holder of every block of X is in H: has evicted, and has no relocation in flight
+1. every holder of every block of X is in H: it has evicted and has no relocation in flight
 2. |X| - sum over H of what h takes > 0                     (profitable in the pool: I4)
 3. |X_h| - what h takes > 0 for every h                      (every block table shrinks)
 4. sum |X_h| <= B,  sum of fresh blocks <= headroom          (bounded, admissible)
-where h takes its fresh blocks, and one more if the group alone makes its next token take one, by
-the rule of `vtoken.planning.moves`. Groups extend what the requests gain alone: P_h, the private
-sources of h's own plan, stay sources, and "takes" counts what comes on top of that plan.
+where h takes its fresh blocks, plus one if only the group makes its next token take one, by the
+rule of `vtoken.planning.moves`. Groups extend the requests' own plans: the private sources of h's
+own plan stay sources, and "takes" counts blocks beyond that plan.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NO_RANKS: Ints = np.empty(0, dtype=np.int64)
 
 
 def keeps_dead_shared_blocks(config: VTokenConfig) -> bool:
-    """Whether a request holds on to an all-dead block as long as another request holds it too.
+    """Whether a request keeps an all-dead block as long as another request holds it too.
 
-    Only reclamation knows tiers: `off` lets go of every all-dead block, as naive eviction does.
+    Reclamation `off` ignores `prefix_sharing`: it drops every all-dead block, like naive eviction.
     """
     return config.prefix_sharing == "skip" and config.reclamation != "off"
 
@@ -78,7 +78,7 @@ class _Shared:
         return cls(layouts, found[usable], held[:, usable], rank[:, usable], live[:, usable])
 
     def components(self) -> Iterator[Ints]:
-        """Columns that hang together through common holders; each is decided by itself."""
+        """The connected components of columns with common holders; each is planned separately."""
         left = np.ones(len(self.names), dtype=np.bool_)
         while left.any():
             columns: Bools = np.zeros_like(left)
@@ -94,18 +94,18 @@ class _Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone:
-    """What each request [H] does without a group, and the room that it then has.
+class _OwnPlans:
+    """Each request's own plan [H], without a group, and the places that it leaves.
 
-    `moved`: tokens out of its sources; `fresh`: blocks taken; `room`: holes that may be filled;
-    `spare`: other places that its next token may take; `before`, `after`: whether its next token
-    takes a block without a plan, and with its own.
+    `moved`: tokens moved out of its sources; `fresh`: blocks taken; `fillable`: holes that may be
+    filled; `spare`: other places that its next token may take; `before`, `after`: whether its next
+    token takes a block without a plan, and with its own.
     """
 
     sources: Sequence[Ints]
     moved: Ints
     fresh: Ints
-    room: Ints
+    fillable: Ints
     spare: Ints
     before: Ints
     after: Ints
@@ -117,7 +117,7 @@ class _Alone:
         plans: Sequence[RelocationPlan | None],
         live: Sequence[Ints],
         planner: PlannerName,
-    ) -> _Alone:
+    ) -> _OwnPlans:
         size = layouts[0].block_size
         sources = [
             np.flatnonzero(np.isin(layout.blocks, plan.source_blocks)) if plan else NO_RANKS
@@ -125,7 +125,7 @@ class _Alone:
         ]
         fresh = [plan.num_fresh_blocks if plan else 0 for plan in plans]
         counts = np.zeros((6, len(layouts)), dtype=np.int64)
-        moved, taken, room, spare, before, after = counts
+        moved, taken, fillable, spare, before, after = counts
         taken[:] = fresh
         for h, (layout, n, leaving) in enumerate(zip(layouts, live, sources, strict=True)):
             stays = layout.writable.copy()
@@ -133,20 +133,20 @@ class _Alone:
             holes = int((size - n[stays]).sum())
             moved[h] = n[leaving].sum()
             if planner == "plug":
-                room[h] = holes
+                fillable[h] = holes
             elif layout.recycles:
                 spare[h] = holes
             else:
                 spare[h] = np.count_nonzero(layout.grid[stays, -1] < 0)
             before[h] = takes_block(layout.grid, layout.writable, layout.recycles)
-            free = room[h] + spare[h] + taken[h] * size - moved[h]
+            free = fillable[h] + spare[h] + taken[h] * size - moved[h]
             after[h] = before[h] if plans[h] is None else free == 0
-        return cls(sources, moved, taken, room, spare, before, after)
+        return cls(sources, moved, taken, fillable, spare, before, after)
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Columns to empty, and the fresh blocks of each holder [H], those of its own plan included.
+    """Columns to empty, and each holder's fresh blocks [H], those of its own plan included.
 
     `after` [H]: whether the holder's next token then takes a block.
     """
@@ -167,13 +167,13 @@ def plan_groups(
     batch_size: int,
     headroom_blocks: int,
 ) -> tuple[list[RelocationPlan], int]:
-    """Plans of all groups that gain, and the fresh blocks that were missing for more.
+    """Plan all groups with a gain; also returns the fresh blocks missing for further groups.
 
-    `layouts`: the requests that may move, each with blocks to spare; `plans`: what each does alone,
-    which the plan returned for it replaces and includes; `holders` [N]: how many requests hold each
-    block of the pool. `batch_size` and `headroom_blocks` are what those plans have left. All plans
-    of a group or none may be applied. Blocks are taken emptiest first, and of these choices the one
-    that frees most, then moves least.
+    `layouts`: the requests that may move, each with excess blocks; `plans`: each request's own
+    plan, which a returned plan for it replaces and includes; `holders` [N]: the number of requests
+    that hold each block. `batch_size` and `headroom_blocks`: what the own plans left over. The
+    plans of a group must be applied together or not at all. Blocks are taken emptiest first; the
+    choice that frees most wins, then the one that moves least.
     """
     shared = _Shared.of(layouts, holders)
     found: list[RelocationPlan] = []
@@ -181,27 +181,27 @@ def plan_groups(
     if shared is None:
         return found, missing
     live = [count_live(layout.grid) for layout in layouts]
-    alone = _Alone.of(layouts, plans, live, planner)
+    own = _OwnPlans.of(layouts, plans, live, planner)
     sources_left, headroom_left = batch_size, headroom_blocks
     for component in shared.components():
         if sources_left <= 0:
             break
-        chosen = _choose(shared, alone, component, sources_left, headroom_left)
-        if chosen is None:
-            least = _choose(shared, alone, component, sources_left, len(holders))
+        choice = _choose(shared, own, component, sources_left, headroom_left)
+        if choice is None:
+            least = _choose(shared, own, component, sources_left, len(holders))
             if least is not None:
-                missing += int((least.fresh - alone.fresh).sum()) - headroom_left
+                missing += int((least.fresh - own.fresh).sum()) - headroom_left
             continue
-        found += _plans_of(shared, alone, live, chosen, planner)
-        sources_left -= int(shared.held[:, chosen.columns].sum())
-        headroom_left -= int((chosen.fresh - alone.fresh).sum())
+        found += _plans_of(shared, own, live, choice, planner)
+        sources_left -= int(shared.held[:, choice.columns].sum())
+        headroom_left -= int((choice.fresh - own.fresh).sum())
     return found, missing
 
 
 def _choose(
-    shared: _Shared, alone: _Alone, component: Ints, batch_size: int, headroom_blocks: int
+    shared: _Shared, own: _OwnPlans, component: Ints, batch_size: int, headroom_blocks: int
 ) -> _Choice | None:
-    """The best choice among the whole component and each set of blocks with the same holders."""
+    """The best choice for the entire component or one set of blocks with the same holders."""
     total = shared.live[:, component].sum(axis=0)
     order = component[np.argsort(total, kind="stable")]
     orders = [order]
@@ -209,7 +209,7 @@ def _choose(
     if patterns.shape[1] > 1:
         orders += [order[pattern.ravel() == i] for i in range(patterns.shape[1])]
     choices = [
-        _best_prefix(shared, alone, columns[:batch_size], batch_size, headroom_blocks)
+        _best_prefix(shared, own, columns[:batch_size], batch_size, headroom_blocks)
         for columns in orders
     ]
     best = max(choices, key=lambda choice: (choice.gain, -choice.moved))
@@ -217,18 +217,18 @@ def _choose(
 
 
 def _best_prefix(
-    shared: _Shared, alone: _Alone, columns: Ints, batch_size: int, headroom_blocks: int
+    shared: _Shared, own: _OwnPlans, columns: Ints, batch_size: int, headroom_blocks: int
 ) -> _Choice:
-    """The best number of `columns`, taken from the front."""
+    """The best choice that is a prefix of `columns`."""
     s = shared.layouts[0].block_size
     left = np.cumsum(shared.held[:, columns], axis=1)  # [H, k]: blocks that each holder leaves
     moved = np.cumsum(shared.live[:, columns], axis=1)
-    moved_in_all = moved + alone.moved[:, None]
-    fresh = -(-np.maximum(moved_in_all - alone.room[:, None], 0) // s)
-    more = fresh - alone.fresh[:, None]
-    free = (alone.room + alone.spare)[:, None] + fresh * s - moved_in_all
-    after = np.where(left > 0, free == 0, alone.after[:, None])
-    taken = more + np.maximum(after - alone.after[:, None], 0)
+    moved_in_all = moved + own.moved[:, None]
+    fresh = -(-np.maximum(moved_in_all - own.fillable[:, None], 0) // s)
+    more = fresh - own.fresh[:, None]
+    free = (own.fillable + own.spare)[:, None] + fresh * s - moved_in_all
+    after = np.where(left > 0, free == 0, own.after[:, None])
+    taken = more + np.maximum(after - own.after[:, None], 0)
     gain = np.arange(1, len(columns) + 1) - taken.sum(axis=0)
     allowed = (
         ((left == 0) | (left > taken)).all(axis=0)
@@ -247,32 +247,32 @@ def _best_prefix(
 
 
 def _plans_of(
-    shared: _Shared, alone: _Alone, live: Sequence[Ints], chosen: _Choice, planner: PlannerName
+    shared: _Shared, own: _OwnPlans, live: Sequence[Ints], choice: _Choice, planner: PlannerName
 ) -> list[RelocationPlan]:
-    """One plan for each holder; the gain of the group, and what it makes next tokens take, stand in
-    the last one."""
-    columns = chosen.columns
+    """One plan per holder. The last one records the group's gain and the blocks that next tokens
+    retake because of the group."""
+    columns = choice.columns
     names = shared.names[columns]
-    own = np.maximum(alone.after - alone.before, 0)  # what holders retake by their own plans
-    retaken = np.maximum(chosen.after - alone.before, 0)
+    own_retaken = np.maximum(own.after - own.before, 0)
+    retaken = np.maximum(choice.after - own.before, 0)
     plans: list[RelocationPlan] = []
     for h in np.flatnonzero(shared.held[:, columns].any(axis=1)).tolist():
         mine = shared.held[h, columns]
-        sources = np.sort(np.concatenate([alone.sources[h], shared.rank[h, columns[mine]]]))
-        plan = lay_out(shared.layouts[h], planner, sources, int(chosen.fresh[h]), live[h])
-        freed = len(alone.sources[h]) - int(alone.fresh[h])
+        sources = np.sort(np.concatenate([own.sources[h], shared.rank[h, columns[mine]]]))
+        plan = lay_out(shared.layouts[h], planner, sources, int(choice.fresh[h]), live[h])
+        freed = len(own.sources[h]) - int(own.fresh[h])
         plans.append(
             replace(
                 plan,
                 shared_blocks=tuple(names[mine].tolist()),
                 freed_blocks=freed,
-                retaken_blocks=int(min(own[h], retaken[h])),
+                retaken_blocks=int(min(own_retaken[h], retaken[h])),
             )
         )
-    gain = len(columns) - int((chosen.fresh - alone.fresh).sum())
+    gain = len(columns) - int((choice.fresh - own.fresh).sum())
     plans[-1] = replace(
         plans[-1],
         freed_blocks=gain + (plans[-1].freed_blocks or 0),
-        retaken_blocks=plans[-1].retaken_blocks + int(np.maximum(retaken - own, 0).sum()),
+        retaken_blocks=plans[-1].retaken_blocks + int(np.maximum(retaken - own_retaken, 0).sum()),
     )
     return plans

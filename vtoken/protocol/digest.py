@@ -1,11 +1,11 @@
-"""Fingerprints by which ranks compare what they execute: of a step's plan, and of the mirrors.
+"""Fingerprints of a step's plan and of mirrors, by which ranks compare what they execute.
 
-Knows neither ranks nor torch. Equal plans give equal fingerprints; a difference in any number, its
-place or the order of requests shows with a probability of 1 - 2^-32.
+Independent of ranks and torch. Equal plans give equal fingerprints; a difference in any number, its
+position or the order of requests is detected with probability 1 - 2^-32.
 
-The plan is covered whole. The state of a mirror has one entry a token ever written, so in one step
-only `MIRRORS_A_STEP` mirrors of the plan's requests are covered, in turn: a mirror that drifted
-without a wrong plan or a wrong count (which are noticed at once) is found when its turn comes.
+A fingerprint covers the entire plan. A mirror has one entry per token ever written, so each step
+covers only `MIRRORS_A_STEP` mirrors of the plan's requests, in rotation. Wrong plans and wrong
+counts are detected at once, a mirror that drifted otherwise when its turn comes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MIRRORS_A_STEP = 4
 
 
 def of_plan(plan: StepPlan) -> int:
-    """CRC-32 of everything that `plan` orders."""
+    """CRC-32 of everything in `plan`."""
     requests = plan.requests
-    number: dict[Signal, int] = {}  # many requests keep the same signal, which is said once
+    number: dict[Signal, int] = {}  # many requests share a signal: hash it once
     kept = [
         (name, *(number.setdefault(signal, len(number)) for signal in signals))
         for name, signals in plan.signals.items()
@@ -54,7 +54,7 @@ def of_plan(plan: StepPlan) -> int:
 
 
 def of_mirrors(plan: StepPlan, mirrors: Mapping[str, Mirror]) -> int:
-    """CRC-32 of the mirrors whose turn it is among the requests of `plan`, after the step."""
+    """CRC-32 of this step's share of the mirrors of the plan's requests, after the step."""
     names = [name for name in plan.requests.names if name in mirrors]
     if not names:
         return 0

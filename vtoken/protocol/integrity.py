@@ -1,10 +1,10 @@
 """Invariant I1 by content: a relocation event changes no retained token's identity, K or V.
 
 Paper 3.6 and 5: the ordered ids of a request's retained tokens and their K/V over all layers are
-hashed before the copies and after them. Knows bytes and slots, not where they come from.
+hashed before and after the copies. Works on bytes and slots only.
 
-1. ids before = ids after, in order: none lost, none doubled
-2. every slot after lies in a block of the request, and no two tokens share one
+1. ids before = ids after, in order: none lost, none duplicated
+2. every slot after is in a block of the request, and no two tokens share one
 3. digest(K, V of every layer) before = after
 """
 
@@ -21,20 +21,20 @@ from vtoken.arrays import Ints
 from vtoken.compiled import kernel
 
 DIGEST_BYTES = 16
-WORD = 32  # slots that share an entry of a set of slots
+WORD = 32  # slots per word of a slot set
 LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The ordered `ids` [n] of one request's retained tokens, and one digest a layer."""
+    """The ordered `ids` [n] of one request's retained tokens, and one digest per layer."""
 
     ids: Ints
     layers: tuple[bytes, ...]
 
 
 def fingerprint(ids: Ints, layers: Iterable[LayerBytes]) -> Fingerprint:
-    """`layers` yields K and V of the tokens `ids`, in their order, layer by layer."""
+    """Hash K and V of the tokens `ids`, which `layers` yields in their order, layer by layer."""
     digests = []
     for key, value in layers:
         digest = blake2b(key, digest_size=DIGEST_BYTES)
@@ -44,25 +44,25 @@ def fingerprint(ids: Ints, layers: Iterable[LayerBytes]) -> Fingerprint:
 
 
 def misplaced(slots: Ints, blocks: Sequence[int], block_size: int) -> str | None:
-    """What is wrong with `slots` [n] as places of distinct live tokens in `blocks`; None: nothing.
+    """Describe why `slots` [n] cannot hold distinct live tokens in `blocks`; None if they can.
 
-    `slots` -1: the token has no place.
+    Slot -1: the token has no slot.
     """
     strays = slots[~np.isin(slots // block_size, np.asarray(blocks, dtype=np.int64))]
     if len(strays):
-        return f"slot {strays[0]} lies in none of the request's blocks"
+        return f"slot {strays[0]} is in none of the request's blocks"
     if len(np.unique(slots)) != len(slots):
         return f"{len(slots)} live tokens have {len(np.unique(slots))} slots"
     return None
 
 
 def difference(before: Fingerprint, after: Fingerprint) -> str | None:
-    """What a relocation changed though it must not; None: nothing."""
+    """Describe what a relocation must not have changed but did; None if nothing."""
     if not np.array_equal(before.ids, after.ids):
         lost = np.setdiff1d(before.ids, after.ids)
         new = np.setdiff1d(after.ids, before.ids)
         return (
-            f"{len(before.ids)} tokens were retained, {len(after.ids)} are; "
+            f"{len(before.ids)} tokens retained before, {len(after.ids)} after: "
             f"{len(lost)} lost {lost[:4].tolist()}, {len(new)} new {new[:4].tolist()}"
         )
     layers = zip(before.layers, after.layers, strict=True)
@@ -74,8 +74,8 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
 
 @kernel
 def _word_of(words: Ints, slot: int) -> int:
-    """Where the word of `slot` is, or may be put, in the open-addressed table `words` [2^m], -1:
-    empty."""
+    """The index of `slot`'s word in the open-addressed hash table `words` [2^m], or a free index
+    (-1 in `words`) for it."""
     word = slot // WORD
     i = ((word & 0x7FFFFFFF) * 0x9E3779B) & (len(words) - 1)
     while words[i] >= 0 and words[i] != word:
@@ -87,7 +87,7 @@ def _word_of(words: Ints, slot: int) -> int:
 def _count_overlaps(source: Ints, destination: Ints) -> tuple[int, int]:
     """|{i : source[i] is in destination}| and |{i : destination[i] is in destination[:i]}|.
 
-    A set of slots >= 0 as words of `WORD` bits; neighbouring slots find their word without a look.
+    The set of slots >= 0 is a bitmap of `WORD`-bit words; neighbouring slots reuse the last lookup.
     """
     num_words, size = 1, 2
     for i in range(1, len(destination)):
@@ -113,9 +113,9 @@ def _count_overlaps(source: Ints, destination: Ints) -> tuple[int, int]:
 
 
 def order_dependence(source: Ints, destination: Ints) -> str | None:
-    """Why the copies `source` [k] -> `destination` [k] depend on their order; None: they do not.
+    """Describe why the copies `source` [k] -> `destination` [k] depend on their order; None if not.
 
-    Costs as much as the copies, however large the pool is.
+    Takes O(k) time, independent of the pool's size.
     """
     both, twice = _count_overlaps(source, destination)
     if both or twice:

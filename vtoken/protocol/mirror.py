@@ -1,18 +1,18 @@
 """The worker's mirrors of the token tables: the slot of every live token of every request.
 
-Fed only by step plans; knows neither the scheduler's tables nor torch. Every plan's absolute counts
-are verified, so a mirror that loses count stops the worker before the forward. Right counts in
-wrong places are found by the content check alone (`verify_ratio`).
+Updated by step plans only; independent of the scheduler's tables and of torch. Every plan's
+absolute counts are verified, so a mirror with a wrong count stops the worker before the forward.
+Correct counts with wrong slots are detected only by the content check (`verify_ratio`).
 
-Rows are requests, columns are facts; a row number is given again when its request is gone. The
-slots of all requests lie in one arena of int32, 4 bytes a token, each request's in one piece with
-some room behind it. Invariants, of each row r in use, with o = offset[r]:
+Rows are requests, columns are facts; a row is reused after its request ends. The slots of all
+requests are stored in one int32 arena, 4 bytes per token, one contiguous segment per request with
+slack at the end. Invariants of each row r in use, with o = offset[r]:
 
 1. arena[o + t] is the slot of token t < tokens[r], -1 when it is dead
 2. live[r] = |{t < tokens[r]: arena[o + t] >= 0}|, counted by transitions
-3. tokens[r] <= capacity[r], and pieces arena[o : o + capacity[r]] do not overlap
-4. (r, version[r]) names one state of the tokens that were there before: it changes when a token
-   dies or moves and when the row changes hands, and does not when tokens are appended
+3. tokens[r] <= capacity[r], and segments arena[o : o + capacity[r]] do not overlap
+4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies or
+   moves and when the row is reassigned, but not when tokens are appended
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ Ints32 = npt.NDArray[np.int32]
 
 TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
 NUM_FACTS = 5
-MIN_ROOM = 64  # tokens behind a new piece, and
-ROOM_SHARE = 8  # one token for so many that the request has
+# Slack of a new segment, in tokens: MIN_SLACK and one for every SLACK_SHARE tokens of the request.
+MIN_SLACK = 64
+SLACK_SHARE = 8
 MAX_SLOT = (1 << 31) - 1
 
-# Why a kernel stopped at a request: `fault` is (reason, number of the plan, number of the mirror).
-ROOM, FORM, COUNT, LIVING, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK = range(1, 9)
+# Why a kernel stopped at a request: `fault` is (reason, number in the plan, number in the mirror).
+FULL, SHAPE, COUNT, LIVE_COUNT, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK = range(1, 9)
 REASONS = {
-    FORM: "the plan's columns do not fit each other: {} numbers, {} are named",
+    SHAPE: "the plan's columns do not fit: {} numbers, {} referenced",
     COUNT: "the plan is for {} tokens, the mirror has {}",
-    LIVING: "the plan counts {} live tokens, the mirror {}",
+    LIVE_COUNT: "the plan counts {} live tokens, the mirror has {}",
     DEAD_EVICTED: "the plan evicts token {}, which is not live in the mirror of {} tokens",
     DEAD_MOVED: "the plan moves token {}, which is not live in the mirror of {} tokens",
     NO_SLOT: "the plan writes to {}, which is no slot, in a mirror of {} tokens",
@@ -53,7 +54,7 @@ REASONS = {
 
 
 class BlockTables(NamedTuple):
-    """n block tables: that of i is `blocks[bases[i] : bases[i] + counts[i]]`; int32, int64 [n]."""
+    """n block tables; table i is `blocks[bases[i] : bases[i] + counts[i]]`. int32; int64 [n]."""
 
     blocks: Ints32
     bases: Ints
@@ -88,7 +89,7 @@ class Mirror:
         return ids.values, slots.values
 
     def keep(self, signals: Sequence[Signal], make: MakeAccumulator = make_accumulator) -> None:
-        """Keep `signals` from now on: those that were kept go on, others start anew."""
+        """Set the kept `signals`: those already kept continue, others start from zero."""
         if signals == self._kept:
             return
         self._kept = signals
@@ -101,7 +102,7 @@ class Mirror:
 class Mirrors(Mapping[str, Mirror]):
     """The mirrors of one worker by request id.
 
-    `facts` [NUM_FACTS, rows] int64 and `arena` are replaced when they grow: ask for them anew.
+    `facts` [NUM_FACTS, rows] int64 and `arena` are replaced when they grow: read them anew.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class Mirrors(Mapping[str, Mirror]):
 
     @classmethod
     def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
-        """Mirrors of requests whose tokens 0, 1, … are live in `slots[name]` [T]."""
+        """Mirrors of requests whose tokens 0, 1, … are live in the slots `slots[name]` [T]."""
         mirrors = cls()
         for name, places in slots.items():
             row = mirrors._take_row(name, len(places))
@@ -143,11 +144,11 @@ class Mirrors(Mapping[str, Mirror]):
         return len(self._rows)
 
     def rows_of(self, names: Sequence[str]) -> Ints:
-        """The rows [n] of `names`; KeyError for one that has no mirror."""
+        """The rows [n] of `names`; raises KeyError for one without a mirror."""
         return np.fromiter(map(self._rows.__getitem__, names), np.int64, len(names))
 
     def drop(self, names: Iterable[str]) -> None:
-        """These requests start anew when they come back; unknown ones are no matter."""
+        """Remove the mirrors of these requests; unknown names are ignored."""
         for name in names:
             row = self._rows.pop(name, None)
             if row is None:
@@ -157,14 +158,14 @@ class Mirrors(Mapping[str, Mirror]):
             self.facts[VERSION, row] += 1
             self._free.append(row)
         if 4 * int(self.facts[CAPACITY].sum()) < self._slots.size:
-            self._slots.pack(self.facts[OFFSET], self.facts[CAPACITY], 0, shrink=True)
+            self._slots.compact(self.facts[OFFSET], self.facts[CAPACITY], 0, shrink=True)
 
     def clear(self) -> None:
-        """No request has a mirror."""
+        """Remove all mirrors."""
         self.drop([*self._rows])
 
     def _take_row(self, name: str, num_tokens: int) -> int:
-        """A row for `name`, which has no tokens yet, and room for `num_tokens`."""
+        """Allocate a row for the new request `name`, with capacity for `num_tokens`."""
         if not self._free:
             rows = self.facts.shape[1]
             facts = np.zeros((NUM_FACTS, max(16, 2 * rows)), dtype=np.int64)
@@ -174,12 +175,12 @@ class Mirrors(Mapping[str, Mirror]):
         row = self._free.pop()
         self._rows[name] = row
         self._views[name] = Mirror(self, row)
-        self._make_room(row, num_tokens)
+        self._reserve(row, num_tokens)
         return row
 
-    def _make_room(self, row: int, num_tokens: int) -> None:
-        """Give `row` a piece of the arena for `num_tokens` tokens and some more."""
-        wanted = num_tokens + num_tokens // ROOM_SHARE + MIN_ROOM
+    def _reserve(self, row: int, num_tokens: int) -> None:
+        """Allocate a segment for `num_tokens` tokens of `row`, plus slack."""
+        wanted = num_tokens + num_tokens // SLACK_SHARE + MIN_SLACK
         used = int(self.facts[TOKENS, row])
         self._slots.reserve(self.facts[OFFSET], self.facts[CAPACITY], row, used, wanted)
 
@@ -192,10 +193,10 @@ class Mirrors(Mapping[str, Mirror]):
         block_size: int,
         tables: BlockTables,
     ) -> None:
-        """Follow requests that have evicted nothing up to `num_tokens` [n] tokens; new ones come.
+        """Extend requests that have evicted nothing to `num_tokens` [n] tokens; add new ones.
 
-        Their layout is vLLM's: token t lies in block t // S of the request's block table at t % S.
-        Raises MirrorMismatchError when `tables` has too few blocks.
+        Their layout is vLLM's: token t is in logical block t // S, at offset t % S. Raises
+        MirrorMismatchError when `tables` has too few blocks.
         """
         for name, count in zip(names, num_tokens.tolist(), strict=True):
             if name not in self._rows:
@@ -205,13 +206,14 @@ class Mirrors(Mapping[str, Mirror]):
             done = _place(
                 done, rows, self.facts, self.arena, num_tokens, block_size, *tables, self._fault
             )
-            if done < len(rows) and not self._made_room(int(rows[done])):
+            if done < len(rows) and not self._grew(int(rows[done])):
                 raise self._mismatch(names[done])
 
     def apply(self, steps: RequestSteps) -> Ints:
-        """Evict, move, append; the rows [R] of the requests.
+        """Apply evictions, moves and new tokens; returns the rows [R] of the requests.
 
-        Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be halfway.
+        Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be partly
+        updated.
         """
         rows, done = self.rows_of(steps.names), 0
         while done < len(rows):
@@ -231,22 +233,22 @@ class Mirrors(Mapping[str, Mirror]):
                 steps.new_slots.starts,
                 self._fault,
             )
-            if done < len(rows) and not self._made_room(int(rows[done])):
+            if done < len(rows) and not self._grew(int(rows[done])):
                 raise self._mismatch(steps.names[done])
         return rows
 
-    def _made_room(self, row: int) -> bool:
-        """A kernel stopped at `row`: make the room that it lacks, if that is why."""
+    def _grew(self, row: int) -> bool:
+        """Enlarge `row` if its capacity is why the kernel stopped; returns whether it was."""
         reason, wanted, _ = self._fault.tolist()
-        if reason == ROOM:
-            self._make_room(row, wanted)
-        return bool(reason == ROOM)
+        if reason == FULL:
+            self._reserve(row, wanted)
+        return bool(reason == FULL)
 
     def _mismatch(self, name: str) -> MirrorMismatchError:
         reason, wanted, known = self._fault.tolist()
         return MirrorMismatchError(f"{name}: {REASONS[reason].format(wanted, known)}")
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     def live(self, rows: Ints) -> tuple[Ragged, Ragged]:
         """Ids of the live tokens of `rows` [n], ascending, and their slots."""
@@ -262,11 +264,11 @@ class Mirrors(Mapping[str, Mirror]):
         return Ragged(self.arena[places.values].astype(np.int64), places.starts)
 
     def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
-        """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of all
-        other live tokens, the newest last.
+        """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of the
+        live tokens in partial blocks, the newest last.
         """
         most = int(self.facts[LIVE, rows].sum())
-        full, loose = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
+        full, partial = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
         starts = np.zeros((2, len(rows) + 1), dtype=np.int64)
         longest = int(self.facts[LIVE, rows].max(initial=0))
         runs = np.empty((2, longest), dtype=np.int64)
@@ -280,13 +282,13 @@ class Mirrors(Mapping[str, Mirror]):
                 runs,
                 starts,
                 full,
-                loose,
+                partial,
             )
             if not missing:
                 break
             self._counts = np.zeros(missing + missing // 2, dtype=np.int32)
-        full, loose = full[: starts[0, -1]], loose[: starts[1, -1]]
-        return Ragged(full, starts[0]), Ragged(loose, starts[1])
+        full, partial = full[: starts[0, -1]], partial[: starts[1, -1]]
+        return Ragged(full, starts[0]), Ragged(partial, starts[1])
 
 
 # ---------------------------------------------------------------- kernels
@@ -307,7 +309,7 @@ def _place(
 ) -> int:
     """Append up to `num_tokens` to `rows[first:]`: arena[o + t] = S * blocks[base + t // S] + t % S
 
-    Returns the first request that could not be placed, len(rows) when all are.
+    Returns the index of the first request that could not be placed, len(rows) if there is none.
     """
     for i in range(first, len(rows)):
         row = rows[i]
@@ -320,7 +322,7 @@ def _place(
             fault[0], fault[2] = NO_BLOCK, counts[i] * block_size
             return i
         if end > facts[CAPACITY, row]:
-            fault[0] = ROOM
+            fault[0] = FULL
             return i
         facts[LIVE, row] += end - token
         facts[TOKENS, row] = end
@@ -352,17 +354,17 @@ def _apply(
     new_starts: Ints,
     fault: Ints,
 ) -> int:
-    """Apply the steps of `rows[first:]`. Of each row, with o = offset and T = tokens before:
+    """Apply the steps of `rows[first:]`. For each row, with o = offset and T = tokens before:
 
     arena[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
     tokens = T + |new|,  live = live - |evicted| + |new|,  version + 1 if a token died or moved
 
-    Every id is checked to be live and < T, every slot to fit, so nothing is written out of a row's
-    piece whatever the plan says. Returns the first request that could not be applied, with the
-    reason in `fault`; nothing of that request is applied when the reason is `ROOM`.
+    Checks that every id is live and < T and that every slot is valid, so no plan can write outside
+    a row's segment. Returns the index of the first request that could not be applied, with the
+    reason in `fault`; with reason `FULL` that request is unchanged.
     """
     size = len(rows)
-    fault[0], fault[1] = FORM, size
+    fault[0], fault[1] = SHAPE, size
     for found in (len(num_tokens) + 1, len(num_live) + 1, len(moved_starts), len(new_starts)):
         if found != size + 1:
             fault[2] = found - 1
@@ -376,7 +378,7 @@ def _apply(
         e0, e1 = evicted_starts[i], evicted_starts[i + 1]
         m0, m1 = moved_starts[i], moved_starts[i + 1]
         n0, n1 = new_starts[i], new_starts[i + 1]
-        fault[0] = FORM
+        fault[0] = SHAPE
         if not 0 <= e0 <= e1 <= len(evicted):
             fault[1], fault[2] = len(evicted), e1
             return i
@@ -391,7 +393,7 @@ def _apply(
             fault[0], fault[1] = COUNT, num_tokens[i]
             return i
         if before + n1 - n0 > facts[CAPACITY, row]:
-            fault[0], fault[1] = ROOM, before + n1 - n0
+            fault[0], fault[1] = FULL, before + n1 - n0
             return i
         if e1 > e0 or m1 > m0:
             facts[VERSION, row] += 1
@@ -419,14 +421,14 @@ def _apply(
         live += n1 - n0 - (e1 - e0)
         facts[TOKENS, row], facts[LIVE, row] = before + n1 - n0, live
         if live != num_live[i]:
-            fault[0], fault[1], fault[2] = LIVING, num_live[i], live
+            fault[0], fault[1], fault[2] = LIVE_COUNT, num_live[i], live
             return i
     return size
 
 
 @kernel
 def _live(rows: Ints, facts: Ints, arena: Ints32, starts: Ints, out: Ints) -> None:
-    """out[:, starts[i]:starts[i + 1]] = ids and slots of the live tokens of row rows[i], by id."""
+    """out[:, starts[i]:starts[i + 1]] = ids and slots of row rows[i]'s live tokens, by id."""
     for i in range(len(rows)):
         base, at, end = facts[OFFSET, rows[i]], starts[i], starts[i + 1]
         for token in range(facts[TOKENS, rows[i]]):
@@ -446,18 +448,18 @@ def _split(
     runs: Ints,
     starts: Ints,
     full: Ints,
-    loose: Ints,
+    partial: Ints,
 ) -> int:
-    """Of each row, with n(b) its live tokens in block b of S slots:
+    """For each row, with n(b) its live tokens in block b of S slots:
 
-    full = {b: n(b) = S} by the first token in each,  loose = slots in blocks with 0 < n(b) < S
-    S * |full| + |loose| = live
+    full = {b: n(b) = S} by the first token in each,  partial = slots in blocks with 0 < n(b) < S
+    S * |full| + |partial| = live
 
-    Tokens are looked at in runs of consecutive live tokens in one block: `runs[:, k]` is where run
-    k begins in the arena, and its block. `counts` is 0 before and after. Returns 0, or how many
-    blocks `counts` must have.
+    Scans runs of consecutive live tokens in one block: `runs[:, k]` is the arena index where run k
+    begins, and its block. `counts` is 0 before and after. Returns 0, or the length that `counts`
+    requires.
     """
-    num_full = num_loose = 0
+    num_full = num_partial = 0
     for i in range(len(rows)):
         base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
         low, high, length, num_runs, missing = 0, 0, 0, 0, 0
@@ -493,11 +495,11 @@ def _split(
             stop = runs[0, k + 1] if k + 1 < num_runs else end
             for at in range(runs[0, k], stop):
                 if arena[at] >= 0:
-                    loose[num_loose] = arena[at]
-                    num_loose += 1
+                    partial[num_partial] = arena[at]
+                    num_partial += 1
         for k in range(num_runs):
             counts[runs[1, k]] = 0
         if missing:
             return missing
-        starts[0, i + 1], starts[1, i + 1] = num_full, num_loose
+        starts[0, i + 1], starts[1, i + 1] = num_full, num_partial
     return 0

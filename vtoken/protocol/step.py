@@ -1,11 +1,11 @@
-"""What travels between scheduler and worker each step: the plan one way, the report back.
+"""The messages of one step: the scheduler's plan to the worker, and the worker's report.
 
-Plain data that pickles; knows neither side. The scheduler's tables are canonical, the worker holds
-a mirror; every plan carries absolute counts with which the worker verifies that mirror.
+Plain picklable data, independent of both sides. The scheduler's tables are canonical, the worker
+holds mirrors; every plan contains absolute counts by which the worker verifies them.
 
 Order on the worker, one step:
-1. all copies of the step as one gather, then one scatter   (no destination is a source's block-mate
-   that somebody still reads: destinations are never live)
+1. all copies of the step: one gather, then one scatter (destinations are never live, so no copy
+   overwrites a slot that is still read)
 2. block tables are replaced by `blocks`, then vLLM appends what it allocated in this step
 3. `evicted` and `moved` are applied to the mirror, then the step's new tokens go to `new_slots`
 4. attention reads exactly the `num_live` live tokens
@@ -29,16 +29,16 @@ NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What the scheduler's table says of a relocated request: ids [n], ascending, and slots [n]."""
+    """The scheduler's view of a relocated request: live ids [n], ascending, and slots [n]."""
 
     ids: Ints
     slots: Ints
 
 
 class RequestStep(msgspec.Struct):
-    """One request's part of a step, for readers that look at one request; see `RequestSteps`.
+    """One request's part of a step; see `RequestSteps`.
 
-    `blocks`: None when the block table was not rewritten.
+    `blocks`: None if the block table was not rewritten.
     """
 
     num_tokens: int
@@ -55,20 +55,19 @@ class RequestStep(msgspec.Struct):
 
 @dataclass(slots=True)
 class RequestSteps:
-    """What happens to the R requests that have evicted something; the others have no part.
+    """The step of the R requests that have evicted something; other requests are not included.
 
     `num_tokens` [R]: tokens before this step, dead ones included. `num_live` [R] int64 and `dense`
-    [R] bool: after this step's new tokens. Of each request:
+    [R] bool: after this step's new tokens. Per request:
 
-    `evicted`     ids that died
-    `moved_ids`, `moved_slots`   relocated tokens, and where to; both have the same `starts`
-    `new_slots`   where this step's tokens are written; none for unscheduled requests
-    `scratch`     blocks lent for this step, into which attention may pack the request's tokens in
-                  partial blocks; none when too few were free
+    `evicted`     ids of tokens that died
+    `moved_ids`, `moved_slots`   relocated tokens and their new slots; both have the same `starts`
+    `new_slots`   slots of this step's tokens; none for unscheduled requests
+    `scratch`     blocks borrowed for this step, into which attention may pack the request's tokens
+                  of partial blocks; none when too few blocks were free
 
-    By name, of some requests only: `blocks`, the block table before this step's allocations where
-    it was rewritten; `retained`, the live tokens after a relocation that is to be verified by
-    content (I1).
+    By name, for some requests only: `blocks`, a rewritten block table before this step's
+    allocations; `retained`, the live tokens after a relocation to be verified by content (I1).
     """
 
     names: list[str] = field(default_factory=list)
@@ -87,7 +86,7 @@ class RequestSteps:
         return len(self.names)
 
     def of(self, name: str) -> RequestStep:
-        """The part of one request: its arrays are views. KeyError when it has none."""
+        """One request's part, as views; raises KeyError for a request that is not included."""
         if name not in self.names:
             raise KeyError(name)
         i = self.names.index(name)
@@ -105,21 +104,21 @@ class RequestSteps:
         )
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """The number here of each of `names` [B], -1 for a request that has no part."""
+        """The index of each of `names` [B] in the columns, -1 for a request not included."""
         number = dict(zip(self.names, range(len(self)), strict=True))
         return np.fromiter(map(number.get, names, repeat(-1)), np.int64, len(names))
 
     def writes(self, numbers: Ints, first: Ints) -> Ints:
-        """[2, k]: tokens of a batch, and the slots that they are written to.
+        """[2, k]: indices of tokens in a batch, and the slots they are written to.
 
-        The tokens of request `numbers[j]` begin at token `first[j]` of the batch; -1: no part.
+        The tokens of request `numbers[j]` begin at index `first[j]`; -1: not included.
         """
         out = np.empty((2, len(self.new_slots.values)), dtype=np.int64)
         count = _writes(numbers, first, self.new_slots.values, self.new_slots.starts, out)
         return out[:, :count]
 
     def parts(self) -> dict[str, RequestStep]:
-        """Every request's part; for tests and tools, not for the step."""
+        """Every request's part, for tests."""
         return {name: self.of(name) for name in self.names}
 
     @classmethod
@@ -145,18 +144,18 @@ class RequestSteps:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the worker must know about vToken in one step.
+    """Everything the worker needs for one step.
 
-    `signals`: scheduled request -> what the worker keeps for it; a request that is not named keeps
-    nothing. `probed`: those of them whose queries are looked at in this step, on the layers of
-    their signals. `want_scores`: what is told after the step, of whom.
+    `signals`: the signals that the worker keeps per scheduled request; none for a request without
+    an entry. `probed`: requests whose queries are probed in this step, on the layers of their
+    signals. `want_scores`: the (request, signal) pairs to report after the step.
     """
 
     step: int
     source_slots: Ints = field(default_factory=lambda: NO_IDS)
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
     requests: RequestSteps = field(default_factory=RequestSteps)
-    probing: bool = False  # some request keeps a signal: `signals` is not empty
+    probing: bool = False  # `signals` is not empty
     want_scores: tuple[tuple[str, Signal], ...] = ()
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
@@ -164,14 +163,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What the worker says about the step `step`; `verified_tokens`: whose contents were hashed.
+    """The worker's report of step `step`.
 
-    `packed_tokens`: tokens that were packed before attention read, counted once, and `pack_us` what
-    that took over all layers; of several ranks, those of the one that reports.
-    `probe_us`: what probing `probed_queries` single queries took over all layers, one query a
-    request; chunks of prompts are not counted, and both are 0 where the host waits for no probe.
-    `scores`: (request, signal) -> numbers [num_tokens] float32 by token id, higher = keep; fewer
-    than the request has tokens when the newest came after the last probe.
+    `verified_tokens`: tokens whose contents were hashed. `packed_tokens`: tokens packed before
+    attention, counted once, and `pack_us` the time over all layers; with several ranks, those of
+    the reporting rank. `probe_us`: time over all layers of probing `probed_queries` single queries,
+    one per request; prompt chunks are not counted, and both are 0 where the host does not wait for
+    probes. `scores`: (request, signal) -> float32 [num_tokens] by token id, higher = keep; shorter
+    than the request if its newest tokens came after the last probe.
     """
 
     step: int
@@ -185,16 +184,15 @@ class WorkerReport:
     probed_queries: int = 0
     probe_us: int = 0
     violation: str | None = None
-    disagreement: str | None = None  # tensor parallelism: which rank differs, and in what
+    disagreement: str | None = None  # tensor parallelism: the differing rank and the difference
     scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)
 
 
 @kernel
 def _writes(numbers: Ints, first: Ints, slots: Ints, starts: Ints, out: Ints) -> int:
     """out[:, k] = (first[j] + i, slots[starts[r] + i]) for every j with r = numbers[j] >= 0 and
-    every i < starts[r + 1] - starts[r], in this order; returns how many those are.
-
-    No more are written than `out` has room for.
+    every i < starts[r + 1] - starts[r], in this order; returns their number, at most the size of
+    `out`.
     """
     count = 0
     for j in range(len(numbers)):

@@ -1,16 +1,16 @@
-"""Admission: how many blocks a waiting request must find free, by what it will hold after eviction.
+"""Admission: the free blocks that a waiting request requires, by what it holds after eviction.
 
-Knows the runtime's state, not the engine's queue: whoever admits asks `extra_blocks` and
-`peak_tokens`, and tells `admitted`. With S the block size, L = budget + interval, a request of P
-tokens to compute and T at most in all needs at its peak
+Uses the runtime's state, not the engine's queue: the engine's block manager calls `extra_blocks`
+and `peak_tokens`, and reports `admitted`. With S the block size and L = budget + interval, a
+request with P tokens to compute and at most T in total needs at its peak, in tokens:
 
-  prompt:  min(P, L + chunk) where tokens die between the chunks of the prompt, else P
-  output:  min(T, L + 1) where eviction runs while it decodes, else T - P + what the prompt keeps
+  prompt:  min(P, L + chunk) if eviction runs between the chunks of the prompt, else P
+  output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps
 
-tokens. Invariant: the blocks that running requests may still take on the way to their peaks, and
-the headroom for relocation, stay free when a further request is admitted. So nothing that runs is
-preempted to make room for what was admitted later, as long as reclamation keeps up. A request that
-evicts nothing is counted as vLLM does, by its prompt alone. An idle pool admits whatever fits it.
+Invariant: when a request is admitted, the blocks that running requests may still take up to their
+peaks stay free, and so does the headroom for relocation. So no running request is preempted for one
+admitted later, as long as reclamation keeps up. A request that evicts nothing counts as in vLLM, by
+its prompt alone. An idle pool admits any request that fits.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from vtoken.config.values import VTokenConfig
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
 
-ASKED_STEPS = 8
+SHORTAGE_VALID_STEPS = 8
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A request that is known to the engine. `max_tokens`: prompt and output at most."""
+    """A request known to the engine. `max_tokens`: prompt and output at most."""
 
     num_prompt_tokens: int
     max_tokens: int
 
 
 class Admission:
-    """Counts what admitted requests may still take."""
+    """Counts the blocks that admitted requests may still take."""
 
     def __init__(self, state: RuntimeState, max_chunk_tokens: int) -> None:
         self._state = state
@@ -41,7 +41,8 @@ class Admission:
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
-        self._lacking: tuple[int, int, int] = (-ASKED_STEPS, 0, 0)  # step, blocks, withheld
+        # Step, missing blocks, withheld blocks.
+        self._shortage: tuple[int, int, int] = (-SHORTAGE_VALID_STEPS, 0, 0)
 
     def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
         self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
@@ -56,16 +57,16 @@ class Admission:
         self._arrivals.pop(request_id, None)
 
     def peak_tokens(self, request_id: str, num_tokens: int, num_cached: int = 0) -> int:
-        """Tokens that must find places before it may start.
+        """Tokens that need places before the request may start.
 
-        `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are found in the prefix cache
-        and held as a whole until the first chunk has been computed.
+        `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are in the prefix cache and
+        all held until the first chunk is computed.
         """
         rules = self._state.rules(request_id)
         return self._prompt_peak(rules, num_tokens, num_cached)
 
     def extra_blocks(self, request_id: str, num_tokens: int) -> int:
-        """Free blocks that must be left when `request_id` has taken those of `num_tokens`."""
+        """Blocks that must stay free after `request_id` takes those of `num_tokens`."""
         config = self._state.config
         idle = not self._state.requests and self._admitted_step != self._state.step
         if config.admission == "stock" or config.reclamation != "auto":
@@ -76,31 +77,33 @@ class Admission:
         return growth + self._outstanding_blocks() + config.headroom_blocks
 
     def asked(self, num_blocks: int, *, withheld_blocks: int = 0, compressed: bool = True) -> None:
-        """A waiting request needs `num_blocks` free ones beside `withheld_blocks`, which the engine
-        keeps from it. What is missing is told, and opens the gates where blocks are withheld or it
-        waits for what others will hold (`compressed`)."""
+        """Record that a waiting request needs `num_blocks` free blocks.
+
+        The engine withholds `withheld_blocks` more from it. A shortage also opens the gates if
+        blocks are withheld or the request waits for what others will hold (`compressed`).
+        """
         state = self._state
         missing = max(0, num_blocks + withheld_blocks - state.store.num_free_blocks())
-        step, most, _ = self._lacking
+        step, most, _ = self._shortage
         if step != state.step or missing > most:
-            self._lacking = state.step, missing, withheld_blocks
+            self._shortage = state.step, missing, withheld_blocks
         if missing and (compressed or withheld_blocks):
             state.want_blocks(missing + withheld_blocks)
 
     @property
     def lacking_blocks(self) -> int:
-        """What the request that waits first lacked when it was last asked for.
+        """Blocks that the first waiting request lacked when the engine last tried to admit it.
 
-        The engine does not ask in every step, in one that preempts for instance; what it found is
-        true for `ASKED_STEPS`.
+        The engine does not try in every step, for instance after a preemption; a result is valid
+        for `SHORTAGE_VALID_STEPS`.
         """
-        step, blocks, _ = self._lacking
-        return blocks if self._state.step - step <= ASKED_STEPS else 0
+        step, blocks, _ = self._shortage
+        return blocks if self._state.step - step <= SHORTAGE_VALID_STEPS else 0
 
     @property
     def withheld_blocks(self) -> int:
-        """Free blocks that were kept from that request."""
-        return self._lacking[2] if self.lacking_blocks else 0
+        """Free blocks that were withheld from that request."""
+        return self._shortage[2] if self.lacking_blocks else 0
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
@@ -138,13 +141,14 @@ class Admission:
         return self._blocks(tokens)
 
     def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
-        """Most tokens that are live at once while a prompt of `num_tokens` is computed."""
-        whole = rules.evict_during == "decode" or rules.policy.profiles  # it profiles whole prompts
-        if whole or not self._compresses(rules):
+        """The most tokens live at once while a prompt of `num_tokens` is computed."""
+        # A policy that profiles needs the entire prompt.
+        keeps_prompt = rules.evict_during == "decode" or rules.policy.profiles
+        if keeps_prompt or not self._compresses(rules):
             return num_tokens
         chunk = self.max_chunk_tokens
-        late = 0 if rules.policy.reads is None else self._state.report_lag_steps
-        return min(num_tokens, max(self._limit(rules), num_cached + late * chunk) + chunk)
+        lag = 0 if rules.policy.reads is None else self._state.report_lag_steps
+        return min(num_tokens, max(self._limit(rules), num_cached + lag * chunk) + chunk)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
         return (

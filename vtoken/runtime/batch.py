@@ -1,7 +1,7 @@
 """Victims of many requests at once, for policies that choose the oldest or the lowest scores.
 
-Knows token tables by row and scores by request. What a `TableBatch` answers is what `oldest` and
-`lowest` of `vtoken.policies.base` answer for each request's view; the views are not made.
+A `TableBatch` returns what `oldest` and `lowest` of `vtoken.policies.base` return for each
+request's view, without creating the views.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vtoken.arrays import Floats, Ints, Ragged
 from vtoken.runtime import kernels
 from vtoken.tables.token_tables import TokenTables
 
-DIGITS = 2048  # of one pass of the selection: 11 bits of a score
+DIGITS = 2048  # of one pass of the radix selection: 11 bits of a score
 
 
 class TableBatch:
-    """Requests that are due: `rows` [k] of `tables`, of which `kept` [k] tokens stay.
+    """Requests due for eviction: `rows` [k] of `tables`, each keeping `kept` [k] tokens.
 
-    `scores` [k]: each request's signal by token id, where the policy reads one. `protected` [k]:
-    pairs of start and end; what they cover is passed over, and `budget` [k] is what stays beside.
+    `scores` [k]: each request's signal by token id, if the policy reads one. `protected` [k]:
+    (start, end) pairs of tokens that are never victims; `budget` [k] is what stays besides those.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TableBatch:
             self.budget = kept - tables.num_live_in(rows, self._protected)
 
     def oldest(self, sinks: int) -> Ragged:
-        """Of each request the `num_victims` oldest ids, sparing the first `sinks` positions."""
+        """Each request's `num_victims` oldest ids, except the first `sinks` positions."""
         columns = self._tables.columns
         starts = np.empty(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
@@ -53,8 +53,8 @@ class TableBatch:
         return Ragged(out[: starts[-1]], starts)
 
     def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
-        """Of each request the `num_victims` ids of the lowest scores, sparing the first `sinks`
-        positions and the `recent` newest live tokens, of each its own [k] or of all the same.
+        """Each request's `num_victims` ids with the lowest scores, except the first `sinks`
+        positions and the `recent` newest live tokens (one number, or one per request [k]).
         """
         columns = self._tables.columns
         recent = np.broadcast_to(recent, len(self.rows))

@@ -1,15 +1,15 @@
-"""The quality canary's tally: how generated tokens look to the full cache, over the newest checks.
+"""The quality canary's tally: generated tokens compared with the full cache, over recent checks.
 
-Knows neither how a request is sampled nor how it is checked. A check is one finished request whose
-prompt and output were read once more without eviction. For a generated token t, with p its
-probability under the full cache and q the one that it was sampled from (both before temperature):
+Independent of how requests are sampled and checked. A check is one finished request whose prompt
+and output were read once more without eviction. For a generated token t, with p its probability
+under the full cache and q the one that it was sampled from (both before temperature):
 
     agrees  p(t) >= p(u) for every token u; counted for greedy requests only
     lost    log q(t) - log p(t), in nats
 
-Means are sum / tokens over the newest `WINDOW` checks, so a long output counts for more than a
-short one. Requests are independent, tokens of one request are not: the standard error of a mean r
-is that of a ratio over k requests, with x_i the sum and n_i the tokens of request i,
+Means are sum / tokens over the newest `WINDOW` checks, so long outputs weigh more than short ones.
+Requests are independent, tokens of one request are not: the standard error of a mean r is that of a
+ratio over k requests, with x_i the sum and n_i the tokens of request i,
 
     sqrt(k / (k - 1) * sum((x_i - r * n_i)^2)) / sum(n_i)
 """
@@ -27,7 +27,7 @@ import numpy as np
 from vtoken.arrays import Floats
 from vtoken.wire import CanaryFigures, CanaryGroup, CanaryStatus
 
-WINDOW = 256  # checks that a figure rests on at most
+WINDOW = 256  # the most checks in a mean
 
 F = TypeVar("F", bound=CanaryFigures)
 
@@ -36,8 +36,8 @@ F = TypeVar("F", bound=CanaryFigures)
 class Check:
     """One checked request, summed over its `num_tokens` generated tokens.
 
-    `num_agreed` is None unless it sampled greedily, `lost` where its own log-probabilities are not
-    known, `logprob` where the engine reports none.
+    None: `num_agreed` unless it sampled greedily, `lost` if its own log-probabilities are unknown,
+    `logprob` if the engine reports none.
     """
 
     policy: str
@@ -58,11 +58,11 @@ def make_check(
     first: Floats,
     are_logprobs: bool = True,
 ) -> Check:
-    """The check of n generated tokens; raises ValueError where a number is not finite.
+    """The check of n generated tokens; raises ValueError if a number is not finite.
 
-    `own` [n]: log-probabilities that they were sampled with, None: unknown. `full` [n]: theirs
-    under the full cache; `first` [n]: those of the token that the full cache ranks first.
-    `are_logprobs`: False where `full` and `first` are logits, which only say who is first.
+    `own` [n]: log-probabilities at sampling, None: unknown. `full` [n]: log-probabilities under the
+    full cache; `first` [n]: those of the full cache's most likely token. `are_logprobs` is False if
+    `full` and `first` are logits, which only allow comparing them.
     """
     for name, values in (("own", own), ("full", full), ("first", first)):
         if values is not None and not np.isfinite(values).all():
@@ -86,9 +86,9 @@ class CanaryTally:
         self._control: deque[Check] = deque(maxlen=WINDOW)
         self._checked = self._dropped = self._failed = 0
         self._skipped: Counter[str] = Counter()
-        self._document: CanaryStatus | None = None  # None: to be made again
-        self.request_id: str | None = None  # of the request that runs a check now
-        self.used = False  # a request was sampled since the engine started
+        self._document: CanaryStatus | None = None  # cache; None after a change
+        self.request_id: str | None = None  # of the check that runs now
+        self.used = False  # whether any request was sampled since the start
 
     def add(self, check: Check, *, evicted: bool) -> None:
         (self._evicting if evicted else self._control).append(check)
@@ -96,32 +96,32 @@ class CanaryTally:
         self._document = None
 
     def drop(self, num_checks: int = 1) -> None:
-        """Sampled requests that are not checked, for lack of room or time."""
+        """Count sampled requests that are not checked for lack of memory or time."""
         self._dropped += num_checks
         self._document = None
 
     def fail(self) -> None:
-        """A check ended without a result."""
+        """Count a check without a result."""
         self._failed += 1
         self._document = None
 
     def skip(self, reason: str) -> None:
-        """A sampled request cannot be checked."""
+        """Count a sampled request that cannot be checked."""
         self._skipped[reason] += 1
         self._document = None
 
     def of_revision(self, revision: int) -> CanaryFigures:
-        """Requests that evicted and ran under `revision` from their first step to their last."""
-        return _figures(CanaryFigures, [c for c in self._evicting if c.revision == revision])
+        """Summary of requests that evicted and ran entirely under `revision`."""
+        return _summarize(CanaryFigures, [c for c in self._evicting if c.revision == revision])
 
     def document(self) -> CanaryStatus:
-        """Not to be written: the same until something changes."""
+        """The current document, cached; do not write to it."""
         if self._document is None:
-            self._document = _figures(
+            self._document = _summarize(
                 CanaryStatus,
                 self._evicting,
                 window=WINDOW,
-                control=_figures(CanaryFigures, self._control),
+                control=_summarize(CanaryFigures, self._control),
                 groups=self._groups(),
                 checked=self._checked,
                 dropped=self._dropped,
@@ -135,12 +135,12 @@ class CanaryTally:
         for check in self._evicting:
             found.setdefault((-check.revision, check.policy), []).append(check)
         return [
-            _figures(CanaryGroup, checks, policy=policy, revision=-newest_first)
+            _summarize(CanaryGroup, checks, policy=policy, revision=-newest_first)
             for (newest_first, policy), checks in sorted(found.items())
         ]
 
 
-def _figures(kind: type[F], checks: Collection[Check], **more: Any) -> F:
+def _summarize(kind: type[F], checks: Collection[Check], **more: Any) -> F:
     agreement, agreement_se = _ratio((check.num_agreed, check.num_tokens) for check in checks)
     lost, lost_se = _ratio((check.lost, check.num_tokens) for check in checks)
     return kind(
@@ -157,7 +157,7 @@ def _figures(kind: type[F], checks: Collection[Check], **more: Any) -> F:
 
 
 def _ratio(samples: Iterable[tuple[float | None, int]]) -> tuple[float | None, float | None]:
-    """Sum over tokens of the samples that are known, and its standard error; see the module."""
+    """Sum / tokens of the known samples, and its standard error; see the module docstring."""
     known = [(x, n) for x, n in samples if x is not None]
     if not known:
         return None, None

@@ -1,8 +1,7 @@
-"""The draft of a step: what was decided about requests before the engine allocates.
+"""The draft of a step: victims and moves decided before the engine allocates.
 
-Knows rows. What a request's victims and moves are is collected here between `begin_step` and
-`commit_step`, and leaves as the columns of the worker's plan. A request that lets go of its blocks
-in between takes its part along.
+Collected by row between `begin_step` and `commit_step`, then turned into the columns of the
+worker's plan. A request that releases its blocks in between is removed from the draft.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vtoken.runtime import kernels
 
 
 def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
-    """The numbers of the `wanted` [k] rows out of `given`, whose requests are `rows`."""
+    """The numbers of the rows `wanted` [k], from `given`, whose request i has row `rows[i]`."""
     starts = np.empty(len(wanted) + 1, dtype=np.int64)
     out = np.empty(len(given.values), dtype=np.int64)
     place = np.full(num_rows, -1, dtype=np.int64)
@@ -24,8 +23,8 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
 
 
 class StepDraft:
-    """`evicted_rows` [k] and what each loses; a row of -1 has no part. By row: `moved` ids and
-    slots, the rewritten `blocks`, `retained` tokens.
+    """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` ids and slots, the
+    rewritten `blocks`, the `retained` tokens.
     """
 
     def __init__(self) -> None:
@@ -36,11 +35,11 @@ class StepDraft:
         self.retained: dict[int, Retained] = {}
 
     def evict(self, rows: Ints, ids: Ragged) -> None:
-        """The step's evictions, of all requests at once."""
+        """Set the step's evictions, of all requests at once."""
         self.evicted_rows, self.evicted = rows, ids
 
     def drop(self, row: int) -> None:
-        """The request lets go of its blocks; the row may be given to another one."""
+        """Remove a request that releases its blocks; its row may be reused."""
         if len(self.evicted_rows):
             self.evicted_rows = np.where(self.evicted_rows == row, -1, self.evicted_rows)
         for parts in (self.moved, self.blocks, self.retained):
@@ -48,19 +47,19 @@ class StepDraft:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request has a part in the step."""
+        """Whether the draft contains no request."""
         return not (len(self.evicted_rows) or self.moved or self.blocks)
 
-    def rows_beside(self, rows: Ints) -> list[int]:
-        """Rows that have a part in the step, without those of `rows`."""
-        mine = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
-        return sorted(mine.difference(rows.tolist(), (-1,)))
+    def other_rows(self, rows: Ints) -> list[int]:
+        """The draft's rows that are not in `rows`."""
+        changed = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
+        return sorted(changed.difference(rows.tolist(), (-1,)))
 
     def evicted_of(self, rows: Ints, num_rows: int) -> Ragged:
         return pick(rows, self.evicted_rows, self.evicted, num_rows)
 
     def moved_of(self, rows: Ints, num_rows: int) -> tuple[Ragged, Ragged]:
-        """Ids and slots, with the same starts."""
+        """Moved ids and their slots, with the same starts."""
         if not self.moved:
             return Ragged.empty(len(rows)), Ragged.empty(len(rows))
         movers = np.fromiter(self.moved, dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Which requests are due for eviction, by the rules in force for each, as columns by row.
+"""Which requests are due for eviction under their rules, as columns by row.
 
-Knows rows and rules; knows neither policies' choices nor blocks. A request is due when more than
-budget + interval of its tokens live, in the phases that its rules name:
+Independent of policies' choices and of blocks. A request is due when more than budget + interval of
+its tokens are live, in the phases of its rules:
 
     decode    its prompt is computed and its first token sampled
     prefill   between the chunks of its prompt
-    the end of the prompt belongs to both; a request that had no scores then stays due
+    the end of the prompt belongs to both; a request without scores at that point stays due
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NEVER = MAX_TOKENS << 1
 
 
 def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
-    """budget + interval of `rules`, and whether they evict in prefill and in decode."""
+    """budget + interval of `rules`, whether they evict in prefill, and whether in decode."""
     limit = rules.budget_tokens + rules.interval_tokens if rules.evicts else NEVER
     return limit, rules.evict_during != "decode", rules.evict_during != "prefill"
 
 
 class DueColumns:
-    """By row: `limit` = budget + interval, `budget`, the phases, where the prompt ends, and whether
-    the request `waits`: it had no scores at that point. `protection` has rows that protect tokens.
+    """By row: `limit` = budget + interval, `budget`, the phases, the prompt's end, and `waits`: the
+    request had no scores at its prompt's end. `protection`: only rows that protect tokens.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class DueColumns:
     def admit(
         self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection = NOTHING
     ) -> None:
-        """A new request has row `row`; it computes `prefill_end` tokens before it decodes."""
+        """Set the columns of a new request that computes `prefill_end` tokens before it decodes."""
         if row >= len(self.limit):
             for name in ("limit", "budget", "prefill_end", "in_prefill", "in_decode", "waits"):
                 old = getattr(self, name)
@@ -53,10 +53,10 @@ class DueColumns:
                 setattr(self, name, grown)
         self.prefill_end[row] = prefill_end
         self.waits[row] = False
-        self.follow(row, rules, protection)
+        self.set_rules(row, rules, protection)
 
-    def follow(self, row: int, rules: VTokenConfig, protection: Protection = NOTHING) -> None:
-        """`rules` are in force for the request from now on, and it keeps what they protect."""
+    def set_rules(self, row: int, rules: VTokenConfig, protection: Protection = NOTHING) -> None:
+        """Set the rules in force for the request and the tokens they protect."""
         self.limit[row], self.in_prefill[row], self.in_decode[row] = phases(rules)
         self.budget[row] = rules.budget_tokens
         if protection.num_tokens:
@@ -65,7 +65,7 @@ class DueColumns:
             self.protection.pop(row, None)
 
     def protected(self, rows: Ints) -> Ragged:
-        """The protected spans of each of `rows` [k], as pairs of start and end."""
+        """The protected spans of each of `rows` [k], as (start, end) pairs."""
         if not self.protection:
             return Ragged.empty(len(rows))
         found = (self.protection.get(row, NOTHING) for row in rows.tolist())

@@ -1,8 +1,8 @@
 """The event log: bounded, numbered without gaps, readable from any sequence number still held.
 
-Knows nothing of who listens; `drain` hands the newest events to a publisher once. Every kind has a
-ring of its own, so that no kind pushes out another: relocations, which come as often as once a
-step, leave the configuration changes and violations of last week where they are.
+`drain` hands new events to the publisher once. Every kind has its own ring buffer, so frequent
+kinds never displace others: relocations, up to one per step, do not push out last week's
+configuration changes and violations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from vtoken.wire import Event, EventKind, EventPage
 
-MAX_DRAINED = 1_000  # events that one call of `drain` hands out
+MAX_DRAINED = 1_000  # events per call of `drain`
 
 
 def counted(n: int, noun: str) -> str:
@@ -28,7 +28,7 @@ def _seq(event: Event) -> int:
 
 
 class EventLog:
-    """The newest events of this engine's life, numbered from 1: `capacity` of each kind."""
+    """This engine's newest events, numbered from 1: at most `capacity` of each kind."""
 
     def __init__(self, capacity: int = 5_000) -> None:
         self._capacity = capacity
@@ -48,7 +48,7 @@ class EventLog:
         return event
 
     def drain(self) -> list[Event]:
-        """The oldest `MAX_DRAINED` events that no call has handed out yet, oldest first."""
+        """The oldest `MAX_DRAINED` events not drained yet, oldest first."""
         if self._drained_seq == self.last_seq:
             return []
         events = self.page(self._drained_seq, MAX_DRAINED).events
@@ -56,9 +56,9 @@ class EventLog:
         return events
 
     def page(self, after: int, limit: int, kind: str | None = None) -> EventPage:
-        """Up to `limit` events with seq > `after`, of `kind` only if given, oldest first.
+        """Up to `limit` events with seq > `after`, oldest first; only of `kind` if given.
 
-        The work is that of the newer events alone: a page of the newest may be asked for often.
+        Takes time proportional to the newer events only, so polling for new events is cheap.
         """
         rings = self._rings.values() if kind is None else [self._rings.get(kind, deque[Event]())]
         newer = [[*takewhile(lambda e: e.seq > after, reversed(ring))][::-1] for ring in rings]

@@ -1,6 +1,6 @@
-"""Eviction: which tokens die now, and which blocks that empties.
+"""Eviction: which tokens die now, and which blocks become empty.
 
-Knows the runtime's state; knows nothing of relocation or of the engine.
+Independent of relocation and of the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtoken.tables import kernels
 from vtoken.tables.token_table import TokenTable
 
 REFUSED = {
-    kernels.UNKNOWN: "unknown or doubled",
+    kernels.UNKNOWN: "unknown or duplicate",
     kernels.DEAD: "already dead",
     kernels.MISCOUNTED: "fewer or more than are due",
     kernels.NEWEST: "the newest token among others",
@@ -35,10 +35,10 @@ class Evictor:
     def __init__(self, state: RuntimeState, policy_runner: PolicyRunner) -> None:
         self._state = state
         self._policy_runner = policy_runner
-        self._keeps = False  # some request may have retained dead blocks
+        self._any_retained = False  # whether some request may retain dead blocks
 
     def is_due(self, table: TokenTable, config: VTokenConfig) -> bool:
-        """Whether `config` would cut `table` down before its next tokens are computed."""
+        """Whether `config` would evict from `table` before its next tokens are computed."""
         due = self._state.due
         rules = phases(self._state.rules(table.request_id, config))
         return bool(
@@ -52,17 +52,17 @@ class Evictor:
         )
 
     def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """The ids that `config` would evict from `table` now, None when nothing is due; raises
-        RefusedError where its policy fails.
+        """The ids that `config` would evict from `table` now, None if nothing is due; raises
+        RefusedError if its policy fails.
         """
         if not self.is_due(table, config):
             return None
-        return self._policy_runner.would_name(table, config)
+        return self._policy_runner.preview(table, config)
 
     def num_waiting(self, table: TokenTable, config: VTokenConfig) -> int:
         """Tokens of `table` that `config` will evict once its policy has the scores it needs.
 
-        Asked where `would_evict` has answered None.
+        Call it after `would_evict` has returned None.
         """
         rules = self._state.rules(table.request_id, config)
         if self._policy_runner.is_suspended(rules.policy) or not self.is_due(table, config):
@@ -70,7 +70,9 @@ class Evictor:
         return table.num_live - rules.budget_tokens
 
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
-        """Evict what is due among `ready`; blocks let go of join `freed`. Whether anything died."""
+        """Evict what is due among `ready`; returns whether any token died. Dropped blocks go to
+        `freed`.
+        """
         state, tables = self._state, self._state.tables
         columns, known = tables.columns, tables.rows
         rows = np.array([known[name] for name in ready if name in known], dtype=np.int64)
@@ -84,7 +86,7 @@ class Evictor:
         return self._evict(rows, victims, policies, freed)
 
     def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
-        """Those of the due `rows` [k] whose policy says what dies, the ids, and the policies."""
+        """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy
         if not state.own_policies and runner.chooses_together(policy):
@@ -112,16 +114,16 @@ class Evictor:
         due.waits[rows] = False
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
             state.begin_evicting(tables[tables.names[row]])
-        owed = tables.columns.num_live[rows] - due.budget[rows]
+        num_due = tables.columns.num_live[rows] - due.budget[rows]
         codes, num_emptied = tables.evict(
-            rows, victims.starts, victims.values, owed, due.protected(rows)
+            rows, victims.starts, victims.values, num_due, due.protected(rows)
         )
         died = codes == kernels.DONE
         state.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
         for i in np.flatnonzero(~died).tolist():
             name = tables.names[rows[i]]
-            what = REFUSED[int(codes[i])]
-            self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {what}")
+            why = REFUSED[int(codes[i])]
+            self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {why}")
         num_tokens = int(victims.counts[died].sum())
         if num_tokens == 0:
             return False
@@ -131,7 +133,7 @@ class Evictor:
             num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
         name = ", ".join(sorted(policies))
         state.counters.evicted_tokens += num_tokens
-        state.counters.moved_then_evicted_tokens += self._in_vain(rows[died])
+        state.counters.moved_then_evicted_tokens += self._num_wasted(rows[died])
         state.counters.reclaimed_blocks += num_blocks
         num_requests = int(np.count_nonzero(died))
         state.events.add(
@@ -147,8 +149,8 @@ class Evictor:
         self._note_reclaimed(num_blocks)
         return True
 
-    def _in_vain(self, rows: Ints) -> int:
-        """Victims among those of `rows` [k] that were moved shortly before."""
+    def _num_wasted(self, rows: Ints) -> int:
+        """Victims of `rows` [k] that were moved shortly before."""
         state = self._state
         moved = [
             row
@@ -159,16 +161,16 @@ class Evictor:
             return 0
         num_rows = state.tables.columns.num_rows
         victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), num_rows)
-        in_vain = 0
+        wasted = 0
         for i, row in enumerate(moved):
             moves = state.requests[state.tables.names[row]].last_moves
             assert moves is not None
-            in_vain += moves.num_recent(victims.of(i), state.step)
-        return in_vain
+            wasted += moves.num_recent(victims.of(i), state.step)
+        return wasted
 
-    def let_go_of_kept(self, freed: list[int]) -> None:
-        """Let go of all-dead blocks that were kept while shared, where nothing keeps them now."""
-        if not self._keeps:
+    def drop_retained(self, freed: list[int]) -> None:
+        """Drop all-dead blocks that were retained while shared and no longer need to be."""
+        if not self._any_retained:
             return
         num_blocks = 0
         for request_id, request in self._state.requests.items():
@@ -176,7 +178,7 @@ class Evictor:
                 table = self._state.tables[request_id]
                 dead = np.isin(table.block_ids(), list(request.retained_dead_blocks))
                 num_blocks += self._drop_dead_blocks(table, dead, freed)
-        self._keeps = any(r.retained_dead_blocks for r in self._state.requests.values())
+        self._any_retained = any(r.retained_dead_blocks for r in self._state.requests.values())
         self._state.counters.reclaimed_blocks += num_blocks
         self._note_reclaimed(num_blocks)
 
@@ -190,10 +192,9 @@ class Evictor:
             )
 
     def _drop_dead_blocks(self, table: TokenTable, dead: Bools, freed: list[int]) -> int:
-        """Let go of the blocks where `dead` [num_blocks], which have no live token; how many of
-        them nobody holds any more.
+        """Drop the blocks without live tokens where `dead` [num_blocks] is set.
 
-        Under `skip` the request keeps those that others hold too.
+        Returns how many of them have no holder left. Under `skip` the request retains shared ones.
         """
         state = self._state
         blocks = table.block_ids()
@@ -204,7 +205,7 @@ class Evictor:
             request.retained_dead_blocks -= frozenset(blocks[dead].tolist())
         if shared.any() and keeps_dead_shared_blocks(state.config):
             request.retained_dead_blocks |= frozenset(blocks[shared].tolist())
-            self._keeps = True
+            self._any_retained = True
             dead = dead & ~shared
         else:
             state.counters.shared_released_blocks += int(np.count_nonzero(shared))

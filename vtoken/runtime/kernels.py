@@ -1,7 +1,6 @@
-"""Loops over the rows of requests: who is due, what a policy's batch names, a step's columns.
+"""Kernels over rows of requests: which are due, a batch's victims, a step's columns.
 
-Each is called through the class beside which its arrays are kept: `vtoken.runtime.due`, `batch` and
-`draft`, whose docstrings say what they mean.
+`vtoken.runtime.due`, `batch` and `draft` call them and document their arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from vtoken.compiled import kernel
 
 @kernel
 def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode):
-    """Whether a request with these numbers is due; `waits`: its prompt's end brought no scores."""
+    """Whether a request is due; `waits`: it had no scores at its prompt's end."""
     if num_live <= limit:
         return False
     if num_tokens == prefill_end or waits:
@@ -23,9 +22,9 @@ def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decod
 
 @kernel
 def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode, out):
-    """Writes those of `rows` [k] that are due to `out` [k]; how many. All others are by row.
+    """Write the due ones of `rows` [k] to `out` [k]; returns their number. Other arrays are by row.
 
-    `waits` is decided anew where a prompt ends.
+    Resets `waits` where a prompt ends.
     """
     found = 0
     for j in range(len(rows)):
@@ -43,9 +42,11 @@ def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill
 
 @kernel
 def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, out):
-    """The first num_victims[j] live ids from `sinks` on, of every row; fewer where there are no
-    more. Those between the pairs spans[span_starts[j] : span_starts[j + 1]] are passed over.
-    Writes `starts` [k + 1]."""
+    """Each row's first num_victims[j] live ids from `sinks` on, or fewer if there are no more.
+
+    Skips ids within the (start, end) pairs spans[span_starts[j] : span_starts[j + 1]]. Writes the
+    ids to `out` and their offsets to `starts` [k + 1].
+    """
     put = 0
     starts[0] = 0
     for j in range(len(rows)):
@@ -69,7 +70,7 @@ def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, o
 
 @kernel
 def _rank_bits(score):
-    """Bits of a float32 that order as the floats do, equal zeros alike and NaN last."""
+    """A float32 as bits in the same order; both zeros are equal and NaN is last."""
     if score != score:
         return np.uint32(0xFFFFFFFF)
     if score == 0:
@@ -82,13 +83,13 @@ def _rank_bits(score):
 
 @kernel
 def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, keys, count, out):
-    """The `num_victims` live ids of the lowest `scores`, sparing ids below `sinks` and the newest
-    `recent` (one at least); ties fall on the older. Writes them, ascending, to `out`; how many.
-    Ids between the pairs of `spans` [2 m] are passed over, as if they were not there.
+    """The `num_victims` live ids with the lowest `scores`, except ids below `sinks` and the newest
+    `recent` (at least one); ties evict the older. Writes them, ascending, to `out` and returns
+    their number. Ids within the (start, end) pairs `spans` [2 m] are ignored.
 
-    `scores` [n] by token id; newer tokens are heavier than any number. `ids`, `keys`, `count`:
-    scratch. Selects by three passes over 11, 11 and 10 bits, each of which finds the digit that
-    the num_victims-th lowest has.
+    `scores` [n] by token id; newer tokens count as infinite. `ids`, `keys`, `count`: scratch. Radix
+    selection in three passes over 11, 11 and 10 bits; each finds one digit of the num_victims-th
+    lowest key.
     """
     fact = facts[row]
     num_window = 0
@@ -109,7 +110,7 @@ def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, ke
     for n in range(num_window):
         t = ids[n]
         keys[n] = _rank_bits(scores[t] if t < len(scores) else np.float32(np.inf))
-    left = num_victims  # how many of those with the digits found so far are lower than the bar
+    left = num_victims  # victims among the keys that share the digits found so far
     bar = np.uint32(0)
     for shift, width in ((21, 11), (10, 11), (0, 10)):
         for digit in range(1 << width):
@@ -138,10 +139,10 @@ def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, ke
 
 @kernel
 def pick(wanted, rows, values, starts, place, out, out_starts):
-    """The numbers of each of `wanted` [k] rows, those of rows[j] being values[starts[j] :
-    starts[j + 1]]; none for a row that is not in `rows`. `place`: by row, -1 before.
+    """Copy the numbers of the rows `wanted` [k], distinct, to `out`; returns their count.
 
-    Writes `out` and `out_starts` [k + 1]; how many numbers they are. `wanted` are distinct.
+    Row rows[j] has values[starts[j] : starts[j + 1]]; a row not in `rows` has none. Writes offsets
+    to `out_starts` [k + 1]. `place`: scratch by row, -1 before.
     """
     for j in range(len(rows)):
         if rows[j] >= 0:

@@ -1,13 +1,13 @@
-"""Latency as the engine sees it: percentiles of time to first token and between tokens, lately.
+"""Engine-side latency: recent percentiles of time to first token and between tokens.
 
-Knows neither requests' contents nor vLLM: it is told when requests arrive, which of them were given
-a token by a step, and the time, which must be monotonic. A preempted request's gap counts, since
-its user waits; an output of several tokens counts as one gap, as in vLLM's own metrics.
+Independent of vLLM. Input: arrivals, the requests that each step gave a token, and monotonic time.
+A preempted request's gap counts, because its user waits; an output of several tokens counts as one
+gap, as in vLLM's own metrics.
 
-Durations are counted in buckets whose bounds grow by 2^(1/16), and told as the middle of one, so a
-percentile (nearest rank) is off by at most 2.2% of itself between 0.01 ms and 2.9 hours; what lies
-beyond is told as that bound. Counts are kept in `NUM_SPANS` spans of `SPAN_S`, of which the oldest
-falls out as a whole: the window reaches back between 55 and 60 seconds. Nothing grows with time.
+Histograms have buckets whose bounds grow by 2^(1/16) and report a bucket's middle, so a percentile
+(nearest rank) is off by at most 2.2% between 0.01 ms and 2.9 hours; values beyond are reported as
+that bound. Counts are stored in `NUM_SPANS` spans of `SPAN_S`, and the oldest span is dropped at
+once, so the window covers the last 55 to 60 seconds. Memory is constant.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ NUM_SPANS = 12
 LEAST_MS = 0.01
 BUCKETS_A_DOUBLING = 16
 NUM_BUCKETS = 30 * BUCKETS_A_DOUBLING
-MAX_RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_A_DOUBLING) - 1
 
 
 class Histogram:
     """Counts of durations over the newest spans; spans are numbered by time.
 
-    `_window` = sum of `_counts` over the spans that are not over, kept incrementally. What `add` is
-    told waits in `_fresh` until somebody asks, or its span is over: a step should not have to fetch
-    arrays for one number.
+    `_window` is the sum of `_counts` over the spans in the window, maintained incrementally. `add`
+    collects durations in `_pending` until a query or the end of the span, so a step touches no
+    arrays for a single number.
     """
 
     def __init__(self) -> None:
         self._counts = np.zeros((NUM_SPANS, NUM_BUCKETS), dtype=np.int64)
-        self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # which one stands in a row
+        self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # the span in each row
         self._window = np.zeros(NUM_BUCKETS, dtype=np.int64)
         self._newest = -NUM_SPANS
-        self._fresh: dict[int, int] = {}  # bucket -> durations of the span `_fresh_span`
-        self._fresh_span = -NUM_SPANS
+        self._pending: dict[int, int] = {}  # bucket -> durations of the span `_pending_span`
+        self._pending_span = -NUM_SPANS
 
-    def _enter_fresh(self) -> None:
-        if self._fresh:
-            counts = self._advance(self._fresh_span)
-            for bucket, count in self._fresh.items():
+    def _flush(self) -> None:
+        if self._pending:
+            counts = self._advance(self._pending_span)
+            for bucket, count in self._pending.items():
                 counts[bucket] += count
                 self._window[bucket] += count
-            self._fresh.clear()
+            self._pending.clear()
 
     def _advance(self, span: int) -> Ints:
-        """Let go of the spans that are over when `span` runs; its counts [NUM_BUCKETS]."""
+        """Drop spans outside the window that ends with `span`; its counts [NUM_BUCKETS]."""
         row = span % NUM_SPANS
         if span > self._newest:
             over = self._spans <= span - NUM_SPANS
@@ -64,29 +63,29 @@ class Histogram:
         return counts
 
     def add(self, span: int, ms: float, count: int = 1) -> None:
-        """`count` durations of `ms`."""
+        """Add `count` durations of `ms`."""
         bucket = int(log2(ms / LEAST_MS) * BUCKETS_A_DOUBLING) if ms > LEAST_MS else 0
         bucket = min(bucket, NUM_BUCKETS - 1)
-        if span != self._fresh_span:
-            self._enter_fresh()
-            self._fresh_span = span
-        self._fresh[bucket] = self._fresh.get(bucket, 0) + count
+        if span != self._pending_span:
+            self._flush()
+            self._pending_span = span
+        self._pending[bucket] = self._pending.get(bucket, 0) + count
 
     def add_all(self, span: int, ms: npt.NDArray[np.float64]) -> None:
-        """One duration for each of `ms` [n]."""
-        self._enter_fresh()
+        """Add the durations `ms` [n]."""
+        self._flush()
         doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))
         buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
         np.add.at(self._advance(span), buckets, 1)
         np.add.at(self._window, buckets, 1)
 
     def window(self, now: float) -> Percentiles:
-        """Of the window that ends at `now`, in monotonic seconds."""
+        """Percentiles of the window that ends at `now`, in monotonic seconds."""
         return self.percentiles(int(now / SPAN_S))
 
     def percentiles(self, span: int) -> Percentiles:
-        """Of the window that ends with `span`."""
-        self._enter_fresh()
+        """Percentiles of the window that ends with `span`."""
+        self._flush()
         self._advance(span)
         below = np.cumsum(self._window)
         count = int(below[-1])
@@ -101,70 +100,70 @@ class Histogram:
 
 
 class LatencyMeter:
-    """Follows every request from its arrival to its last token; times are monotonic seconds.
+    """Measures every request from its arrival to its last token; times are monotonic seconds.
 
-    Requests that were given a token by the same step wait equally long for the next one. While a
-    step serves exactly the requests of the step before, their gap is counted once for all: they are
-    the *cohort*. Only where the two differ is each request looked up.
+    Requests that got a token in the same step wait equally long for the next one. As long as a step
+    serves exactly the requests of the previous step, the *cohort*, one gap is counted for all of
+    them. Otherwise each request is looked up.
     """
 
     def __init__(self) -> None:
         self._first = Histogram()
         self._between = Histogram()
-        self._watches: list[Histogram] = []
+        self._watched: list[Histogram] = []
         self._arrived: dict[str, float] = {}  # before their first token
-        self._last: dict[str, float] = {}  # newest token, of those outside the cohort
+        self._last: dict[str, float] = {}  # newest token of requests outside the cohort
         self._cohort: list[str] = []
         self._cohort_time = 0.0
-        self._gone: set[str] = set()
+        self._finished: set[str] = set()
 
     def arrived(self, request_id: str, now: float) -> None:
-        """The request, or its next turn, waits for its first token from now on."""
-        self._gone.discard(request_id)
+        """The request, or its next turn, starts waiting for its first token."""
+        self._finished.discard(request_id)
         self._last.pop(request_id, None)
         if request_id in self._cohort:
             self._cohort.remove(request_id)
         self._arrived[request_id] = now
 
     def forget(self, request_id: str) -> None:
-        """The request is over; a token of the step that ends now may still be told."""
-        self._gone.add(request_id)
+        """The request has finished; the current step may still report a token for it."""
+        self._finished.add(request_id)
 
     def tokens(self, request_ids: list[str], now: float) -> None:
-        """A step has given a token to each of `request_ids`; the list is kept, not copied."""
+        """A step gave a token to each of `request_ids`; the list is stored, not copied."""
         if request_ids:
             span = int(now / SPAN_S)
             if request_ids == self._cohort:
                 ms = (now - self._cohort_time) * 1e3
-                for histogram in (self._between, *self._watches):
+                for histogram in (self._between, *self._watched):
                     histogram.add(span, ms, len(request_ids))
             else:
-                self._look_up(request_ids, span, now)
+                self._record_each(request_ids, span, now)
             self._cohort_time = now
-        if self._gone:
+        if self._finished:
             self._purge()
 
     def leave_out(self, since: float, now: float, *, running: bool) -> None:
-        """Requests did not wait for the engine from `since` to `now`, but for whoever paused it.
+        """Exclude a pause from `since` to `now` from all gaps.
 
-        `running`: all of them, else those that the newest step did not serve.
+        `running`: of all requests, else only of those that the newest step did not serve.
         """
 
-        def later(moment: float) -> float:
+        def shifted(moment: float) -> float:
             return moment + now - max(moment, since)
 
-        self._arrived = {key: later(moment) for key, moment in self._arrived.items()}
-        self._last = {key: later(moment) for key, moment in self._last.items()}
+        self._arrived = {key: shifted(moment) for key, moment in self._arrived.items()}
+        self._last = {key: shifted(moment) for key, moment in self._last.items()}
         if running:
-            self._cohort_time = later(self._cohort_time)
+            self._cohort_time = shifted(self._cohort_time)
 
-    def _look_up(self, request_ids: list[str], span: int, now: float) -> None:
+    def _record_each(self, request_ids: list[str], span: int, now: float) -> None:
         last, arrived = self._last, self._arrived
         last.update(dict.fromkeys(self._cohort, self._cohort_time))
         since = np.array([last.pop(key, np.nan) for key in request_ids])
         known = ~np.isnan(since)
         if known.any():
-            for histogram in (self._between, *self._watches):
+            for histogram in (self._between, *self._watched):
                 histogram.add_all(span, (now - since[known]) * 1e3)
         if not known.all():
             for index in np.flatnonzero(~known).tolist():
@@ -174,25 +173,25 @@ class LatencyMeter:
         self._cohort = request_ids
 
     def _purge(self) -> None:
-        gone = self._gone
-        if not gone.isdisjoint(self._cohort):
-            self._cohort = [key for key in self._cohort if key not in gone]
-        for key in gone:
+        finished = self._finished
+        if not finished.isdisjoint(self._cohort):
+            self._cohort = [key for key in self._cohort if key not in finished]
+        for key in finished:
             self._last.pop(key, None)
             self._arrived.pop(key, None)
-        gone.clear()
+        finished.clear()
 
     def inter_token(self, now: float) -> Percentiles:
-        """Gaps between two tokens of one request, in the window that ends now."""
+        """Percentiles of the gaps between two tokens of a request, in the window that ends now."""
         return self._between.window(now)
 
     def watch(self) -> Histogram:
-        """Gaps between two tokens of one request that end from now on, until `unwatch`."""
-        self._watches.append(Histogram())
-        return self._watches[-1]
+        """A histogram of the gaps between tokens that end from now on, until `unwatch`."""
+        self._watched.append(Histogram())
+        return self._watched[-1]
 
     def unwatch(self, histogram: Histogram) -> None:
-        self._watches.remove(histogram)
+        self._watched.remove(histogram)
 
     def document(self, now: float) -> Latency:
         span = int(now / SPAN_S)
@@ -204,5 +203,5 @@ class LatencyMeter:
 
     @property
     def num_followed(self) -> int:
-        """Requests that are remembered."""
+        """Requests that are tracked."""
         return len(self._last) + len(self._arrived) + len(self._cohort)

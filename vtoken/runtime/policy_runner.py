@@ -1,11 +1,11 @@
-"""Asks a policy about one request, and trusts no answer: what it names dies only after a check.
+"""Runs policies on requests and validates every victim before it is evicted.
 
-Knows the runtime's state; evicts nothing itself. A policy may be of another package, so whatever it
-raises or answers amiss is an event and a counted violation, and it is not asked again under these
-parameters: nothing more of it dies, nothing else stops. (No wrong token can come of it, so strict
-mode does not stop the engine either.)
+Evicts nothing itself. A policy may come from another package, so an exception or an invalid result
+is an event and a counted violation and suspends the policy under these parameters: it evicts
+nothing more, and everything else continues. (It cannot cause a wrong token, so even strict mode
+does not stop the engine.)
 
-The shadow policy is asked on a view of its own, right before the victims die, and never obeyed.
+The shadow policy runs on its own view right before the eviction; its victims are only compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vtoken.tables.token_table import TokenTable
 
 
 class PolicyRunner:
-    """Makes the views of one runtime's requests and runs policies on them."""
+    """Creates views of one runtime's requests and runs policies on them."""
 
     def __init__(
         self, state: RuntimeState, scoring: Scoring, vocabulary: Vocabulary | None
@@ -36,31 +36,31 @@ class PolicyRunner:
         self.vocabulary = vocabulary
 
     def require_all(self, config: VTokenConfig) -> None:
-        """Raises RefusedError when the policy or the shadow needs what this engine has not."""
+        """`require` for the policy and the shadow."""
         self.require(config.policy)
         if config.shadow is not None:
             self.require(config.shadow, "shadow.name")
 
     def require(self, policy: Policy, field: str = "policy.name") -> None:
-        """Raises RefusedError when `policy` needs something that this engine has not."""
+        """Raise RefusedError if `policy` needs something that this engine does not have."""
         if "token_ids" not in policy.needs:
             return
         vocabulary = self.vocabulary
         why = "this engine has no tokenizer" if vocabulary is None else vocabulary.refusal()
         if why is not None:
             raise RefusedError(
-                f"policy {policy.name} looks at words: {why}",
+                f"policy {policy.name} needs the request's words, but {why}",
                 field=field,
                 value=policy.name,
                 bound="a policy that does not need token_ids",
             )
 
     def is_suspended(self, policy: Policy) -> bool:
-        """Whether `policy` has failed and is not asked any more."""
+        """Whether `policy` has failed and is no longer called."""
         return policy in self._state.suspended
 
     def victims(self, table: TokenTable) -> Ints | None:
-        """The ids [live - budget] that die of `table` now; None while its policy cannot say."""
+        """The ids [live - budget] to evict from `table` now; None if the policy cannot choose."""
         config = self._state.config
         try:
             return self._victims(table, config)
@@ -69,7 +69,7 @@ class PolicyRunner:
             return None
 
     def chooses_together(self, policy: Policy) -> bool:
-        """Whether `policy` may be asked about many requests at once, and nobody is compared."""
+        """Whether `policy` may run on many requests at once, without a shadow to compare."""
         return (
             chooses_together(type(policy))
             and not policy.profiles
@@ -78,18 +78,18 @@ class PolicyRunner:
         )
 
     def victims_together(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged] | None:
-        """Those of the due `rows` [k] of which `policy` can say what dies, and what; None where it
-        has to be asked request by request.
+        """The due `rows` [k] for which `policy` can choose, and their victims; None if the policy
+        must run request by request.
         """
         state, due = self._state, self._state.due
         scores: list[Floats] = []
         if policy.reads is not None:
             requests = [state.requests[state.tables.names[row]] for row in rows.tolist()]
-            told = [self._scoring.told(one, policy.reads, state.config) for one in requests]
-            waits = np.array([one is None for one in told], dtype=np.bool_)
+            known = [self._scoring.current(one, policy.reads, state.config) for one in requests]
+            waits = np.array([one is None for one in known], dtype=np.bool_)
             late = rows[waits]
             due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
-            rows, scores = rows[~waits], [one for one in told if one is not None]
+            rows, scores = rows[~waits], [one for one in known if one is not None]
         batch = TableBatch(state.tables, rows, due.budget[rows], scores, due.protected(rows))
         try:
             found = policy.select_many(batch)
@@ -98,9 +98,9 @@ class PolicyRunner:
             return rows[:0], Ragged.empty()
         return None if found is None else (rows, found)
 
-    def would_name(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """`victims` under a configuration that is not in force; raises RefusedError where the
-        policy fails.
+    def preview(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
+        """`victims` under a configuration that is not in force; raises RefusedError if the policy
+        fails.
         """
         try:
             return self._victims(table, config)
@@ -110,7 +110,7 @@ class PolicyRunner:
                 f"policy {name} fails on {table.request_id}: {error!r}",
                 field="policy.name",
                 value=name,
-                bound="a policy that names the tokens it owes",
+                bound="a policy that names as many live tokens as are due",
             ) from None
 
     def _victims(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
@@ -131,7 +131,7 @@ class PolicyRunner:
         )
 
     def compare(self, table: TokenTable, victims: Ints) -> None:
-        """Ask the shadow, if there is one, about a request whose `victims` are about to die."""
+        """Run the shadow, if there is one, on a request whose `victims` are about to die."""
         shadow = self._state.shadow
         policy = shadow.asked
         if policy is None:
@@ -155,7 +155,7 @@ class PolicyRunner:
             shadow.fail(error)
 
     def take_profiles(self, table: TokenTable) -> None:
-        """Have policies that profile look at the request, once there are scores of its prompt."""
+        """Let policies that profile inspect the request once its prompt has scores."""
         state = self._state
         request, shadow = state.requests[table.request_id], state.shadow
         acting = state.rules(table.request_id).policy
@@ -180,8 +180,8 @@ class PolicyRunner:
     def _view(
         self, table: TokenTable, config: VTokenConfig, policy: Policy, *, profiled: bool = True
     ) -> View | None:
-        """What `policy` sees of a request under `config`: its live tokens that are not protected,
-        and the budget that the protected ones leave. None while what it needs is not there.
+        """The view of a request for `policy` under `config`: its unprotected live tokens, and the
+        budget minus the protected ones. None while required inputs are missing.
         """
         state, name = self._state, table.request_id
         request, rules = state.requests[name], state.rules(name, config)
@@ -199,20 +199,20 @@ class PolicyRunner:
         if signal is not None:
             scores = self._scoring.scores(request, ids, signal, rules)
             if scores is None:
-                return None  # wait rather than guess
+                return None
             view.scores = scores
         if "token_ids" in policy.needs and self.vocabulary is not None:
             if state.is_embedded(name):
-                return None  # nothing says which words they are
+                return None  # the words are unknown
             view.vocabulary_ids = words = self.vocabulary.words(name, ids)
             view.special = self.vocabulary.special(words)
             view.punctuation = self.vocabulary.punctuation(words)
-        for seen in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
-            seen.flags.writeable = False  # the answer is checked against them
+        for array in (ids, view.scores, view.vocabulary_ids, view.special, view.punctuation):
+            array.flags.writeable = False  # the victims are validated against them
         return view
 
     def refuse(self, policy: Policy, why: str) -> None:
-        """`policy` named victims that may not die, and none did."""
+        """Suspend `policy` because it named invalid victims, none of which died."""
         self._suspend(policy, InvariantViolation("policy", why))
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
@@ -225,8 +225,9 @@ class PolicyRunner:
 
 
 def _checked(policy: Policy, view: View) -> Ints:
-    """The victims that `policy` names, ascending; raises InvariantViolation when they are not what
-    it owes. What it owes is noted before it is asked: the view is in its hands.
+    """The victims of `policy`, ascending; raises InvariantViolation if they are invalid.
+
+    The expected number is read before the policy runs, because the policy may modify the view.
     """
     live, num_victims = view.token_ids, view.num_victims
     victims = np.asarray(policy.select_victims(view))
@@ -235,7 +236,7 @@ def _checked(policy: Policy, view: View) -> Ints:
         raise InvariantViolation(
             "policy", f"{len(found)} different victims of {victims.size}, not {num_victims}"
         )
-    if found.dtype.kind not in "iu":  # nor would they index anything
+    if found.dtype.kind not in "iu":
         raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
     found = found.astype(np.int64)
     unknown_ids = found[~np.isin(found, live, assume_unique=True)]

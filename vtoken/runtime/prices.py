@@ -1,15 +1,15 @@
-"""What holes, copies, plans and probes cost on this machine: measured while it runs, in µs.
+"""The measured cost of holes, copies, plans and probes on this machine, in µs.
 
-Knows neither tables nor gates. The worker reports, for each step, how many tokens it packed for
-attention, how many it copied and how many requests it probed, and how long each took; the relocator
-reports how long a round was planned. A price is the median of its newest `WINDOW` samples, so that
-one slow step says little.
+Independent of tables and gates. For each step, the worker reports how many tokens it packed for
+attention and copied, how many requests it probed, and the time of each; the relocator reports the
+planning time of a round. A price is the median of its newest `WINDOW` samples, so a single slow
+step has little effect.
 
-A price is measured from `MIN_SAMPLES` samples on. Before, a prior holds:
-- hole: 0. Nothing is known to be packed, and the gates are the paper's. Where attention never packs
-  (CUDA) no sample ever comes, so this stays
-- copy: the price of a hole. Either is one read and one write of a token's K and V in every layer
-- plan, probe: 0. On CUDA the host does not wait for a probe, and this stays
+A price counts as measured from `MIN_SAMPLES` samples on. Before that, it is a prior:
+- hole: 0, so the gates are the paper's. Where attention never packs (CUDA), no sample arrives and
+  the price stays 0
+- copy: the price of a hole. Both read and write a token's K and V once in every layer
+- plan, probe: 0. On CUDA the host does not wait for a probe, and its price stays 0
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_SAMPLES = 3
 
 
 class Samples:
-    """The newest samples of one price, in µs a piece."""
+    """The newest samples of one price, in µs per piece."""
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque(maxlen=WINDOW)
@@ -33,7 +33,7 @@ class Samples:
         self.count = 0  # since the start
 
     def add(self, us: float, pieces: int) -> None:
-        """`pieces` of them took `us` together; nothing is learned from none."""
+        """Add a sample: `pieces` took `us` together. Ignored if there are none."""
         if pieces <= 0:
             return
         self._newest.append(us / pieces)
@@ -42,12 +42,12 @@ class Samples:
 
     @property
     def us(self) -> float | None:
-        """None while too little was measured."""
+        """The median; None with fewer than `MIN_SAMPLES` samples."""
         return self._median if self.count >= MIN_SAMPLES else None
 
 
 class Prices:
-    """The prices of one engine; on several ranks those that the output rank reports."""
+    """The prices of one engine; with several ranks, those of the output rank."""
 
     def __init__(self) -> None:
         self.holes = Samples()
@@ -76,7 +76,7 @@ class Prices:
         return self.probes.us or 0.0
 
     def worth(self, estimate: Estimate) -> Worth:
-        """What a round saves and costs at these prices."""
+        """The saving and cost of a round at these prices."""
         moving = estimate.moved_tokens * self.copy_us
         return Worth(
             saving_us=estimate.packed_tokens * self.hole_us,
@@ -84,7 +84,7 @@ class Prices:
         )
 
     def document(self) -> dict[str, Price]:
-        """Of a hole, a copy, a plan and a probe, with where each comes from."""
+        """The prices of a hole, a copy, a plan and a probe, and their sources."""
         return {
             name: Price(
                 us=round(us, 4),

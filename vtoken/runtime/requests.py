@@ -1,7 +1,4 @@
-"""What the runtime remembers of a request beside its token table.
-
-Knows neither what policies do nor blocks of other requests.
-"""
+"""The runtime's state of a request besides its token table, and the counters."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ from vtoken.runtime.wasted_moves import LastMoves
 
 @dataclass(slots=True)
 class SignalState:
-    """A signal that the worker keeps for a request, and its newest answer."""
+    """A signal that the worker keeps for a request, and its newest scores."""
 
     signal: Signal
-    reader: Policy  # who acts by it, or else shadows who does
-    asking: bool = False  # the worker was asked to tell it in the newest step,
-    asked_from: int = 0  # and in every step since this one
-    scores: Floats | None = None  # the newest answer, by token id
+    reader: Policy  # the acting policy if it reads the signal, else the shadow
+    requested: bool = False  # in the newest step
+    requested_since: int = 0  # first step of the uninterrupted requests
+    scores: Floats | None = None  # the newest ones, by token id
     scores_step: int = 0  # step of the report that `scores` came with
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowComparison:
-    """What died of a request in one eviction, beside what the shadow would have evicted.
+    """The victims of one eviction, and those that the shadow would have chosen.
 
-    `victims`, `chosen`: ascending ids. `num_dead`: dead tokens of the request after it, so that a
-    later eviction that was not compared is noticed.
+    `victims`, `chosen`: ascending ids. `num_dead`: the request's dead tokens afterwards, by which a
+    later eviction without a comparison is detected.
     """
 
     policy: Policy  # the shadow
@@ -46,45 +43,43 @@ class ShadowComparison:
 
 @dataclass(slots=True)
 class RequestState:
-    """One admitted request; reset as a whole when it is preempted. One part writes each field.
+    """One admitted request; recreated after a preemption. Each field has one writer.
 
-    `retained_dead_blocks`: all-dead blocks that are held because other requests hold them too
-    (`skip`).
+    `retained_dead_blocks`: all-dead blocks kept because other requests hold them too (`skip`).
     """
 
     request_id: str
     num_prompt_tokens: int
     prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
     seed: int
-    admitted_step: int
     # Evictor
     retained_dead_blocks: frozenset[int] = frozenset()
     # Relocator
-    in_flight_step: int = 0  # step of the newest relocation that was not reported yet
+    in_flight_step: int = 0  # step of the relocation that is not reported yet
     moved_tokens: int = 0
-    last_moves: LastMoves | None = None  # made by the first relocation
-    # Scoring: what its policy reads, and the shadow where it reads another one; for which rules
+    last_moves: LastMoves | None = None  # created by the first relocation
+    # Scoring: what the policy and the shadow read, and the rules and shadow it was set for
     signals: dict[Signal, SignalState] = field(default_factory=dict)
     signals_for: tuple[VTokenConfig, Policy | None] | None = None
     # PolicyRunner
-    profiles: dict[Policy, Any] = field(default_factory=dict)  # who profiled it: what came of it
-    compared: ShadowComparison | None = None  # the newest eviction at which the shadow was asked
+    profiles: dict[Policy, Any] = field(default_factory=dict)  # of the prompt, by policy
+    compared: ShadowComparison | None = None  # the newest eviction with a shadow
 
     def scores_of(self, signal: Signal) -> Floats | None:
-        """The newest answer about `signal`, by token id; None while there is none."""
-        asked = self.signals.get(signal)
-        return None if asked is None else asked.scores
+        """The newest scores of `signal`, by token id; None if there are none yet."""
+        state = self.signals.get(signal)
+        return None if state is None else state.scores
 
 
 @dataclass(slots=True)
 class Counters:
-    """Cumulative since the engine started; every part of the runtime adds to its own.
+    """Cumulative counters since the engine started, one writer each.
 
-    `deferrals` [len(DEFERRALS)]: steps at which an automatic round was held back from a gain. A
-    closed gate, the first one, counts while some request with holes holds more blocks than
-    ceil((live + 1) / S), what its live tokens and the next one need. `headroom`: a round ran and
-    lacked fresh blocks for a plan. `in_flight`: a round found nothing, as relocations of requests
-    that hold too much had not been reported yet. Steps that run operations do not count.
+    `deferrals` [len(DEFERRALS)]: steps in which an automatic round with a possible gain did not
+    run, by reason. The first closed gate counts while some request with holes holds more blocks
+    than ceil((live + 1) / S), the need of its live tokens and the next one. `headroom`: a round ran
+    and lacked fresh blocks for a plan. `in_flight`: a round found nothing because relocations of
+    requests with excess blocks are not reported yet. Steps that run operations do not count.
     """
 
     evicted_tokens: int = 0

@@ -1,25 +1,24 @@
 """The runtime: token tables, policy, planner and recycling composed into one step protocol.
 
-Knows no engine: whoever owns the blocks implements `BlockStore` and calls, once a step,
+Independent of the engine. The owner of the blocks implements `BlockStore` and calls, in every step,
 
-    begin_step(ready, …)    before allocation: evict, give all-dead blocks back, relocate
-    required_extent(id, n)  during it: how many places the request needs for n tokens in all
-    commit_step(scheduled)  after it: register the new tokens, return the worker's plan
-    finish_step(report)     what the worker reports of a step
-    sampled(ids, n)         which requests were given a token by it
+    begin_step(ready, …)    before allocation: evict, return all-dead blocks, relocate
+    required_extent(id, n)  during allocation: the places that n tokens of a request require
+    commit_step(scheduled)  after allocation: append the new tokens, return the worker's plan
+    finish_step(report)     process the worker's report
+    sampled(ids, n)         record the requests that got a token
 
-`release(id)` whenever a request lets go of its blocks, `announce` when a request arrives and
-`forget` when it is over for good.
+It also calls `announce` when a request arrives, `release` when a request releases its blocks and
+`forget` when a request has ended.
 
-A step costs a few calls of kernels for all requests together. While no request has evicted
-anything and no policy reads a signal, the worker does not need the plan (`concerns_worker`).
-Invariants:
-1. the step's victims are invisible from that step's attention on, whatever reclamation does
-2. a block given back in begin_step is in nobody's table; none becomes a destination in the same
-   pass (they are collected and returned after all plans)
-3. destinations and recycled places lie in blocks that are private and unhashed
-4. a request has at most one relocation that is not reported (I4)
-5. what `release` sees between begin_step and commit_step leaves the step's plan with the request
+A step costs a few kernel calls for all requests together. While no request has evicted anything and
+no policy reads a signal, the worker does not need the plan (`concerns_worker`). Invariants:
+1. attention does not read a step's victims from that step on, regardless of reclamation
+2. a block returned in begin_step is in no table and becomes no destination in the same pass (blocks
+   are collected and returned after all plans)
+3. destinations and recycled places are in private, unhashed blocks
+4. a request has at most one relocation in flight (I4)
+5. a request released between begin_step and commit_step is removed from the step's plan
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from itertools import chain
 import numpy as np
 
 from vtoken.config.calibration import CalibrationProfile
-from vtoken.config.prompt_parts import Span
 from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
@@ -49,7 +47,7 @@ from vtoken.runtime.growth import NewRequest, Scheduled, TokenAppender
 from vtoken.runtime.latency import LatencyMeter
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.prices import Prices
-from vtoken.runtime.relocation.operations import Operations, tell_operation
+from vtoken.runtime.relocation.operations import Operations, record_operation
 from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.relocator import Relocator
 from vtoken.runtime.relocation.round_planner import RoundPlanner
@@ -65,8 +63,7 @@ __all__ = ["BlockStore", "NewRequest", "Runtime", "Scheduled"]
 class Runtime:
     """Token-level virtualization of one block pool.
 
-    `state` is what the parts share. The properties are what readers outside the runtime use of it
-    all the time; whatever else they read, they read of `state` or of the part that knows it.
+    The parts share `state`. The properties are shortcuts for readers outside the runtime.
     `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
     """
 
@@ -94,7 +91,7 @@ class Runtime:
             report_lag_steps=report_lag_steps,
             calibration=calibration,
         )
-        self.operations = Operations(partial(tell_operation, self.state))
+        self.operations = Operations(partial(record_operation, self.state))
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
@@ -115,12 +112,12 @@ class Runtime:
 
     @property
     def tables(self) -> TokenTables:
-        """The tables as the newest step left them, whoever asks and whenever."""
+        """The tables after the newest step."""
         return self.state.tables
 
     @property
     def config(self) -> VTokenConfig:
-        """What the next step takes."""
+        """The configuration of the next step."""
         return self.state.config
 
     @property
@@ -145,17 +142,13 @@ class Runtime:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing may evict, and nobody who holds a block has evicted anything."""
+        """Whether no policy may evict and no request with blocks has evicted."""
         return not self.state.may_evict and not self.tables.any_virtual
 
-    def protected_spans(self, request_id: str) -> list[Span]:
-        """[start, end) of the request's token ids that are never evicted, ascending."""
-        return self.state.protection(request_id).spans()
-
     def concerns_worker(self, plan: StepPlan) -> bool:
-        """Whether the step of `plan` differs from vLLM's own: a request has evicted, or is probed.
+        """Whether the worker needs `plan`: a request has evicted or is probed.
 
-        A worker that gets no plan forgets what it knew of requests.
+        A worker without a plan drops its state of all requests.
         """
         return plan.probing or self.tables.any_virtual
 
@@ -170,9 +163,9 @@ class Runtime:
         max_tokens: int = 0,
         prompt: Prompt | None = None,
     ) -> None:
-        """A request has arrived; `rules` are its own, None when the configuration rules it.
+        """A request has arrived; `rules` are its own, None for those of the configuration.
 
-        `max_tokens`: its prompt and output at most; `prompt`: what more there is to know of it.
+        `max_tokens`: prompt and output at most; `prompt`: further facts about the prompt.
         """
         prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
         self.state.announce(request_id, replace(rules or RequestRules(), prompt=prompt))
@@ -180,12 +173,12 @@ class Runtime:
         self.latency.arrived(request_id, time.monotonic())
 
     def announce_check(self, request_id: str) -> None:
-        """A request of the quality canary arrives: it evicts nothing, and no figure counts it."""
+        """A request of the quality canary arrives: it evicts nothing and is not counted."""
         self.canary.request_id = request_id
         self.state.announce(request_id, RequestRules(policy=make_policy("none", {})))
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
-        """The request lets go of its blocks: finished, aborted or preempted."""
+        """The request releases its blocks: finished, aborted or preempted."""
         state = self.state
         if request_id not in state.requests:
             return
@@ -213,7 +206,7 @@ class Runtime:
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """The request is over for good, scheduled ever or not; its blocks have been released."""
+        """The request has ended, whether it was ever scheduled or not; its blocks are released."""
         self.state.forget(request_id)
         self.counters.preempted_per_request.pop(request_id, None)
         self.admission.forget(request_id)
@@ -222,38 +215,38 @@ class Runtime:
     # ------------------------------------------------------------ the step
 
     def begin_step(self, ready: Iterable[str], prefilling: Sequence[tuple[str, int]] = ()) -> None:
-        """Decide what dies and what moves before this step's allocation.
+        """Evict and relocate before this step's allocation.
 
-        `ready`: requests whose prompt is computed and that will append one token next.
-        `prefilling`: those in the middle of their prompt, each with its next chunk's most tokens.
+        `ready`: requests whose prompt is computed and that append one token next. `prefilling`:
+        requests in the middle of their prompt, with the maximum size of their next chunk.
         """
         state = self.state
         state.begin_step()
         freed: list[int] = []
-        self.evictor.let_go_of_kept(freed)
+        self.evictor.drop_retained(freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
         died = state.may_evict and self.evictor.evict_due(due, freed)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
         state.begin_allocation()
         if freed:
-            freed.reverse()  # the first to be returned is the first to leave the prefix cache
+            freed.reverse()  # the block freed first is the first to leave the prefix cache
             state.store.give_back(freed)
         if self.appender.choose_places():
             self.relocator.note_held_back()
 
     def required_extent(self, request_id: str, num_tokens: int) -> int:
-        """Places that must exist for `num_tokens` tokens in all, dead ones included."""
+        """Places that `num_tokens` tokens in total require, dead ones included."""
         return self.appender.required_extent(request_id, num_tokens)
 
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
-        """Register the tokens of the scheduled requests; the plan that the worker must execute."""
-        rows, grown = self.appender.enter(scheduled)
-        requests = self.appender.plan(rows, grown, lends=self.lends_blocks)
+        """Append the tokens of the scheduled requests; returns the plan for the worker."""
+        rows, grown = self.appender.append(scheduled)
+        requests = self.appender.plan(rows, grown, borrows=self.lends_blocks)
         plan = StepPlan(self.state.step, requests=requests)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
-            self.scoring.ask(plan, scheduled.request_ids, rows, before)
+            self.scoring.request(plan, scheduled.request_ids, rows, before)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan
@@ -267,7 +260,7 @@ class Runtime:
                 self.state.violated(violation)
 
     def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
-        """Blocks that the next chunks take beyond those that are free, `freed` included."""
+        """Blocks that the next chunks need beyond the free ones, `freed` included."""
         state, tables, needed = self.state, self.tables, 0
         size = state.geometry.block_size
         for request_id, num_new in prefilling:
@@ -280,8 +273,8 @@ class Runtime:
         return needed - free
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
-        """The worker is done with `step`; `report` is None when it had nothing to say."""
-        # Steps run in order: what is still awaited of an earlier one is lost.
+        """Process the end of `step`; `report` is None if the worker sent none."""
+        # Steps run in order: outstanding reports of earlier steps are lost.
         for earlier in self.relocator.steps_in_flight(before=step):
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
         fault = self._check_copies(report, step)
@@ -304,28 +297,28 @@ class Runtime:
         self.scoring.receive(report)
 
     def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
-        """A step gave `num_tokens` tokens to `request_ids` in all; `now`: monotonic seconds."""
+        """A step gave `request_ids` `num_tokens` tokens in total; `now`: monotonic seconds."""
         self.counters.generated_tokens += num_tokens
         self.latency.tokens(request_ids, now)
 
     def _check_copies(self, report: WorkerReport | None, step: int) -> str | None:
-        """The report is of this step, and says that every copy of its plan was made (I3).
+        """Check that the report is of this step and counts all of its copies (I3).
 
-        What is wrong with it, None when nothing is.
+        Returns what is wrong, or None.
         """
         planned = self.relocator.num_planned_copies(step)
-        told, done = (step, 0) if report is None else (report.step, report.moved_tokens)
-        if told == step and done == planned:
+        reported, done = (step, 0) if report is None else (report.step, report.moved_tokens)
+        if reported == step and done == planned:
             return None
-        says = f"the report of {told} says {done}" if report is not None else "none was reported"
-        wrong = f"step {step} copies {planned} tokens, {says}"
-        self.state.violated(InvariantViolation("I3", wrong))
-        return wrong
+        answer = "none was reported" if report is None else f"the report of {reported} says {done}"
+        detail = f"step {step} copies {planned} tokens, {answer}"
+        self.state.violated(InvariantViolation("I3", detail))
+        return detail
 
     # ------------------------------------------------------------ checking
 
     def check(self) -> None:
-        """All invariants, recomputed from nothing; raises InvariantViolation."""
+        """Recompute all invariants; raises InvariantViolation."""
         tables, state = self.tables, self.state
         tables.check()
         if set(state.requests) != {table.request_id for table in tables}:

@@ -1,15 +1,13 @@
-"""Scoring, the scheduler's side: which signals the worker keeps for whom, and what came back.
+"""Scoring, the scheduler's side: the signals that the worker keeps per request, and their scores.
 
-Knows the runtime's state; knows neither how a signal is computed nor what a policy makes of it. A
-request's signals are what its policy reads and, where it differs, what the shadow policy reads,
-with the layers and heads that the configuration, the calibration profile or else the model's depth
-gives them. Invariants:
-1. numbers are used only for the signal they were asked for, layers and heads included; a signal
-   that nobody read until now starts anew, and nothing dies by it before the first report
-2. numbers are used only while the request has been asked for them in every step since, so none is
-   left over from an earlier eviction
-3. where no policy reads a signal, the worker is asked nothing
-4. what is asked for a policy that acts does not depend on the shadow
+Independent of how signals are computed and used. A request's signals are those that its policy and
+the shadow policy read, with layers and heads from the configuration, the calibration profile or the
+model's depth, in this order. Invariants:
+1. scores are used only for the signal they were requested for, layers and heads included; a signal
+   that no policy read before starts from zero, and evicts nothing before its first report
+2. scores are used only if they were requested in every step since, so none predates an eviction
+3. without a policy that reads a signal, the worker computes nothing
+4. requests for the acting policy do not depend on the shadow
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ Resolve = Callable[[Signal, VTokenConfig], Signal]
 
 
 class Scoring:
-    """Asks the worker for signals and holds its answers."""
+    """Requests signals from the worker and stores their scores."""
 
     def __init__(self, state: RuntimeState) -> None:
         self._state = state
-        self.active = False  # some policy read a signal in the newest step that was committed
-        self._resolved: dict[Signal, Signal] = {}  # under the probe settings
+        self.active = False  # some policy read a signal in the newest committed step
+        self._resolved: dict[Signal, Signal] = {}  # for the probe settings
         self._resolved_for: Probe | None = None
 
     def has_readers(self) -> bool:
-        """Whether any policy in force reads a signal. If none does, what is held is dropped."""
+        """Whether any policy in force reads a signal. If none does, drops all scores."""
         state = self._state
         shadow = state.shadow.asked
         if (
@@ -57,11 +55,11 @@ class Scoring:
                 request.signals, request.signals_for = {}, None
         return self.active
 
-    def ask(self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints) -> None:
-        """Write into `plan` what the worker keeps, probes and tells of the scheduled requests.
+    def request(self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints) -> None:
+        """Write into `plan` the signals that the worker keeps, probes and reports.
 
-        `rows` [k], and how many tokens each had before this step. Where answers come late a request
-        is asked that many tokens before it is due.
+        `rows` [k] of the scheduled requests; `num_before` [k]: their tokens before this step. With
+        a report lag, a request's scores are requested that many tokens before it is due.
         """
         state = self._state
         probes_decode = state.step % state.config.probe_every_steps == 0
@@ -75,25 +73,25 @@ class Scoring:
                 rules = state.rules(request_id)
             known = request.signals_for
             if known is None or known[0] is not rules or known[1] is not shadow:
-                self._follow(request, rules)
+                self._set_signals(request, rules)
                 request.signals_for = rules, shadow
             if not request.signals:
                 continue
             attends = False
             kept: tuple[Signal, ...] = ()
-            for asked in request.signals.values():
-                signal, of_keys = asked.signal, asked.signal.of_keys
-                asks = due or (
-                    asked.reader.profiles
+            for kept_signal in request.signals.values():
+                signal, of_keys = kept_signal.signal, kept_signal.signal.of_keys
+                wanted = due or (
+                    kept_signal.reader.profiles
                     and state.tables.columns.num_tokens[row] >= request.prefill_end
-                    and asked.reader not in request.profiles
+                    and kept_signal.reader not in request.profiles
                 )
-                if asks and not asked.asking:
-                    asked.asked_from = state.step
-                asked.asking = asks
-                if asks:
+                if wanted and not kept_signal.requested:
+                    kept_signal.requested_since = state.step
+                kept_signal.requested = wanted
+                if wanted:
                     want.append((request_id, signal))
-                if asks or not of_keys:
+                if wanted or not of_keys:
                     kept += (signal,)
                 attends |= not of_keys
             if kept:
@@ -106,10 +104,10 @@ class Scoring:
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
-    def _follow(self, request: RequestState, rules: VTokenConfig) -> None:
-        """From now on a request keeps what its policy reads, and the shadow, if it evicts at all.
+    def _set_signals(self, request: RequestState, rules: VTokenConfig) -> None:
+        """Set a request's signals to those of its policy and, if it evicts, of the shadow.
 
-        Signals that were kept go on, others start anew; one that both read is kept for the policy.
+        Existing signals continue, others start from zero; the policy is the reader of a common one.
         """
         shadow = self._state.shadow.asked if rules.evicts else None
         before, request.signals = request.signals, {}
@@ -119,20 +117,20 @@ class Scoring:
             signal = self.resolve(reader.reads, rules)
             if signal in request.signals:
                 continue
-            asked = before.get(signal) or SignalState(signal, reader)
-            asked.reader = reader
-            request.signals[signal] = asked
+            kept = before.get(signal) or SignalState(signal, reader)
+            kept.reader = reader
+            request.signals[signal] = kept
 
     def soon_due(self, rows: Ints) -> Bools:
-        """Of each of `rows` [k], whether this step's answer may be the newest when it is due."""
+        """Of each of `rows` [k], whether this step's scores may be the newest when it is due."""
         soon = self._state.tables.columns.num_live[rows] + self._state.report_lag_steps
         due: Bools = soon > self._state.due.limit[rows]
         return due
 
     def resolve(self, signal: Signal, config: VTokenConfig) -> Signal:
-        """`signal`, as a policy declares it, with the layers and heads that `config` takes it from.
+        """`signal`, as declared by a policy, with its layers and heads under `config`.
 
-        The same object for as long as the probe settings are the same.
+        Returns the same object as long as the probe settings do not change.
         """
         if config.probe is not self._resolved_for:
             self._resolved, self._resolved_for = {}, config.probe
@@ -142,9 +140,9 @@ class Scoring:
         return found
 
     def _resolve(self, signal: Signal, probe: Probe) -> Signal:
-        """The settings come first, then the calibration profile, then a share of the depth.
+        """Layers come from the settings, else the calibration profile, else a share of the depth.
 
-        The profile's heads are those of its layers: they do not count where other layers are set.
+        The profile's heads belong to its layers and are ignored if other layers are set.
         """
         state = self._state
         profile = None if state.calibration is None else state.calibration.of(signal.kind)
@@ -156,17 +154,17 @@ class Scoring:
         return replace(signal, layers=tuple(sorted({*layers})), heads=tuple(sorted({*heads})))
 
     def receive(self, report: WorkerReport) -> None:
-        """Take over the numbers of `report` that still answer what is asked."""
+        """Store the scores of `report` that are still requested."""
         for (request_id, signal), scores in report.scores.items():
             request = self._state.requests.get(request_id)
-            asked = None if request is None else request.signals.get(signal)
-            if asked is not None and asked.asking and report.step >= asked.asked_from:
-                asked.scores, asked.scores_step = scores, report.step
+            kept = None if request is None else request.signals.get(signal)
+            if kept is not None and kept.requested and report.step >= kept.requested_since:
+                kept.scores, kept.scores_step = scores, report.step
 
     def _are_stale(self, num_scored: int, scores_step: int, num_tokens: int, end: int) -> bool:
-        """Whether more is newer than the steps in flight and those between probes explain.
+        """Whether more tokens lack scores than steps in flight and between probes explain.
 
-        `end`: where the request's prompt ends.
+        `end`: the end of the request's prompt.
         """
         lag = self._state.report_lag_steps
         if num_tokens - num_scored < lag + self._state.config.probe_every_steps:
@@ -174,21 +172,21 @@ class Scoring:
         between_chunks = num_tokens < end
         return not between_chunks or scores_step < self._state.step - 1 - lag
 
-    def told(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
-        """The newest answer about `signal`, by token id; None while there is nothing to go by."""
-        asked = request.signals.get(self.resolve(signal, config))
-        if asked is None:
+    def current(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
+        """The newest scores of `signal`, by token id; None if there are none or they are stale."""
+        kept = request.signals.get(self.resolve(signal, config))
+        if kept is None:
             return None
-        told, step = asked.scores, asked.scores_step
-        if not asked.asking or told is None or step < asked.asked_from:
+        scores, step = kept.scores, kept.scores_step
+        if not kept.requested or scores is None or step < kept.requested_since:
             return None
         num_tokens = self._state.tables[request.request_id].num_tokens
-        if self._are_stale(len(told), step, num_tokens, request.prefill_end):
+        if self._are_stale(len(scores), step, num_tokens, request.prefill_end):
             return None
-        return told
+        return scores
 
     def newest(self, request_id: str) -> Floats | None:
-        """The newest answer about what the request's policy reads, by token id, however old."""
+        """The newest scores of the signal that the request's policy reads, even if stale."""
         rules = self._state.rules(request_id)
         if rules.policy.reads is None:
             return None
@@ -198,16 +196,15 @@ class Scoring:
     def scores(
         self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
     ) -> Floats | None:
-        """`signal` of the live `ids` [n], higher = keep; None while there is nothing to go by.
-
-        Tokens newer than the last probe have no number yet: they count as heavy.
+        """`current` for the live `ids` [n], higher = keep. Tokens newer than the last probe have no
+        score yet and get infinity.
         """
-        told = self.told(request, signal, config)
-        if told is None:
+        by_id = self.current(request, signal, config)
+        if by_id is None:
             return None
         scores = np.full(len(ids), np.inf, dtype=np.float32)
-        seen = int(np.searchsorted(ids, len(told)))
-        scores[:seen] = told[ids[:seen]]
+        scored = int(np.searchsorted(ids, len(by_id)))
+        scores[:scored] = by_id[ids[:scored]]
         return scores
 
 
@@ -220,7 +217,7 @@ _FIRST_REPORT = {
 
 
 def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[str]:
-    """What a change of policy, shadow, parameters or probe settings means for scores, in words."""
+    """Notes on what a change of policy, shadow, parameters or probe settings means for scores."""
 
     def read(policy: Policy | None, config: VTokenConfig) -> Signal | None:
         reads = None if policy is None else policy.reads
@@ -260,6 +257,6 @@ def _shadow_notes(
 
 
 def _first_report(signal: Signal) -> str:
-    """What a running request waits for when `signal` starts anew."""
+    """What a running request waits for when `signal` starts from zero."""
     queries = min(signal.window_queries, WARM_QUERIES)
     return _FIRST_REPORT.get(signal.kind, f"{queries} probed queries of it, or its whole prompt")

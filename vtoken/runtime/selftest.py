@@ -1,8 +1,8 @@
-"""Before an engine is ready: a small pool serves a few requests with the compiled kernels.
+"""Start-up self-test: a small pool serves a few requests with the compiled kernels.
 
-Whatever a step calls is compiled or taken from disk here, not while requests wait, and every state
-on the way is checked against the equations of the tables. So code that was kept on disk and does
-not do what its source says stops the start. `python -m vtoken.runtime.selftest` fills the cache.
+It compiles or loads every kernel of a step before requests arrive, and checks every intermediate
+state against the equations of the tables. So cached code that differs from its source stops the
+start. `python -m vtoken.runtime.selftest` fills the cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vtoken.wire import Geometry
 NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
 PROTECTED = ((5, 6), (9, 11))  # spans of one request
-SHARED_BLOCKS = 3  # that a later request finds in the prefix cache
+SHARED_BLOCKS = 3  # prefix cache hits of the second request
 BUDGET = {"budget_tokens": 12, "interval_tokens": 2}
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": NUM_BLOCKS, "recycle": False}
 RANDOM = {"policy": {"name": "random", "params": {"recent": 4}}}
@@ -41,7 +41,7 @@ PHASES: tuple[dict[str, Any], ...] = (
 
 
 class Pool:
-    """`BlockStore` of one small pool; blocks are shared and hashed where the test says so."""
+    """`BlockStore` of one small pool; `share` makes blocks shared and hashed."""
 
     def __init__(self, num_blocks: int = NUM_BLOCKS) -> None:
         self.hashed = [False] * num_blocks
@@ -50,7 +50,7 @@ class Pool:
         self.tables: dict[str, list[int]] = {}
 
     def share(self, block: int) -> int:
-        """One more request holds `block`, whose contents are in the prefix cache."""
+        """Add a holder to `block` and put it into the prefix cache."""
         self.references[block] += 1
         self.hashed[block] = True
         return block
@@ -94,9 +94,9 @@ class Pool:
 
 
 def run() -> str:
-    """Serve a few requests under every phase; how long it took and what was compiled, in words.
+    """Serve a few requests under every phase; returns a line with time and compiled kernels.
 
-    Raises InvariantViolation where a state is wrong.
+    Raises InvariantViolation if a state is wrong.
     """
     started = time.perf_counter()
     for patch in PHASES:

@@ -1,6 +1,6 @@
-"""What the parts of the runtime share: tables, requests, configuration, counters and events.
+"""The state that the runtime's parts share: tables, requests, configuration, counters and events.
 
-Knows no engine and takes no decision. Everything that protects KV data is reported here.
+Independent of the engine; makes no decisions. Every invariant violation is reported here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vtoken.wire import Geometry
 class RuntimeState:
     """The state of one block pool at engine step `step`.
 
-    Every part may read all of it. Only the methods of this class assign its fields. `counters`,
-    `events`, `latency`, `shadow`, `canary`, `draft`, `due` and each `RequestState` are objects of
-    their own, whose docstrings say who changes them. `report_lag_steps`: how many steps may be with
-    the worker while the next one is planned. `calibration`: where this model's signals are taken
-    from, if it was measured. `config`, of number `revision`, is what the next step takes.
+    Every part may read all of it; only methods of this class assign its fields. `counters`,
+    `events`, `latency`, `shadow`, `canary`, `draft`, `due` and each `RequestState` are separate
+    objects with documented writers. `report_lag_steps`: how many steps the worker may be behind
+    while the next one is planned. `calibration`: the layers and heads of this model's signals, if
+    measured. `config`, numbered `revision`, takes effect in the next step.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class RuntimeState:
         self.step = 0
         self.config = config
         self.revision = 1
-        self._taken: tuple[VTokenConfig, int] | None = None  # by the newest step
+        self._effective: tuple[VTokenConfig, int] | None = None  # of the newest step
         self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
         self.due = DueColumns()
-        self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled by
+        self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled from
         self.draft = StepDraft()  # of the step being planned
-        self.requests: dict[str, RequestState] = {}  # all that have a table
-        self.request_rules: dict[str, RequestRules] = {}  # of requests that were announced
-        self.own_policies: dict[str, Policy] = {}  # of those that brought their own
-        self.suspended: list[Policy] = []  # those that have failed: nothing dies by them any more
-        # What the request that waits first lacked in the last step, and what was kept from it.
+        self.requests: dict[str, RequestState] = {}  # requests with a table
+        self.request_rules: dict[str, RequestRules] = {}  # of announced requests
+        self.own_policies: dict[str, Policy] = {}  # of requests with their own policy
+        self.suspended: list[Policy] = []  # failed policies, which evict nothing more
+        # Blocks that the first waiting request lacked in the last step, withheld ones included.
         self.wanted_blocks = 0
         self.shadow = ShadowTally()
         self.canary = CanaryTally()
@@ -72,7 +72,7 @@ class RuntimeState:
     # ------------------------------------------------------------ tables and requests
 
     def admit(self, request: RequestState) -> None:
-        """The request gets its first blocks in this step."""
+        """Create the table and columns of a request that gets its first blocks in this step."""
         table = self.tables.add(request.request_id)
         self.requests[request.request_id] = request
         self.due.admit(
@@ -81,23 +81,24 @@ class RuntimeState:
             request.prefill_end,
             self.protection(request.request_id),
         )
-        self._note_words(request.request_id)
+        self._report_missing_words(request.request_id)
 
     def release(self, request_id: str) -> None:
-        """The request lets go of its blocks, and of its part of the step being planned."""
+        """Remove a request that releases its blocks, also from the step being planned."""
         self.draft.drop(self.tables.rows[request_id])
         self.tables.release(request_id)
         del self.requests[request_id]
 
     def begin_evicting(self, table: TokenTable) -> None:
-        """Tokens of `table` are about to die. With the first ones its layout leaves the identity,
-        and what it holds shared or hashed now is read-only; what joins later is neither.
+        """Prepare `table` for its first eviction: its shared or hashed blocks become read-only.
+
+        Blocks that it takes later are neither shared nor hashed.
         """
         if not table.virtual:
             table.protect(b for b in table.blocks if not self.store.is_writable(b))
 
     def rebound(self, table: TokenTable) -> None:
-        """The table's block list was rewritten: tell the owner of the blocks and the worker."""
+        """Pass a rewritten block table to the block store and the worker."""
         blocks = table.blocks
         self.draft.blocks[table.row] = blocks
         self.store.rebind(table.request_id, blocks)
@@ -105,67 +106,67 @@ class RuntimeState:
     # ------------------------------------------------------------ the step being planned
 
     def begin_step(self) -> None:
-        """A step begins: it runs as a whole with the configuration as it stands."""
+        """Begin a step, which runs entirely with the current configuration."""
         self.step += 1
-        self._taken = self.config, self.revision
+        self._effective = self.config, self.revision
         self.shadow.follow(self.config.shadow)
         if self._due_under is not self.config:
             self._due_under = self.config
             for request_id, row in self.tables.rows.items():
-                self.due.follow(row, self.rules(request_id), self.protection(request_id))
-                self._note_words(request_id)
+                self.due.set_rules(row, self.rules(request_id), self.protection(request_id))
+                self._report_missing_words(request_id)
 
     def take_draft(self) -> StepDraft:
-        """The draft of the step that has been planned; the next one starts with an empty one."""
+        """Take the draft of the planned step; the next step starts with an empty one."""
         draft = self.draft
         if not draft.is_empty:
             self.draft = StepDraft()
         return draft
 
     def begin_allocation(self) -> None:
-        """The engine allocates from now on; nobody is known to wait for blocks yet."""
+        """Reset `wanted_blocks` before the engine allocates."""
         self.wanted_blocks = 0
 
     def want_blocks(self, num_blocks: int) -> None:
-        """A request waits, and lacks `num_blocks`, those that are kept from it included."""
+        """Record that a waiting request lacks `num_blocks`, withheld ones included."""
         self.wanted_blocks = max(self.wanted_blocks, num_blocks)
 
     # ------------------------------------------------------------ configuration
 
     def install(self, config: VTokenConfig) -> None:
-        """A new revision, in force from the next step on."""
+        """Install a new revision, in force from the next step on."""
         self.config = config
         self.revision += 1
 
     @property
     def effective(self) -> tuple[VTokenConfig, int]:
-        """What the newest step runs with, and its revision.
+        """The configuration of the newest step, and its revision.
 
-        While no request holds a block nothing runs, and the configuration is in force at once.
+        While no request holds a block, a new configuration is in force immediately.
         """
-        if self._taken is None or not self.requests:
+        if self._effective is None or not self.requests:
             return self.config, self.revision
-        return self._taken
+        return self._effective
 
     def announce(self, request_id: str, rules: RequestRules) -> None:
-        """A request has arrived that these rules hold for."""
+        """Set the rules of a request that has arrived."""
         self.request_rules[request_id] = rules
         if rules.policy is not None:
             self.own_policies[request_id] = rules.policy
 
     def forget(self, request_id: str) -> None:
-        """The request is over for good."""
+        """Remove the rules of a request that has ended."""
         self.request_rules.pop(request_id, None)
         self.own_policies.pop(request_id, None)
 
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
-        """The configuration as it holds for one request; `config`: under that one instead."""
+        """The configuration for one request; `config`: under that one instead."""
         config = self.config if config is None else config
         own = self.request_rules.get(request_id)
         return config if own is None else own.under(config)
 
     def protection(self, request_id: str, config: VTokenConfig | None = None) -> Protection:
-        """What of a request is never evicted; `config`: under that one instead."""
+        """The protected tokens of a request; `config`: under that one instead."""
         own = self.request_rules.get(request_id)
         return NOTHING if own is None else own.protection(self.config if config is None else config)
 
@@ -174,8 +175,8 @@ class RuntimeState:
         own = self.request_rules.get(request_id)
         return own is not None and own.prompt.is_embedded
 
-    def _note_words(self, request_id: str) -> None:
-        """An event where a request evicts nothing since its policy looks at words."""
+    def _report_missing_words(self, request_id: str) -> None:
+        """Add an event if a request evicts nothing because its policy needs words."""
         own = self.request_rules.get(request_id)
         policy = None if own is None else own.lacks_words(self.config)
         if policy is not None:
@@ -193,13 +194,13 @@ class RuntimeState:
         return self.config.evicts or bool(self.own_policies)
 
     def suspend(self, policy: Policy) -> None:
-        """`policy` has failed: nothing dies by it any more."""
+        """Mark `policy` as failed; it evicts nothing more."""
         self.suspended.append(policy)
 
     # ------------------------------------------------------------ violations
 
     def violated(self, violation: InvariantViolation) -> None:
-        """An invariant broke: count it, report it, and in strict mode stop before the step ends."""
+        """Count and report a broken invariant; in strict mode, raise it before the step ends."""
         self.counters.violations += 1
         self.events.add(
             self.step,

@@ -1,7 +1,7 @@
-"""Whether copying a token was worth it: what died soon after it was moved was moved for nothing.
+"""Wasted moves: tokens that die soon after they were relocated.
 
-Knows token ids and steps, neither tables nor policies. Kept by token, only for requests of which
-something was relocated, and only up to the highest id that was.
+Independent of tables and policies. Stored per token, only for requests with relocated tokens, up to
+the highest id relocated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class LastMoves:
     """The step of each token's newest move, for one request."""
 
     def __init__(self) -> None:
-        self._steps: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)  # by id, `NEVER`: not yet
+        self._steps: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)  # by id
 
     def moved(self, ids: Ints, step: int) -> None:
-        """The tokens `ids` [n], any order, are copied before the forward of `step`."""
+        """Record that tokens `ids` [n], in any order, are copied before the forward of `step`."""
         known, needed = len(self._steps), int(ids.max(initial=-1)) + 1
         if needed > known:
             steps = np.full(max(needed, 2 * known), NEVER, dtype=np.int32)

@@ -1,12 +1,12 @@
-"""The published frames of one engine: numbered, each cut down to what changed since the one before.
+"""The published frames of one engine: numbered, each reduced to the changes since the last one.
 
-Knows the wire and numpy, neither sockets nor who made the frame. N blocks; what is compared is the
-frames' own arrays, so no part of the engine has to tell what it changes. Invariants:
-1. numbers rise by one
-2. a frame is whole if it has no `block_ids`, and figures (status, rows, configuration)
-3. else frame n lacks what is still as in frame n - 1: with `block_ids`, every other block; without
-   figures, those that are shown, which are of the newest frame that has some
-So whoever has frame n - 1 makes frame n of it, and whoever has not waits for a whole one.
+Independent of sockets and of the frame's source. Changes are found by comparing the frames' own
+arrays of N blocks, so the engine does not track them. Invariants:
+1. numbers increase by one
+2. a frame is complete if it has no `block_ids` and has figures (status, rows, configuration)
+3. any other frame n omits what equals frame n - 1: with `block_ids`, all other blocks; without
+   figures, the figures, which stay those of the newest frame that has some
+A reader that has frame n - 1 can apply frame n; any other reader waits for a complete frame.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import numpy.typing as npt
 from vtoken.arrays import Ints
 from vtoken.wire import BLOCK_ARRAYS, Frame
 
-MAX_CHANGED = 5 / 9  # of all blocks: a changed block takes 4 bytes more than one of a whole frame
+MAX_CHANGED = 5 / 9  # of all blocks: beyond that, a complete frame is smaller
 
 Arrays = list[npt.NDArray[Any]]
 
 
 class FrameSequence:
-    """What was published last."""
+    """Numbers frames and reduces each to its changes."""
 
     def __init__(self) -> None:
         self._number = 0
-        self._told: Arrays = []
+        self._published: Arrays = []
 
     def next(self, frame: Frame, *, whole: bool) -> Frame:
-        """`frame`, whose arrays are of all blocks, as it is published; `whole`: uncut."""
+        """The frame to publish, from `frame` with all blocks; `whole`: do not reduce it."""
         arrays = block_arrays(frame)
-        ids = None if whole or not self._told else _changed(self._told, arrays)
+        ids = None if whole or not self._published else _changed(self._published, arrays)
         self._number += 1
         if ids is None:
-            self._told = [array.copy() for array in arrays]
+            self._published = [array.copy() for array in arrays]
             return msgspec.structs.replace(frame, number=self._number)
         parts = [array[ids] for array in arrays]
-        for told, part in zip(self._told, parts, strict=True):
-            told[ids] = part
+        for array, part in zip(self._published, parts, strict=True):
+            array[ids] = part
         named = zip(BLOCK_ARRAYS, parts, strict=True)
         return msgspec.structs.replace(
             frame,
@@ -54,14 +54,14 @@ class FrameSequence:
 
 
 def block_arrays(frame: Frame) -> Arrays:
-    """The arrays of a frame, in the order of `BLOCK_ARRAYS`; views of its bytes."""
+    """Views of a frame's arrays, in the order of `BLOCK_ARRAYS`."""
     return [np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS]
 
 
-def _changed(told: Sequence[npt.NDArray[Any]], arrays: Arrays) -> Ints | None:
-    """Ids of the blocks [k] that differ, ascending; None where a whole frame is smaller."""
-    changed = told[0] != arrays[0]
-    for before, now in zip(told[1:], arrays[1:], strict=True):
-        changed |= before != now
+def _changed(before: Sequence[npt.NDArray[Any]], now: Arrays) -> Ints | None:
+    """Ids of the blocks [k] that differ, ascending; None if a complete frame is smaller."""
+    changed = before[0] != now[0]
+    for old, new in zip(before[1:], now[1:], strict=True):
+        changed |= old != new
     ids = np.flatnonzero(changed)
     return None if len(ids) > MAX_CHANGED * len(changed) else ids

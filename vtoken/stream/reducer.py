@@ -1,13 +1,12 @@
-"""The state that a stream's messages add up to: one frozen value and how a message changes it.
+"""The reducer of a stream: a frozen state, and `apply`, which returns the state after a message.
 
-The console and the recorder share it. Knows the wire only; numpy is imported with the first arrays.
-`apply` returns a new StreamState or raises ResyncNeeded; a message is never half applied.
-Invariants:
+Shared by the console and the recorder. Imports only the wire; numpy with the first arrays. `apply`
+returns a new StreamState or raises ResyncNeeded; a message is never applied partly. Invariants:
 1. messages of one epoch are applied in `seq` order without gaps
 2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
-   where the server does not tell owners
-3. `events` ascend by their own `seq`, each at most once: at most MAX_EVENTS of the frequent kinds,
-   and at most MAX_EVENTS of the others, which are never pushed out by those
+   if the server does not send owners
+3. `events` ascend by their own `seq`, each at most once: at most MAX_EVENTS of the frequent kinds
+   and, independently, at most MAX_EVENTS of the other kinds
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 MAX_EVENTS = 500
 
 
-class ResyncNeeded(Exception):  # noqa: N818 - an order to the client, not a fault
-    """The stream cannot be continued from what is held; connect anew for a snapshot."""
+class ResyncNeeded(Exception):  # noqa: N818 - a request to the client, not an error
+    """The stream cannot continue from the held state; the client must reconnect for a snapshot."""
 
 
 def _no_requests() -> Mapping[str, wire.RequestRow]:
@@ -51,7 +50,7 @@ def _u8() -> U8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamState:
-    """The newest known state. Arrays are replaced, never written in place."""
+    """The newest received state. Arrays are replaced, never written in place."""
 
     hello: wire.Hello | None = None
     epoch: str = ""
@@ -77,20 +76,16 @@ class StreamState:
     def num_blocks(self) -> int:
         return len(self.live)
 
-    @property
-    def newest_relocation(self) -> wire.Event | None:
-        return next((e for e in reversed(self.events) if e.kind == "relocation"), None)
-
 
 def apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
     """`state` after `message`.
 
-    Raises ResyncNeeded on a gap, a foreign epoch, a lost order, or arrays that do not fit.
+    Raises ResyncNeeded on a gap, another epoch, an unexpected message or arrays of a wrong size.
     """
     try:
         return _apply(state, message)
-    except (ValueError, IndexError) as fault:  # arrays that do not fit each other
-        raise ResyncNeeded(f"{type(message).__name__.lower()}: {fault}") from fault
+    except (ValueError, IndexError) as error:  # arrays of different sizes
+        raise ResyncNeeded(f"{type(message).__name__.lower()}: {error}") from error
 
 
 def _apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
@@ -172,8 +167,8 @@ def _delta(state: StreamState, message: wire.Delta) -> StreamState:
     requests = state.requests
     if message.requests_changed or message.requests_removed:
         changed = dict(requests)
-        for gone in message.requests_removed or ():
-            changed.pop(gone, None)
+        for request_id in message.requests_removed or ():
+            changed.pop(request_id, None)
         for row in message.requests_changed or ():
             changed[row.id] = row
         requests = MappingProxyType(changed)
@@ -189,10 +184,10 @@ def _delta(state: StreamState, message: wire.Delta) -> StreamState:
 
 
 def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState:
-    """`state` with `events` merged into the log: by `seq`, each once, bounded."""
+    """`state` with `events` merged into its log: ordered by `seq`, without duplicates, bounded."""
     known, events = state.events, list(events)
     if len(events) == 1 and (not known or events[0].seq > known[-1].seq):
-        return replace(state, events=_bounded([*known, *events]))  # as the stream tells them
+        return replace(state, events=_bounded([*known, *events]))  # the order of a live stream
     merged = {event.seq: event for event in known}
     for event in events:
         merged[event.seq] = event
@@ -202,7 +197,7 @@ def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState
 
 
 def _bounded(events: list[wire.Event]) -> tuple[wire.Event, ...]:
-    """The newest MAX_EVENTS of the frequent kinds, and of the others; `events`: in order."""
+    """The newest MAX_EVENTS of the frequent kinds and of the other kinds; `events`: in order."""
     if len(events) <= MAX_EVENTS:
         return tuple(events)
     frequent = [event.kind in wire.FREQUENT_KINDS for event in events]

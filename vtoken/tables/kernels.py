@@ -1,24 +1,24 @@
-"""Every change of the token tables, as loops over their columns (`vtoken.tables.columns`).
+"""The kernels that change the token tables: loops over `vtoken.tables.columns`.
 
 Names: S block size; p place, a physical index; i logical block; b block; slot = b * S + p % S.
-Encoding of one token's state, for id t of row r and place p of the same row:
+State of one token, for id t and place p of one row:
 
-    index[t] = p       t lives at p                  <=>  token_at[p] = t
+    index[t] = p       t is live at p                <=>  token_at[p] = t
     index[t] = -2 - p  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
-    index[t] = -1      t is dead, its slot is gone;       token_at[p] = -1: nothing was written
+    index[t] = -1      t is dead and has no slot          token_at[p] = -1: nothing written
 
 Equations that hold before and after every kernel, for each row:
 
     num_live = |{t : index[t] >= 0}|             extent = 1 + max {p : token_at[p] >= 0}, 0 if none
     block_live[i] = |{p in block i : token_at[p] >= 0}|     num_full = |{i : block_live[i] = S}|
-    num_ghosts = |{p : token_at[p] < -1}|                   every place below front is taken
-    born_live[k] = |{t : t // S = k, index[t] >= 0}|        num_born = |{k : born_live[k] > 0}|
+    num_dead_slots = |{p : token_at[p] < -1}|               every place below front is live
+    naive_live[k] = |{t : t // S = k, index[t] >= 0}|     num_naive = |{k : naive_live[k] > 0}|
 
-and for the pool: readers[slot] = tokens that live there, over all rows; live[b] = slots of b with a
-reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
+and for the pool: readers[slot] = live tokens in the slot, over all rows; live[b] = slots of b with
+a reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
 
-A kernel that refuses returns a code and writes the numbers of its message to `wrong` [3]; a refused
-request is not changed.
+A kernel that refuses a request returns a code, writes the numbers of the error message to
+`detail` [3] and leaves that request unchanged.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vtoken.compiled import kernel
 from vtoken.wire import FLAG_SHARED as SHARED
 from vtoken.wire import FLAG_USED as USED
 
-# What a kernel may answer.
-DONE, NO_ROOM, NO_PLACE, OCCUPIED, SHRANK = 0, 1, 2, 3, 4
+# Return codes.
+DONE, NO_CAPACITY, NO_PLACE, OCCUPIED, SHRANK = 0, 1, 2, 3, 4
 UNKNOWN, DEAD, MISCOUNTED, NEWEST = 5, 6, 7, 8
-DOUBLED_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
+DUPLICATE_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
 PROTECTED = 14
 
-# What `append` counts.
+# Indices of `counted` in `append`.
 WRITTEN, RECYCLED = 0, 1
 
 
@@ -89,7 +89,7 @@ def _remove_reader(slot, s, readers, live, counts):
 
 @kernel
 def _append_start(fact, s, readonly):
-    """The first place behind the last live token that lies behind all read-only blocks."""
+    """The first place behind the last live token and behind all read-only blocks."""
     start = fact.extent
     for i in range(start // s, fact.num_blocks):
         if readonly[fact.first_block + i]:
@@ -99,35 +99,35 @@ def _append_start(fact, s, readonly):
 
 @kernel
 def append(
-    first, rows, totals, joined_starts, joined, s,
-    facts, index, born_live, token_at, block_id, block_live, readonly,
+    first, rows, totals, added_starts, added, s,
+    facts, index, naive_live, token_at, block_id, block_live, readonly,
     readers, live, holders, usage, owner, counts,
-    slots, starts, written, counted, wrong,
+    slots, starts, written, counted, detail,
 ):  # fmt: skip
-    """Requests `rows` [k] from the `first`-th on now have `totals` [k] tokens, and the blocks
-    joined[joined_starts[j]:joined_starts[j + 1]] beside those they had.
+    """Grow requests `rows` [k], from the `first`-th on, to `totals` [k] tokens.
 
-    Writes the slots of the new tokens and where each request's begin into `slots`, `starts`
-    [k + 1]; a token goes into the row's `hole` where it comes alone and there is one. Returns a
-    code and the index of the request at which it stopped. `written`: the blocks that requests that
-    have evicted write to, counted[WRITTEN] of them. counted[RECYCLED]: holes that were filled.
+    Each gains the blocks added[added_starts[j]:added_starts[j + 1]]. A single new
+    token goes into the row's `hole`, if there is one. Writes the new tokens' slots to `slots`, with
+    offsets in `starts` [k + 1]; to `written` the counted[WRITTEN] blocks that requests which have
+    evicted write to; and counted[RECYCLED], the number of holes filled. Returns a code and the
+    index of the request at which it stopped.
     """
     for j in range(first, len(rows)):
         r = rows[j]
         fact = facts[r]
         num_new = totals[j] - fact.num_tokens
-        num_joined = joined_starts[j + 1] - joined_starts[j]
+        num_added = added_starts[j + 1] - added_starts[j]
         if num_new < 0:
             return SHRANK, j
         if (
-            totals[j] > fact.token_room
-            or fact.num_blocks + num_joined > fact.block_room
+            totals[j] > fact.token_capacity
+            or fact.num_blocks + num_added > fact.block_capacity
             or starts[j] + num_new > len(slots)
         ):
-            return NO_ROOM, j
-        for at in range(joined_starts[j], joined_starts[j + 1]):
-            if joined[at] < 0 or joined[at] >= len(holders):
-                wrong[0] = joined[at]
+            return NO_CAPACITY, j
+        for at in range(added_starts[j], added_starts[j + 1]):
+            if added[at] < 0 or added[at] >= len(holders):
+                detail[0] = added[at]
                 return NO_BLOCK, j
         place = fact.extent
         if fact.virtual:
@@ -135,21 +135,21 @@ def append(
                 place = fact.hole
             else:
                 place = _append_start(fact, s, readonly)
-        if place + num_new > (fact.num_blocks + num_joined) * s:
-            wrong[0], wrong[1], wrong[2] = num_new, place, fact.num_blocks + num_joined
+        if place + num_new > (fact.num_blocks + num_added) * s:
+            detail[0], detail[1], detail[2] = num_new, place, fact.num_blocks + num_added
             return NO_PLACE, j
         for p in range(place, place + num_new):
             if p < fact.num_blocks * s and token_at[fact.first_block * s + p] >= 0:
-                wrong[0] = p
+                detail[0] = p
                 return OCCUPIED, j
-        for at in range(joined_starts[j], joined_starts[j + 1]):
+        for at in range(added_starts[j], added_starts[j + 1]):
             i = fact.first_block + fact.num_blocks
-            block_id[i] = joined[at]
+            block_id[i] = added[at]
             block_live[i] = 0
             readonly[i] = False
             for p in range(i * s, (i + 1) * s):
                 token_at[p] = -1
-            _hold(joined[at], fact.number, holders, usage, owner, counts)
+            _hold(added[at], fact.number, holders, usage, owner, counts)
             fact.num_blocks += 1
         if fact.virtual and num_new == 1 and place == fact.hole:
             counted[RECYCLED] += 1
@@ -163,14 +163,14 @@ def append(
             t = fact.num_tokens
             if token_at[at] < -1:
                 index[fact.first_token - 2 - token_at[at]] = -1
-                fact.num_ghosts -= 1
+                fact.num_dead_slots -= 1
             token_at[at] = t
             index[fact.first_token + t] = p
             block_live[i] += 1
             fact.num_full += block_live[i] == s
             k = (fact.first_token + t) // s
-            fact.num_born += born_live[k] == 0
-            born_live[k] += 1
+            fact.num_naive += naive_live[k] == 0
+            naive_live[k] += 1
             slot = b * s + p % s
             _add_reader(slot, s, readers, live, counts)
             slots[put] = slot
@@ -188,10 +188,11 @@ def append(
 
 @kernel
 def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent, start_of):
-    """Where each request writes next: `facts.hole`; by row, `start_of`: the first place of appended
-    tokens, `next_extent`: places that must exist for a single one.
+    """Choose where each request writes next: a hole in `facts.hole`, or `start_of`.
 
-    Whether a request with holes holds more blocks than its live tokens and the next one need.
+    By row, `start_of` is the first place of appended tokens and `next_extent` the number of places
+    that a single new token requires. Returns whether a request with holes holds more blocks than
+    its live tokens and the next one need.
     """
     spare = False
     for r in range(num_rows):
@@ -226,7 +227,7 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
 
 @kernel
 def num_live_in(rows, span_starts, spans, facts, index, out):
-    """Of each of `rows` [k] the live tokens in its pairs of start and end, to `out` [k]."""
+    """Count the live tokens within each row's spans (start, end pairs) into `out` [k]."""
     for j in range(len(rows)):
         fact = facts[rows[j]]
         out[j] = 0
@@ -237,16 +238,16 @@ def num_live_in(rows, span_starts, spans, facts, index, out):
 
 @kernel
 def evict(
-    rows, starts, ids, owed, span_starts, spans, s,
-    facts, index, born_live, token_at, block_id, block_live,
+    rows, starts, ids, num_due, span_starts, spans, s,
+    facts, index, naive_live, token_at, block_id, block_live,
     readers, live, counts,
     codes, num_emptied,
 ):  # fmt: skip
-    """ids[starts[j]:starts[j + 1]], ascending, of the request rows[j] die.
+    """Evict tokens ids[starts[j]:starts[j + 1]], ascending, of each request rows[j].
 
-    `owed` [k]: how many must be named, and the newest token spared; -1: any. None may be between
-    the pairs of start and end spans[span_starts[j] : span_starts[j + 1]]. `codes` [k]: why a
-    request was refused, which then is not changed. `num_emptied` [k]: its blocks that lost their
+    `num_due` [k]: the required number of victims, the newest token excluded; -1: any. No victim may
+    be inside the protected (start, end) pairs spans[span_starts[j] : span_starts[j + 1]]. Writes
+    `codes` [k], the reason a request was refused, and `num_emptied` [k], its blocks that lost their
     last live token.
     """
     for j in range(len(rows)):
@@ -270,8 +271,8 @@ def evict(
                 codes[j] = DEAD
                 break
             last = t
-        if codes[j] == DONE and owed[j] >= 0:
-            if high - low != owed[j]:
+        if codes[j] == DONE and num_due[j] >= 0:
+            if high - low != num_due[j]:
                 codes[j] = MISCOUNTED
             elif last == fact.num_tokens - 1:
                 codes[j] = NEWEST
@@ -288,11 +289,11 @@ def evict(
             block_live[i] -= 1
             num_emptied[j] += block_live[i] == 0
             k = (fact.first_token + t) // s
-            born_live[k] -= 1
-            fact.num_born -= born_live[k] == 0
+            naive_live[k] -= 1
+            fact.num_naive -= naive_live[k] == 0
             _remove_reader(block_id[i] * s + p % s, s, readers, live, counts)
             fact.front = min(fact.front, p)
-        fact.num_ghosts += high - low
+        fact.num_dead_slots += high - low
         fact.num_live -= high - low
         base = fact.first_block * s
         while fact.extent > 0 and token_at[base + fact.extent - 1] < 0:
@@ -307,15 +308,15 @@ def relocate(
     r, ids, slots, blocks, s,
     facts, index, token_at, block_id, block_live, readonly,
     readers, live, holders, usage, owner, owner_stale, counts,
-    rank, old_rank, dropped, wrong,
+    rank, old_rank, dropped, detail,
 ):  # fmt: skip
-    """Live tokens `ids` [k] of row `r` now live in `slots` [k]; `blocks` [n] is its block table.
+    """Move live tokens `ids` [k] of row `r` to `slots` [k] and set its block table to `blocks` [n].
 
-    Blocks that are new in `blocks` become held; those that are missing are dropped, and written to
-    `dropped` in the order of the old table. Refused, with nothing changed: a doubled block, a
-    moved token that is not live, a destination outside `blocks`, doubled, or where a live token
-    is, and a live token that would stay in a block that is dropped. `rank`, `old_rank` [N]: -1
-    everywhere, before and after. Requires room for `blocks`. Returns a code and the number dropped.
+    The row acquires blocks that are new in `blocks`; missing ones are dropped and written to
+    `dropped` in the order of the old table. Refuses, without any change: a duplicate block; a moved
+    token that is not live; a destination that is outside `blocks`, duplicate, or occupied by a live
+    token; a live token left in a dropped block. `rank`, `old_rank` [N]: scratch, -1 before and
+    after. Requires capacity for `blocks`. Returns a code and the number of dropped blocks.
     """
     fact = facts[r]
     base, first = fact.first_block, fact.first_token
@@ -325,15 +326,15 @@ def relocate(
     num_ranked = 0
     for n in range(len(blocks)):
         if blocks[n] < 0 or blocks[n] >= len(rank):
-            code, wrong[0] = NO_BLOCK, blocks[n]
+            code, detail[0] = NO_BLOCK, blocks[n]
             break
         if rank[blocks[n]] >= 0:
-            code = DOUBLED_BLOCK
+            code = DUPLICATE_BLOCK
             break
         rank[blocks[n]] = n
         num_ranked += 1
     new_at = np.full(len(blocks) * s, -1, dtype=np.int32)
-    num_left = 0  # live tokens in dropped blocks that do not move
+    num_left = 0  # live tokens left in dropped blocks
     if code == DONE:
         for n in range(fact.num_blocks):
             if rank[block_id[base + n]] < 0:
@@ -347,7 +348,7 @@ def relocate(
                 break
             b = slots[n] // s
             if slots[n] < 0 or b >= len(rank) or rank[b] < 0:
-                code, wrong[0] = OUTSIDE, b
+                code, detail[0] = OUTSIDE, b
                 break
             o = slots[n] % s
             to = rank[b] * s + o
@@ -359,12 +360,12 @@ def relocate(
             new_at[to] = t
             p = index[first + t]
             num_left -= rank[block_id[base + p // s]] < 0
-            index[first + t] = -2 - p  # marks a token that was moved already; undone below
+            index[first + t] = -2 - p  # marks the token as moved; undone below
             num_marked += 1
         for n in range(num_marked):
             index[first + ids[n]] = -2 - index[first + ids[n]]
     if code == DONE and num_left:
-        code, wrong[0] = LOST, fact.num_live - num_left
+        code, detail[0] = LOST, fact.num_live - num_left
     if code != DONE:
         for n in range(num_ranked):
             rank[blocks[n]] = -1
@@ -389,12 +390,12 @@ def relocate(
             if t == -1:
                 continue
             if to < 0:
-                index[first - 2 - t] = -1  # dead: no live token stays in a dropped block
+                index[first - 2 - t] = -1  # dead: a dropped block holds no live token
             elif t >= 0:
                 new_at[to * s + o] = t
                 index[first + t] = to * s + o
             elif new_at[to * s + o] >= 0:
-                index[first - 2 - t] = -1  # a moved token takes its slot
+                index[first - 2 - t] = -1  # a moved token overwrites its slot
             else:
                 new_at[to * s + o] = t
                 index[first - 2 - t] = -2 - (to * s + o)
@@ -411,7 +412,7 @@ def relocate(
     for n in range(fact.num_blocks):
         old_rank[block_id[base + n]] = -1
     fact.num_blocks = len(blocks)
-    fact.num_full = fact.num_ghosts = fact.extent = fact.front = 0
+    fact.num_full = fact.num_dead_slots = fact.extent = fact.front = 0
     fact.hole = -1
     fact.virtual = 1
     for n in range(len(blocks)):
@@ -422,7 +423,7 @@ def relocate(
         for p in range(n * s, (n + 1) * s):
             t = new_at[p]
             token_at[base * s + p] = t
-            fact.num_ghosts += t < -1
+            fact.num_dead_slots += t < -1
             if t >= 0:
                 held += 1
                 fact.extent = p + 1
@@ -437,10 +438,10 @@ def drop_blocks(
     facts, index, token_at, block_id, block_live, readonly,
     holders, usage, owner, owner_stale, counts, dropped,
 ):  # fmt: skip
-    """Row `r` lets go of its blocks where `leaves` [n], and those behind them move up.
+    """Drop the blocks of row `r` where `leaves` [n] is set; later blocks move up.
 
-    Refused, with nothing changed, where a block that leaves has a live token. Writes them to
-    `dropped` in the order of the table. Returns a code and how many they are.
+    Refuses, without any change, to drop a block with a live token. Writes the dropped blocks to
+    `dropped` in table order. Returns a code and their number.
     """
     fact = facts[r]
     base, first = fact.first_block, fact.first_token
@@ -454,7 +455,7 @@ def drop_blocks(
             for at in range(old, old + s):
                 if token_at[at] < -1:
                     index[first - 2 - token_at[at]] = -1
-                    fact.num_ghosts -= 1
+                    fact.num_dead_slots -= 1
             dropped[num_dropped] = block_id[base + i]
             num_dropped += 1
             _drop(block_id[base + i], fact.number, holders, usage, owner, owner_stale, counts)
@@ -483,7 +484,7 @@ def drop_blocks(
 def release(
     r, s, facts, index, block_id, readers, live, holders, usage, owner, owner_stale, counts
 ):  # fmt: skip
-    """Row `r` lets go of everything."""
+    """Remove all tokens and drop all blocks of row `r`."""
     fact = facts[r]
     for t in range(fact.first_token, fact.first_token + fact.num_tokens):
         p = index[t]

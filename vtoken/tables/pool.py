@@ -1,16 +1,16 @@
-"""Liveness of the whole block pool: how many requests read each slot, n_b of each block, and F.
+"""Liveness of the block pool: readers of each slot, live slots n_b of each block, and F.
 
-Knows neither requests nor policies. The kernels of `vtoken.tables.kernels` keep its arrays with
-whatever they change of a table. N blocks of S slots; slot = block * S + offset.
+Independent of requests and policies. The kernels of `vtoken.tables.kernels` update these arrays
+with every change of a table. N blocks of S slots; slot = block * S + offset.
 
-Invariants, with everything kept incrementally (`check` recomputes it):
+Invariants, maintained incrementally (`check` recomputes them):
 1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)
 2. readers[b, :] = 0 where holders[b] = 0
 3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
 5. usage[b] = 0 for a free block, FLAG_USED for a held one, and FLAG_SHARED too where holders[b] > 1
-6. owner[b] = number of the newest holder, 0 where holders[b] = 0; where `owner_stale[b]`, the newest
-   one has left while others stayed, and `TokenTables.owners` finds out who is newest now
+6. owner[b] = number of the newest holder, 0 where holders[b] = 0; `owner_stale[b]` means the newest
+   holder left before the others, and `TokenTables.owners` recomputes it
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from vtoken.wire import FLAG_SHARED, FLAG_USED
 
 
 class PoolLiveness:
-    """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `owner_stale` [N]; `counts`: see 3."""
+    """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `owner_stale` [N].
+
+    `counts`: num_used and num_live.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -72,7 +75,7 @@ class PoolLiveness:
         return int(np.count_nonzero(self.usage > FLAG_USED))
 
     def check(self) -> None:
-        """Recompute everything; raises InvariantViolation with both numbers."""
+        """Recompute every count; raises InvariantViolation with both numbers."""
         grid = self.readers.reshape(self.num_blocks, self.block_size)
         live = np.count_nonzero(grid, axis=1)
         wrong = np.flatnonzero(live != self.live)
@@ -84,10 +87,10 @@ class PoolLiveness:
         orphans = np.flatnonzero((self.holders == 0) & (live > 0))
         if len(orphans):
             raise InvariantViolation("I2", f"block {orphans[0]} has readers but no holder")
-        named = np.flatnonzero((self.holders == 0) & (self.owner > 0))
-        if len(named):
-            b = int(named[0])
-            raise InvariantViolation("I2", f"owner[{b}] = {self.owner[b]}, but nobody holds it")
+        owned = np.flatnonzero((self.holders == 0) & (self.owner > 0))
+        if len(owned):
+            b = int(owned[0])
+            raise InvariantViolation("I2", f"owner[{b}] = {self.owner[b]}, but no request holds it")
         wrong = np.flatnonzero(_usage(self.holders) != self.usage)
         if len(wrong):
             b = int(wrong[0])
@@ -104,7 +107,7 @@ class PoolLiveness:
 
 
 def _usage(holders: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """The flags of blocks that so many requests hold."""
+    """The flags of blocks with these numbers of holders."""
     usage = (holders > 0).view(np.uint8) * np.uint8(FLAG_USED)
     usage |= (holders > 1).view(np.uint8) * np.uint8(FLAG_SHARED)
     return usage

@@ -1,13 +1,13 @@
 """The token table of one request: a view of its row in `vtoken.tables.columns`.
 
-Token ids are RoPE positions. A physical index is a place in the request's block table: block
+Token ids are RoPE positions. A physical index p is a place in the request's block table: block
 `blocks[p // S]`, offset `p % S`. Until the first eviction the layout is the identity (index = id).
-Tables are changed by `TokenTables` alone, for many requests at once.
+Only `TokenTables` changes tables.
 
-Invariants (`check`), recomputed from the two arrays that say where tokens are:
+Invariants (`check`), recomputed from the arrays `index` and `token_at`:
 1. token_at[index[id]] = id for a live id, -2 - id for a dead one whose slot is still held, and no
-   other place names an id; so no two live tokens share a place
-2. num_live = |live ids|, and every count by block, positional block and request is as counted
+   other place contains an id; so no two live tokens share a place
+2. num_live = |live ids|, and every count per block, naive block and request is correct
 3. E = 1 + the highest place of a live token (0 when none),  E <= S * num_blocks
 4. dense  <=>  E = num_live: live tokens fill the front of the block table
 5. identity layout  =>  T = num_live = E, and index[id] = id
@@ -23,11 +23,11 @@ from vtoken.arrays import Bools, Ints
 from vtoken.errors import InvariantViolation
 from vtoken.tables.columns import Columns, Int32s
 
-GONE = -1  # a dead token's slot is not held any more; nothing was written at a place
+NONE = -1  # in `index`: the token has no slot; in `token_at`: nothing written
 
 
 class TokenTable:
-    """Placement and liveness of one request's tokens; of no use once its request is released."""
+    """Placement and liveness of one request's tokens; invalid once the request is released."""
 
     __slots__ = ("_columns", "request_id", "row")
 
@@ -44,7 +44,7 @@ class TokenTable:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the request ever had, dead ones included."""
+        """All tokens of the request, dead ones included."""
         return int(self._columns.num_tokens[self.row])
 
     @property
@@ -66,7 +66,7 @@ class TokenTable:
 
     @property
     def virtual(self) -> bool:
-        """Whether the layout has left the identity."""
+        """Whether the layout is no longer the identity."""
         return bool(self._columns.virtual[self.row])
 
     @property
@@ -75,40 +75,35 @@ class TokenTable:
 
     @property
     def number(self) -> int:
-        """Stands for the request in `pool.owner`; 0: unnamed."""
+        """Identifies the request in `pool.owner`; 0: none assigned."""
         return int(self._columns.number[self.row])
 
     @property
     def hole(self) -> int | None:
-        """The place that the next single token goes to; None: behind the last one."""
+        """The place of the next single token; None: behind the last one."""
         hole = int(self._columns.hole[self.row])
         return None if hole < 0 else hole
 
     @property
     def append_start(self) -> int:
         """The first place of appended tokens: behind the last one and all read-only blocks."""
-        behind = np.flatnonzero(self.readonly)
-        return max(self.extent, (int(behind[-1]) + 1) * self.block_size if len(behind) else 0)
-
-    @property
-    def num_loose(self) -> int:
-        """Live tokens in blocks that are not full of live tokens."""
-        return self.num_live - int(self._columns.num_full[self.row]) * self.block_size
+        readonly = np.flatnonzero(self.readonly)
+        return max(self.extent, (int(readonly[-1]) + 1) * self.block_size if len(readonly) else 0)
 
     @property
     def num_recycled(self) -> int:
-        """Tokens that were written to a dead slot of this request."""
+        """Tokens written into a dead slot of this request."""
         return int(self._columns.facts["num_recycled"][self.row])
 
     def num_dead_slots(self) -> int:
         """Dead tokens that still occupy a slot of a held block."""
-        return int(self._columns.facts["num_ghosts"][self.row])
+        return int(self._columns.facts["num_dead_slots"][self.row])
 
     def num_naive_blocks(self) -> int:
-        """Blocks that this request would hold if tokens never moved and slots were never reused."""
+        """Blocks this request would hold if tokens never moved and slots were never reused."""
         if not self.virtual:
             return self.num_blocks
-        return int(self._columns.facts["num_born"][self.row])
+        return int(self._columns.facts["num_naive"][self.row])
 
     # ------------------------------------------------------------ by token
 
@@ -125,9 +120,9 @@ class TokenTable:
         return token_id < self.num_tokens and bool(self._index[token_id] >= 0)
 
     def slots_of(self, ids: Ints) -> Ints:
-        """Slots [n] of the tokens `ids` [n]; -1 where a dead token's slot is gone."""
+        """Slots [n] of the tokens `ids` [n]; -1 where a dead token has no slot."""
         index = self._index[ids].astype(np.int64)
-        index = np.where(index < GONE, -2 - index, index)
+        index = np.where(index < NONE, -2 - index, index)
         ranks, offsets = np.divmod(index, self.block_size)
         if self.num_blocks == 0:
             return np.full(len(ids), -1, dtype=np.int64)
@@ -158,7 +153,7 @@ class TokenTable:
         return self._of_blocks(self._columns.block_id).astype(np.int64)
 
     def block_live(self) -> Ints:
-        """Live tokens of this request, a block of the block table [num_blocks]."""
+        """Live tokens of this request in each block of its table [num_blocks]."""
         return self._of_blocks(self._columns.block_live).astype(np.int64)
 
     @property
@@ -168,18 +163,18 @@ class TokenTable:
         return self._columns.readonly[first : first + self.num_blocks]
 
     def protect(self, blocks: Iterable[int]) -> None:
-        """Exactly these of its blocks are read-only from now on."""
+        """Make exactly these of its blocks read-only."""
         self.readonly[:] = np.isin(self.block_ids(), list(blocks))
 
     def grid(self) -> Ints:
-        """Live token ids by place, [num_blocks, S]; -1 where no live token is."""
+        """Live token ids by place, [num_blocks, S]; -1 elsewhere."""
         ids = np.maximum(self._token_at, -1).astype(np.int64)
         return ids.reshape(-1, self.block_size)
 
     def ghosts(self) -> Ints:
-        """Last token id written at each place, live or dead, [num_blocks, S]; -1 = free."""
+        """The last token id written to each place, live or dead, [num_blocks, S]; -1: none."""
         at = self._token_at.astype(np.int64)
-        return np.where(at < GONE, -2 - at, at).reshape(-1, self.block_size)
+        return np.where(at < NONE, -2 - at, at).reshape(-1, self.block_size)
 
     # ------------------------------------------------------------ checking
 
@@ -187,54 +182,55 @@ class TokenTable:
         """Verify invariants 1 to 5; raises InvariantViolation with both numbers."""
         s, size = self.block_size, self.num_blocks * self.block_size
         if self.extent > size:
-            self._wrong(f"E = {self.extent}, {self.num_blocks} blocks")
+            self._fail(f"E = {self.extent}, {self.num_blocks} blocks")
         index, token_at = self._index.astype(np.int64), self._token_at.astype(np.int64)
-        ids, dead = np.flatnonzero(index >= 0), np.flatnonzero(index < GONE)
-        places, ghosts = np.flatnonzero(token_at >= 0), np.flatnonzero(token_at < GONE)
+        ids, dead = np.flatnonzero(index >= 0), np.flatnonzero(index < NONE)
+        places, dead_places = np.flatnonzero(token_at >= 0), np.flatnonzero(token_at < NONE)
         for which, known, at in (("live", index[ids], ids), ("dead", -2 - index[dead], dead)):
             if len(known) and known.max() >= size:
-                self._wrong(f"a {which} token has no place")
+                self._fail(f"a {which} token has no place")
             named = token_at[known]
             if not np.array_equal(named if which == "live" else -2 - named, at):
-                self._wrong(f"a place names another token than the {which} one that has it")
-        if len(ids) != len(places) or len(dead) != len(ghosts):
-            self._wrong(
-                f"{len(places)} places for {len(ids)} live tokens, {len(ghosts)} for {len(dead)}"
+                self._fail(f"a place contains another token than the {which} one mapped to it")
+        if len(ids) != len(places) or len(dead) != len(dead_places):
+            self._fail(
+                f"{len(ids)} live tokens have {len(places)} places, "
+                f"{len(dead)} dead ones {len(dead_places)}"
             )
         live = np.count_nonzero(token_at.reshape(-1, s) >= 0, axis=1)
-        born = np.unique(ids // s)
+        naive = np.bincount(ids // s, minlength=-(-self.num_tokens // s))
         counted = {
             "num_live": len(ids),
             "extent": int(places[-1]) + 1 if len(places) else 0,
             "num_full": int(np.count_nonzero(live == s)),
-            "num_ghosts": len(ghosts),
-            "num_born": len(born),
+            "num_dead_slots": len(dead_places),
+            "num_naive": int(np.count_nonzero(naive)),
         }
         for name, number in counted.items():
-            told = int(self._columns.facts[name][self.row])
-            if told != number:
-                self._wrong(f"{name} = {told} (counted {number})")
-        self._check_blocks(live, np.bincount(ids // s, minlength=-(-self.num_tokens // s)))
+            recorded = int(self._columns.facts[name][self.row])
+            if recorded != number:
+                self._fail(f"{name} = {recorded} (counted {number})")
+        self._check_blocks(live, naive)
         front = int(self._columns.facts["front"][self.row])
         if (token_at[:front] < 0).any():
-            self._wrong(f"a hole below front = {front}")
+            self._fail(f"a hole below front = {front}")
         identity = self.num_tokens == self.num_live == self.extent
         if not self.virtual and not (identity and np.array_equal(index, np.arange(len(index)))):
-            self._wrong(
+            self._fail(
                 f"identity layout: T = {self.num_tokens}, live = {self.num_live}, E = {self.extent}"
             )
 
-    def _check_blocks(self, live: Ints, born: Ints) -> None:
+    def _check_blocks(self, live: Ints, naive: Ints) -> None:
         first = int(self._columns.first_token[self.row]) // self.block_size
-        told = self._columns.born_live[first : first + len(born)]
-        for name, known, counted in (
+        naive_live = self._columns.naive_live[first : first + len(naive)]
+        for name, recorded, counted in (
             ("live", self.block_live(), live),
-            ("positional live", told, born),
+            ("naive live", naive_live, naive),
         ):
-            wrong = np.flatnonzero(known != counted)
+            wrong = np.flatnonzero(recorded != counted)
             if len(wrong):
                 i = int(wrong[0])
-                self._wrong(f"{name}[{i}] = {known[i]} (counted {counted[i]})")
+                self._fail(f"{name}[{i}] = {recorded[i]} (counted {counted[i]})")
 
-    def _wrong(self, what: str) -> None:
-        raise InvariantViolation("I2", f"{self.request_id}: {what}")
+    def _fail(self, detail: str) -> None:
+        raise InvariantViolation("I2", f"{self.request_id}: {detail}")

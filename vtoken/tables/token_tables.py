@@ -1,16 +1,15 @@
-"""All token tables and the pool's liveness, behind the three calls of the paper (section 3.2).
+"""All token tables and the pool's liveness, changed by the three calls of the paper (section 3.2).
 
-Knows neither policies nor planners nor vLLM. A policy's victims come in through `evict_token`, the
-engine's growth through `sync_new_tokens`, the relocation backend's result through `apply_moves`.
-The batch forms `grow` and `evict` take columns and are what the runtime uses.
+`grow` adds the engine's new tokens (the paper's sync_new_tokens), `evict` a policy's victims
+(evict_token), `apply_moves` the result of a relocation. Independent of policies, planners and vLLM.
 
 Invariants:
 1. a slot's readers are exactly the requests whose table maps a live token to it; two requests may
    read one slot only in a block that both hold (shared prefix)
-2. tables that exist at the same time have different numbers, 1 to `MAX_NUMBER`; the number of a
-   table that is gone is given to the next one. Tables beyond that are unnamed: 0
-3. owner[b] is the number of the newest table that holds b: a block joins a second table only when
-   that table is made (prefix cache), so the newest table is the newest holder
+2. existing tables have distinct numbers, 1 to `MAX_NUMBER`; a released number is reused. Once all
+   are in use, further tables get 0
+3. owner[b] is the number of the newest table that holds b: a block enters a second table only when
+   that table is created (prefix cache), so the newest table is the newest holder
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from vtoken.tables.pool import PoolLiveness
 from vtoken.tables.token_table import TokenTable
 
 MAX_NUMBER = 65_535
-ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower where it has to cast
+ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower when it has to cast
 NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedTokens:
-    """Slots of the new tokens: those of request i are slots[starts[i]:starts[i + 1]].
+    """The slots of new tokens; request i has slots[starts[i]:starts[i + 1]].
 
-    `written`: the blocks that requests that have evicted write to. `num_recycled`: tokens that went
-    into a hole.
+    `written`: blocks written by requests that have evicted. `num_recycled`: tokens written into a
+    hole.
     """
 
     slots: Ints
@@ -51,9 +50,11 @@ class AppendedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """By row: `num_tokens` now; `next_extent`, the places that must exist for a single new token,
-    and `start`, the first place of several. `spare`: a request with holes holds more blocks than
-    its live tokens and the next one need.
+    """Where requests write next, by row.
+
+    `num_tokens`: current count; `next_extent`: places that a single new token requires; `start`:
+    first place of several new tokens. `spare`: some request with holes holds more blocks than its
+    live tokens and the next one need.
     """
 
     num_tokens: list[int]
@@ -69,13 +70,13 @@ class TokenTables:
         self.pool = PoolLiveness(num_blocks, block_size)
         self.block_size = block_size
         self.columns = Columns(block_size)
-        self.rows: dict[str, int] = {}  # of the requests that have a table
-        self.names: list[str] = []  # by row, of the newest request that had it
+        self.rows: dict[str, int] = {}  # by request id
+        self.names: list[str] = []  # request ids by row, of the newest request in it
         self._tables: dict[str, TokenTable] = {}
-        self._free_numbers: list[int] = []  # heap of those that were given before
-        self._last_number = 0  # the highest one that was given
-        self.num_changes = 0  # tables made and released, ever
-        self._wrong: Ints = np.zeros(3, dtype=np.int64)
+        self._free_numbers: list[int] = []  # heap of released numbers
+        self._last_number = 0  # the highest number assigned so far
+        self.num_changes = 0  # tables created and released since the start
+        self._detail: Ints = np.zeros(3, dtype=np.int64)
         self._rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
         self._old_rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
 
@@ -104,18 +105,18 @@ class TokenTables:
 
     @property
     def any_virtual(self) -> bool:
-        """Whether any request has left the identity layout."""
+        """Whether any request's layout is no longer the identity."""
         return bool(self.columns.virtual.any())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays, room that is not used included."""
+        """Bytes of all arrays, unused capacity included."""
         return self.columns.num_bytes + self.pool.num_bytes
 
     # ------------------------------------------------------------ growth
 
     def add(self, request_id: str) -> TokenTable:
-        """The table of a new request, without tokens and blocks."""
+        """Create the table of a new request, without tokens and blocks."""
         row = self.columns.take_row(self._take_number())
         table = self._tables[request_id] = TokenTable(request_id, self.columns, row)
         self.rows[request_id] = row
@@ -123,13 +124,13 @@ class TokenTables:
         self.num_changes += 1
         return table
 
-    def grow(self, rows: Ints, totals: Ints, joined_starts: Ints, joined: Ints) -> AppendedTokens:
-        """Requests `rows` [k] now have `totals` [k] tokens, and the blocks
-        joined[joined_starts[i]:joined_starts[i + 1]] beside those they had.
+    def grow(self, rows: Ints, totals: Ints, added_starts: Ints, added: Ints) -> AppendedTokens:
+        """Grow requests `rows` [k] to `totals` [k] tokens.
 
-        A single new token goes into the row's hole where one was chosen, others behind the last
-        one. Raises InvariantViolation when blocks are too few, a place is taken or tokens were
-        lost; requests before that one have grown then.
+        Request i gains the blocks added[added_starts[i]:added_starts[i + 1]]. A single
+        new token goes into the row's hole if one was chosen, other tokens behind the last one.
+        Raises InvariantViolation when blocks are too few, a place is occupied or the total shrank;
+        requests before that one have grown by then.
         """
         columns, pool = self.columns, self.pool
         num_new = int((totals - columns.num_tokens[rows]).sum())
@@ -139,15 +140,15 @@ class TokenTables:
         first = 0
         while first < len(rows):
             code, first = kernels.append(
-                first, rows, totals, joined_starts, joined, self.block_size,
-                columns.records, columns.index, columns.born_live, columns.token_at,
+                first, rows, totals, added_starts, added, self.block_size,
+                columns.records, columns.index, columns.naive_live, columns.token_at,
                 columns.block_id, columns.block_live, columns.readonly,
                 pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
-                slots, starts, written, counted, self._wrong,
+                slots, starts, written, counted, self._detail,
             )  # fmt: skip
-            if code == kernels.NO_ROOM:
+            if code == kernels.NO_CAPACITY:
                 row = int(rows[first])
-                more = int(joined_starts[first + 1] - joined_starts[first])
+                more = int(added_starts[first + 1] - added_starts[first])
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
@@ -155,40 +156,23 @@ class TokenTables:
         return AppendedTokens(slots, starts, written[:num_written], num_recycled)
 
     def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
-        name, wrong = self.names[row], self._wrong
+        name, detail = self.names[row], self._detail
         if code == kernels.OCCUPIED:
-            raise InvariantViolation("I2", f"{name}: place {wrong[0]} is occupied")
+            raise InvariantViolation("I2", f"{name}: place {detail[0]} is occupied")
         if code == kernels.NO_BLOCK:
-            raise InvariantViolation("I4", f"{name} holds {wrong[0]}, which is no block")
+            raise InvariantViolation("I4", f"{name} holds {detail[0]}, which is no block")
         if code == kernels.SHRANK:
             raise InvariantViolation(
-                "I4", f"{name} has {total} tokens, its table {self.columns.num_tokens[row]}"
+                "I4", f"{name} has {total} tokens, its table has {self.columns.num_tokens[row]}"
             )
         raise InvariantViolation(
             "I4",
-            f"{wrong[0]} tokens at index {wrong[1]} do not fit {wrong[2]} blocks "
+            f"{detail[0]} tokens at index {detail[1]} do not fit {detail[2]} blocks "
             f"of {self.block_size} (request {name})",
         )
 
-    def sync_new_tokens(self, request_id: str, block_ids: Sequence[int], total_len: int) -> Ints:
-        """Register the tokens that `request_id` gained; a new request gets its table.
-
-        `block_ids` is the request's whole block table (it may only have grown), `total_len` its
-        tokens so far, dead ones included. Returns the slots of the new tokens.
-        """
-        table = self._tables.get(request_id) or self.add(request_id)
-        known = table.num_blocks
-        if len(block_ids) < known:
-            raise InvariantViolation(
-                "I4", f"{request_id} holds {len(block_ids)} blocks, its table has {known}"
-            )
-        joined = np.asarray(block_ids[known:], dtype=np.int64)
-        return self.grow(
-            np.array([table.row]), np.array([total_len]), np.array([0, len(joined)]), joined
-        ).slots
-
     def choose_places(self, *, recycling: bool) -> Places:
-        """Choose where each request's next single token goes: a hole, if `recycling`, or behind."""
+        """Choose where each request's next single token goes: a hole if `recycling`, or the end."""
         columns = self.columns
         next_extent, start = np.zeros((2, columns.num_rows), dtype=np.int64)
         spare = kernels.choose_places(
@@ -201,57 +185,42 @@ class TokenTables:
     # ------------------------------------------------------------ eviction and relocation
 
     def num_live_in(self, rows: Ints, spans: Ragged) -> Ints:
-        """Of each of `rows` [k] how many live tokens are in `spans`, pairs of start and end [k]."""
+        """Count the live tokens [k] of `rows` [k] within their `spans`, (start, end) pairs."""
         out = np.empty(len(rows), dtype=np.int64)
         columns = self.columns
         kernels.num_live_in(rows, spans.starts, spans.values, columns.records, columns.index, out)
         return out
 
     def evict(
-        self, rows: Ints, starts: Ints, ids: Ints, owed: Ints, protected: Ragged
+        self, rows: Ints, starts: Ints, ids: Ints, num_due: Ints, protected: Ragged
     ) -> tuple[Ints, Ints]:
-        """ids[starts[i]:starts[i + 1]], ascending, of the requests `rows` [k] die.
+        """Mark tokens dead: ids[starts[i]:starts[i + 1]], ascending, of each request rows[i].
 
-        `owed` [k]: how many must be named, and the newest token spared; -1: any. None may be in
-        `protected`, pairs of start and end for each request [k]. A request whose
-        ids are refused is not changed. Returns codes of `kernels` [k], and how many blocks of each
-        request [k] lost their last live token.
+        Attention does not read them from the next step on. `num_due` [k]: the required number of
+        victims, the newest token excluded; -1: any. `protected`: (start, end) pairs of each request
+        [k] that must contain no victim. A refused request is unchanged. Returns codes of `kernels`
+        [k], and how many blocks of each request [k] lost their last live token.
         """
         columns, pool = self.columns, self.pool
         codes = np.empty(len(rows), dtype=np.int64)
         num_emptied = np.empty(len(rows), dtype=np.int64)
         kernels.evict(
-            rows, starts, ids, owed, protected.starts, protected.values, self.block_size,
-            columns.records, columns.index, columns.born_live, columns.token_at,
+            rows, starts, ids, num_due, protected.starts, protected.values, self.block_size,
+            columns.records, columns.index, columns.naive_live, columns.token_at,
             columns.block_id, columns.block_live, pool.readers, pool.live, pool.counts,
             codes, num_emptied,
         )  # fmt: skip
         return codes, num_emptied
 
-    def evict_token(self, request_id: str, token_id: int) -> None:
-        """Mark one token dead: attention does not read it from the next step on."""
-        self.evict_tokens(request_id, np.array([token_id], dtype=np.int64))
-
-    def evict_tokens(self, request_id: str, token_ids: Ints) -> None:
-        """Batch form of `evict_token`, in any order; all or nothing."""
-        row = np.array([self[request_id].row])
-        ids = np.sort(token_ids)
-        starts = np.array([0, len(ids)])
-        codes, _ = self.evict(row, starts, ids, np.array([-1]), Ragged.empty(1))
-        if codes[0] == kernels.DEAD:
-            raise InvariantViolation("I2", f"a victim of {request_id} is already dead")
-        if codes[0] != kernels.DONE:
-            raise InvariantViolation("I2", f"victims of {request_id} are unknown or doubled")
-
     def apply_moves(
         self, request_id: str, token_ids: Ints, slots: Ints, block_ids: Sequence[int] | Ints
     ) -> list[int]:
-        """Commit a relocation: live tokens `token_ids` [k] now live in `slots` [k], and `block_ids`
-        is the block table.
+        """Commit a relocation: move live tokens `token_ids` [k] to `slots` [k] and set the block
+        table to `block_ids`.
 
-        Blocks that are new in it become held, blocks that are missing are dropped and returned.
-        Atomic: everything is verified first (I2: destinations are distinct and carry no live token;
-        no live token stays in a dropped block), and a violation changes nothing.
+        The request acquires blocks that are new in the table; missing ones are dropped and
+        returned. Atomic: everything is verified first (I2: destinations are distinct and hold no
+        live token; no live token stays in a dropped block), and a violation changes nothing.
         """
         table, columns, pool = self[request_id], self.columns, self.pool
         blocks = np.asarray(block_ids, dtype=np.int64)
@@ -262,7 +231,7 @@ class TokenTables:
             columns.records, columns.index, columns.token_at,
             columns.block_id, columns.block_live, columns.readonly,
             pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
-            pool.counts, self._rank, self._old_rank, dropped, self._wrong,
+            pool.counts, self._rank, self._old_rank, dropped, self._detail,
         )  # fmt: skip
         if code != kernels.DONE:
             self._refuse_moves(code, table)
@@ -270,9 +239,9 @@ class TokenTables:
         return out
 
     def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:
-        """Let go of the blocks where `leaves` [num_blocks], of which none has a live token.
+        """Drop the blocks where `leaves` [num_blocks] is set and return them.
 
-        Returns them. Raises InvariantViolation, with nothing changed, where one has.
+        Raises InvariantViolation, without any change, if one of them has a live token.
         """
         columns, pool = self.columns, self.pool
         dropped = np.empty(len(leaves), dtype=np.int64)
@@ -283,29 +252,29 @@ class TokenTables:
             pool.holders, pool.usage, pool.owner, pool.owner_stale, pool.counts, dropped,
         )  # fmt: skip
         if code != kernels.DONE:
-            raise InvariantViolation("I1", f"a block with live tokens of {table.request_id} leaves")
+            raise InvariantViolation("I1", f"a dropped block of {table.request_id} has live tokens")
         out: list[int] = dropped[:num_dropped].tolist()
         return out
 
     def _refuse_moves(self, code: int, table: TokenTable) -> NoReturn:
-        name, what = table.request_id, int(self._wrong[0])
+        name, number = table.request_id, int(self._detail[0])
         if code == kernels.DEAD:
             raise InvariantViolation("I1", f"a moved token of {name} is not live")
         if code == kernels.LOST:
             raise InvariantViolation(
                 "I1",
-                f"{table.num_live} live tokens of {name} before the relocation, {what} after",
+                f"{table.num_live} live tokens of {name} before the relocation, {number} after",
             )
         reasons = {
-            kernels.DOUBLED_BLOCK: f"new table of {name} doubles a block",
-            kernels.NO_BLOCK: f"new table of {name} has {what}, which is no block",
-            kernels.OUTSIDE: f"destination {what} is not in the table of {name}",
-            kernels.TAKEN: f"a destination of {name} is doubled or holds a live token",
+            kernels.DUPLICATE_BLOCK: f"the new table of {name} contains a block twice",
+            kernels.NO_BLOCK: f"the new table of {name} contains block {number}, which is no block",
+            kernels.OUTSIDE: f"destination block {number} is not in the table of {name}",
+            kernels.TAKEN: f"a destination slot of {name} is used twice or holds a live token",
         }
         raise InvariantViolation("I2", reasons[code])
 
     def release(self, request_id: str) -> bool:
-        """Forget a finished or preempted request; whether it had a table."""
+        """Remove a finished or preempted request; returns whether it had a table."""
         table = self._tables.pop(request_id, None)
         if table is None:
             return False
@@ -324,7 +293,7 @@ class TokenTables:
         return True
 
     def _take_number(self) -> int:
-        """The smallest number that no table has; 0 when all are given."""
+        """The smallest unused number; 0 when all are in use."""
         if self._free_numbers:
             return heapq.heappop(self._free_numbers)
         if self._last_number == MAX_NUMBER:
@@ -343,24 +312,24 @@ class TokenTables:
         return tails.astype(np.int64)
 
     def owners(self) -> npt.NDArray[np.uint16]:
-        """Number of the newest holder of each block [N], 0 for free ones; not to be written."""
+        """The number of each block's newest holder [N], 0 for free blocks; do not write to it."""
         pool = self.pool
-        unknown = np.flatnonzero(pool.owner_stale)
-        if len(unknown):
-            pool.owner_stale[unknown] = False
-            unknown = unknown[pool.holders[unknown] > 0]
+        stale = np.flatnonzero(pool.owner_stale)
+        if len(stale):
+            pool.owner_stale[stale] = False
+            stale = stale[pool.holders[stale] > 0]
             for table in reversed(self._tables.values()):
-                if len(unknown) == 0:
+                if len(stale) == 0:
                     break
-                held = np.isin(unknown, table.block_ids())
-                pool.owner[unknown[held]] = table.number
-                unknown = unknown[~held]
+                held = np.isin(stale, table.block_ids())
+                pool.owner[stale[held]] = table.number
+                stale = stale[~held]
         return pool.owner
 
     # ------------------------------------------------------------ checking
 
     def check(self) -> None:
-        """Every table, the pool, and that both agree (I2 over all requests), owners included."""
+        """Check every table, the pool, and that both agree (I2 over all requests; owners)."""
         self.pool.check()
         readers = np.zeros_like(self.pool.readers)
         for table in self:
@@ -387,15 +356,14 @@ class TokenTables:
             blocks = table.block_ids()
             owner[blocks] = table.number
             np.add.at(holders, blocks, ONE)
-        for name, told, counted in (
+        for name, recorded, counted in (
             ("holders", pool.holders, holders),
             ("owner", np.where(pool.owner_stale, owner, pool.owner), owner),
         ):
-            wrong = np.flatnonzero(told != counted)
+            wrong = np.flatnonzero(recorded != counted)
             if len(wrong):
                 block = int(wrong[0])
                 raise InvariantViolation(
                     "I2",
-                    f"{name}[{block}] = {told[block]}, but by the tables, of which the newest "
-                    f"holder owns a block, it is {counted[block]}",
+                    f"{name}[{block}] = {recorded[block]}, but the tables give {counted[block]}",
                 )

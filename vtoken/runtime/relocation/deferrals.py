@@ -1,7 +1,6 @@
-"""What held rounds back: counted a step by its first reason, and told now and then.
+"""Deferred rounds: counted once per step by the first reason, with a rate-limited event.
 
-Knows the runtime's counters and events, neither tables nor planners. `Counters.deferrals` says what
-each count means.
+Independent of tables and planners. `Counters.deferrals` defines each count.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ HEADROOM, IN_FLIGHT = map(DEFERRALS.index, ("headroom", "in_flight"))
 
 
 class Deferrals:
-    """Notes of one runtime's rounds."""
+    """Counts the deferred rounds of one runtime."""
 
     def __init__(self, state: RuntimeState) -> None:
         self._state = state
@@ -24,24 +23,26 @@ class Deferrals:
         self._closed_gate: int | None = None
 
     def begin_step(self, closed_gate: int | None = None) -> None:
-        """`closed_gate` holds back the automatic round of this step; None: no gate does."""
+        """Begin a step whose automatic round `closed_gate` defers; None: no gate does."""
         self._closed_gate = closed_gate
 
     def note_held_back(self) -> None:
-        """A round could have gained something in this step: count the gate that was closed."""
+        """Count the closed gate: a round could have gained something in this step."""
         if self._closed_gate is not None:
             self._state.counters.deferrals[self._closed_gate] += 1
 
     def note_headroom(self) -> None:
-        """An automatic round lacked fresh blocks."""
+        """Count an automatic round that lacked fresh blocks."""
         self._state.counters.deferrals[HEADROOM] += 1
 
     def note_in_flight(self) -> None:
-        """An automatic round found nothing but requests whose relocations are not reported."""
+        """Count an automatic round that found only requests with relocations in flight."""
         self._state.counters.deferrals[IN_FLIGHT] += 1
 
-    def tell(self, missing: int, available: int) -> None:
-        """A round, automatic or not, lacked `missing` fresh blocks beyond `available`."""
+    def add_event(self, missing: int, available: int) -> None:
+        """Count and report a round, automatic or manual, that lacked `missing` fresh blocks beyond
+        `available`; one event per `EVENT_SECONDS`.
+        """
         state = self._state
         state.counters.deferred_rounds += 1
         now = time.monotonic()

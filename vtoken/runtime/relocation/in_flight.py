@@ -1,6 +1,6 @@
-"""A relocation between its plan and the worker's report: what is told of it, what it counts for.
+"""A relocation between its plan and the worker's report: its event and its counters.
 
-Knows neither tables nor the worker.
+Independent of tables and of the worker.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vtoken.wire import Relocation
 
 @dataclass(slots=True)
 class InFlight:
-    """A relocation whose copy has been, or will be, handed to the worker.
+    """A relocation whose copies are, or will be, in a plan for the worker.
 
-    `shared_tokens`: tokens that leave shared blocks; `shared_freed_blocks`: shared blocks whose
-    last holder this request was.
+    `shared_tokens`: tokens moved out of shared blocks; `shared_freed_blocks`: shared blocks of
+    which this request was the last holder.
     """
 
     relocation: Relocation
@@ -41,7 +41,7 @@ class InFlight:
         plan_us: int,
         operation_id: str | None,
     ) -> InFlight:
-        """The tables have followed `plan` into the blocks `destinations`; `holders` [N] since."""
+        """Describe `plan` after the tables applied it; `holders` [N] are those afterwards."""
         relocation = Relocation(
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
@@ -57,13 +57,13 @@ class InFlight:
         )
         moving = cls(relocation, operation_id)
         if plan.shared_blocks:
-            left = np.isin(plan.source_slots // block_size, plan.shared_blocks)
-            moving.shared_tokens = int(np.count_nonzero(left))
+            from_shared = np.isin(plan.source_slots // block_size, plan.shared_blocks)
+            moving.shared_tokens = int(np.count_nonzero(from_shared))
             moving.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
         return moving
 
     def count(self, counters: Counters) -> None:
-        """The worker has executed it."""
+        """Add the relocation to `counters` once the worker has executed it."""
         moved = self.relocation
         counters.relocations += 1
         counters.moved_tokens += moved.moved_tokens
@@ -75,7 +75,7 @@ class InFlight:
 
     @property
     def blocks(self) -> list[int]:
-        """Those that are read or written."""
+        """The blocks that the copies read or write."""
         return [*self.relocation.source_blocks, *self.relocation.destination_blocks]
 
     @property

@@ -1,8 +1,8 @@
 """Manual compactions as long-running operations: pending, running, done, failed or cancelled.
 
-Knows neither tables nor HTTP. Allowed transitions:
+Independent of tables and HTTP. Allowed transitions:
     pending -> running | done | failed | cancelled,   running -> done | failed
-Every state but those of a dry run is told, `running` once its plan is known.
+Every new state is reported, except of dry runs; `running` is reported once the plan is known.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
     "cancelled": (),
 }
 MAX_KEPT = 256
-MAX_DRY_KEPT = 32  # dry runs push out dry runs only: whoever may only read forgets nothing
+MAX_DRY_KEPT = 32  # separate, so read-only clients cannot displace other operations
 
 
 class Operations:
-    """The newest operations by id; finished ones are forgotten beyond MAX_KEPT, MAX_DRY_KEPT.
+    """The newest operations by id; finished ones are dropped beyond MAX_KEPT, MAX_DRY_KEPT.
 
-    `tell` is called with every operation, dry runs apart, that has got into a new state.
+    `on_change` is called with every operation, except dry runs, that enters a new state.
     """
 
-    def __init__(self, tell: Callable[[Operation], None] = lambda _: None) -> None:
-        self._tell = tell
+    def __init__(self, on_change: Callable[[Operation], None] = lambda _: None) -> None:
+        self._on_change = on_change
         self._all: OrderedDict[str, Operation] = OrderedDict()
         self._parts_left: dict[str, int] = {}
         self._faults: dict[str, str] = {}
@@ -63,7 +63,7 @@ class Operations:
         for old in alike[: -MAX_DRY_KEPT if dry_run else -MAX_KEPT]:
             if not TRANSITIONS[old.state]:
                 del self._all[old.id]
-        self._note(operation)
+        self._notify(operation)
         return operation
 
     def get(self, operation_id: str) -> Operation:
@@ -87,16 +87,16 @@ class Operations:
         self._started[operation.id] = time.perf_counter()
 
     def planned(self, operation: Operation, found: Round, bytes_per_token: int) -> None:
-        """Record the round that the operation led to."""
+        """Record the operation's planned round."""
         operation.plan = describe_round(found, bytes_per_token)
         operation.result = OperationResult(
             moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
         )
         self._parts_left[operation.id] = len(found.plans)
-        self._note(operation)
+        self._notify(operation)
 
     def part_done(self, operation_id: str, moved: Relocation) -> None:
-        """One request's relocation has been copied; with the last one the operation is done."""
+        """One request's relocation was copied; after the last one the operation is done."""
         operation = self._all.get(operation_id)
         if operation is not None and operation.result is not None:
             operation.result.moved_tokens += moved.moved_tokens
@@ -105,12 +105,12 @@ class Operations:
         self.part_dropped(operation_id)
 
     def part_lost(self, operation_id: str, why: str) -> None:
-        """Whether one request's relocation was copied is not known: the operation will fail."""
+        """It is unknown whether one request's relocation was copied: the operation will fail."""
         self._faults.setdefault(operation_id, why)
         self.part_dropped(operation_id)
 
     def part_dropped(self, operation_id: str) -> None:
-        """One request's relocation is over; when none is left, so is the operation."""
+        """One request's relocation ended; after the last one the operation ends."""
         left = self._parts_left.get(operation_id, 0) - 1
         self._parts_left[operation_id] = left
         operation = self._all.get(operation_id)
@@ -147,42 +147,42 @@ class Operations:
             )
         operation.state = state
         if state != "running":
-            self._note(operation)
+            self._notify(operation)
 
-    def _note(self, operation: Operation) -> None:
+    def _notify(self, operation: Operation) -> None:
         if not operation.dry_run:
-            self._tell(operation)
+            self._on_change(operation)
 
 
-def tell_operation(state: RuntimeState, operation: Operation) -> None:
-    """Add the event of an operation that has got into a new state."""
-    step = state.step + (operation.state == "pending")  # what is pending runs in the next one
+def record_operation(state: RuntimeState, operation: Operation) -> None:
+    """Add the event of an operation that entered a new state."""
+    step = state.step + (operation.state == "pending")  # a pending operation runs in the next step
     data = msgspec.to_builtins(operation)
     state.events.add(step, "operation", describe_operation(operation), data)
 
 
 def describe_operation(operation: Operation) -> str:
-    """One line for people: what has become of it."""
-    told = f"compaction {operation.id}"
+    """One line for operators: the operation's state and result."""
+    text = f"compaction {operation.id}"
     plan, result = operation.plan, operation.result
     if operation.state == "pending":
         whose = f" of {operation.request_id}" if operation.request_id is not None else ""
-        return f"{told}{whose} by {operation.actor} runs at the next step"
+        return f"{text}{whose} by {operation.actor} runs at the next step"
     if operation.state == "running" and plan is not None:
         return (
-            f"{told} runs: {plan.moved_tokens:,} tokens of {counted(plan.requests, 'request')} "
+            f"{text} runs: {plan.moved_tokens:,} tokens of {counted(plan.requests, 'request')} "
             f"move, to free {counted(plan.freed_blocks, 'block')}"
         )
     if operation.state == "done" and result is not None:
         return (
-            f"{told} done: moved {counted(result.moved_tokens, 'token')}, "
+            f"{text} done: moved {counted(result.moved_tokens, 'token')}, "
             f"freed {counted(result.freed_blocks, 'block')}"
         )
-    return f"{told} {operation.state}" + (f": {operation.error}" if operation.error else "")
+    return f"{text} {operation.state}" + (f": {operation.error}" if operation.error else "")
 
 
 def describe_round(found: Round, bytes_per_token: int) -> OperationPlan:
-    """A round as counts."""
+    """A round's totals."""
     return OperationPlan(
         requests=len(found.plans),
         source_blocks=sum(len(plan.source_blocks) for plan in found.plans),

@@ -1,6 +1,6 @@
-"""What an automatic round would be worth now, or after an eviction, at the measured prices.
+"""The worth of an automatic round now, or after an eviction, at the measured prices.
 
-Reads the runtime's tables into columns; the estimate over them is `vtoken.planning.worth`.
+Collects the columns of the runtime's tables for the estimate of `vtoken.planning.worth`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING = Estimate(0.0, 0, 0, 0)
 
 
 class _Facts(NamedTuple):
-    """Of the requests that a round looks at, one number each; `limit` = budget + interval."""
+    """The requests that a round considers, one number each; `limit` = budget + interval."""
 
     num_live: Ints
     extent: Ints
@@ -43,13 +43,13 @@ class RoundPricer:
         self._prices = prices
 
     def worth(self, config: VTokenConfig) -> Worth | None:
-        """Of a round that `config` would take now; None where holes have no price."""
+        """The worth of a round under `config` now; None where holes have no price."""
         if not self._prices.hole_us:
             return None
         return self._prices.worth(self.estimate(config))
 
     def worth_after(self, config: VTokenConfig, victims: Mapping[str, Ints]) -> Worth | None:
-        """Of a round once the tokens `victims`, by request, are dead."""
+        """The worth of a round once the tokens `victims`, by request, are dead."""
         if not self._prices.hole_us:
             return None
         after = [
@@ -61,7 +61,7 @@ class RoundPricer:
         return self._prices.worth(self._estimate(_Facts(*np.ascontiguousarray(table.T)), config))
 
     def estimate(self, config: VTokenConfig) -> Estimate:
-        """Of a round now. Requests with a relocation in flight are left out (I4)."""
+        """The estimate of a round now, without requests that have a relocation in flight (I4)."""
         state, size = self._state, self._state.geometry.block_size
         tables, due = state.tables, state.due
         columns, rows = tables.columns, tables.all_rows
@@ -84,7 +84,7 @@ class RoundPricer:
         return self._estimate(facts, config)
 
     def _estimate(self, facts: _Facts, config: VTokenConfig) -> Estimate:
-        """A prompt's next chunk may evict whatever its budget is; all blocks have holes then."""
+        """Assumes that a prompt's next chunk evicts from all of the request's blocks."""
         evicts = facts.limit < NEVER
         due_in = np.where(evicts, np.maximum(1, facts.limit + 1 - facts.num_live), MAX_STEPS)
         dying = np.where(evicts, facts.limit - facts.budget + 1, 0)
@@ -109,12 +109,12 @@ class RoundPricer:
     ) -> tuple[int, int, int, int, int, int, bool]:
         """The `_Facts` of one request once its tokens `dead` are dead.
 
-        All-dead blocks have left then, except shared ones where they are kept.
+        All-dead blocks are dropped by then, except retained shared ones.
         """
         grid = table.grid()
         live = (grid >= 0) & ~np.isin(grid, dead)
-        a_block = np.count_nonzero(live, axis=1)
-        stays = a_block > 0
+        per_block = np.count_nonzero(live, axis=1)
+        stays = per_block > 0
         if keeps_dead_shared_blocks(config):
             stays |= [self._state.store.is_shared(block) for block in table.blocks]
         places = np.flatnonzero(live[stays])
@@ -123,7 +123,7 @@ class RoundPricer:
             len(places),
             int(places[-1]) + 1 if len(places) else 0,
             int(np.count_nonzero(stays)),
-            int(np.count_nonzero(a_block == table.block_size)),
+            int(np.count_nonzero(per_block == table.block_size)),
             phases(rules)[0],
             rules.budget_tokens,
             table.num_tokens < self._state.requests[table.request_id].prefill_end,

@@ -1,10 +1,9 @@
-"""Relocation: rounds, manual operations, and what is in flight to the worker.
+"""Relocation: rounds, manual operations, and relocations in flight.
 
-Knows the runtime's state and the planner of rounds; knows nothing of policies or of the engine.
-Invariants:
-1. a request has at most one relocation that is not reported (I4)
-2. destinations lie in blocks that are private and unhashed
-3. blocks that leave a table join `freed`; whoever asked returns them after all plans
+Independent of policies and of the engine. Invariants:
+1. a request has at most one relocation in flight (I4)
+2. destinations are in private, unhashed blocks
+3. blocks dropped from a table are added to `freed`; the caller returns them after all plans
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from vtoken.runtime.wasted_moves import LastMoves
 
 
 class Relocator:
-    """Plans, applies and follows the relocations of one runtime."""
+    """Plans, applies and tracks the relocations of one runtime."""
 
     def __init__(
         self,
@@ -51,20 +50,20 @@ class Relocator:
         self._pricer = pricer
         self._deferrals = Deferrals(state)
         self._operations = operations
-        self._handed_over: list[InFlight] = []  # by the newest step
+        self._handed_over: list[InFlight] = []  # in the plan of the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
-        self.num_rounds = 0  # that planned something
+        self.num_rounds = 0  # with at least one plan
         self._in_flight: dict[int, list[InFlight]] = {}
 
     def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int = 0) -> None:
         """Run pending operations, else an automatic round if the gates are open.
 
-        `missing_blocks`: how many more blocks than are free this step's prompt chunks will take.
-        While some are missing, a round is due whatever F is, and B does not bound it: the
-        alternative is a preemption, which computes a whole prompt again.
+        `missing_blocks`: how many more blocks than are free this step's prompt chunks need. If any,
+        a round runs regardless of F and B, because the alternative is a preemption, which
+        recomputes an entire prompt.
         """
         state = self._state
         self.forget_step()
@@ -73,7 +72,7 @@ class Relocator:
         if self._operations.pending:
             self._run_operations(freed)
         elif not state.tables.any_virtual:
-            return  # all blocks but the last of a request are full
+            return  # only the last block of a request can have free slots
         elif missing_blocks > 0 and state.config.reclamation == "auto":
             self._reclaim(freed, batch_size=state.geometry.num_blocks)
         else:
@@ -83,17 +82,17 @@ class Relocator:
                 self._run_round(freed)
 
     def forget_step(self) -> None:
-        """A new step begins, for which nothing is planned yet."""
+        """Reset the plans for a new step."""
         self.planned.clear()
         self._handed_over = []
         self._deferrals.begin_step()
 
     def note_held_back(self) -> None:
-        """A round could have gained something in this step: count the gate that was closed."""
+        """Count the closed gate: a round could have gained something in this step."""
         self._deferrals.note_held_back()
 
     def hand_over(self, plan: StepPlan) -> None:
-        """Put the step's copies into the worker's plan."""
+        """Write the step's copies into the worker's plan."""
         if not self.planned:
             return
         bounds = [bound for bound, _ in self.planned.values()]
@@ -106,27 +105,27 @@ class Relocator:
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
-        """The copies of one step are of requests that still hold what was planned, in any order."""
+        """Check that the copies are of requests that still hold their blocks, and in any order."""
         requests, step = self._state.requests, self._state.step
         for name in self.planned:
             if name not in requests or requests[name].in_flight_step != step:
                 self._state.violated(
-                    InvariantViolation("I4", f"{name} has let go of the blocks of its plan")
+                    InvariantViolation("I4", f"{name} has released the blocks of its plan")
                 )
         if wrong := order_dependence(plan.source_slots, plan.destination_slots):
             self._state.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
     def steps_in_flight(self, before: int) -> list[int]:
-        """Steps before `before` whose copies were not reported yet."""
+        """Steps before `before` whose copies are not reported yet."""
         return [step for step in self._in_flight if step < before]
 
     def finish_step(self, step: int, copy_us: int, fault: str | None = None) -> None:
-        """The worker has executed the copies of `step`; `fault`: why that is not certain."""
+        """Finish the copies of `step`; `fault`: why it is unknown whether they were executed."""
         for moving in self._in_flight.pop(step, []):
             self._record(moving, step, copy_us, fault)
 
     def drop(self, request_id: str) -> None:
-        """The request lets go of its blocks: what was planned for it leaves the step's plan."""
+        """Remove a request that releases its blocks from the step's plan; fail its operations."""
         planned = self.planned.pop(request_id, None)
         if planned is not None:
             self._transfer_gain(*planned)
@@ -137,13 +136,13 @@ class Relocator:
                 self._operations.fail(operation, f"request {request_id} is no longer running")
 
     def settle(self) -> None:
-        """Nobody holds a block any more: what is pending is done, and moved nothing."""
+        """Finish pending operations without moves: no request holds a block."""
         for operation in self._operations.list_pending():
             self._operations.start(operation)
             self._operations.finish(operation)
 
     def num_planned_copies(self, step: int) -> int:
-        """Tokens that the plan of `step` copies; 0 once its report has come."""
+        """Tokens that the plan of `step` copies; 0 after its report."""
         return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
 
     def _transfer_gain(self, plan: RelocationPlan, dropped: InFlight) -> None:
@@ -168,9 +167,9 @@ class Relocator:
     def pressure(
         self, *, ahead: int = 0, count_low_utilization: Callable[[], int] | None = None
     ) -> Pressure:
-        """What the gates see in this step, or, as it stands now, `ahead` steps later.
+        """The gates' input in this step, or `ahead` steps later if nothing else changes.
 
-        `count_low_utilization`: where it has been counted already.
+        `count_low_utilization`: returns a cached count.
         """
         state = self._state
         pool = state.tables.pool
@@ -185,7 +184,7 @@ class Relocator:
         )
 
     def _run_round(self, freed: list[int]) -> None:
-        """An automatic round; what it waits for is no reason to pause after it."""
+        """Run an automatic round. Waiting for reports does not make it an empty round."""
         started = time.perf_counter_ns()
         found = self._reclaim(freed)
         self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
@@ -196,7 +195,7 @@ class Relocator:
             self._last_round_empty = False
 
     def _waits_for_reports(self) -> bool:
-        """Whether a request that holds too much is left out because of a relocation in flight."""
+        """Whether a request with excess blocks is skipped because of a relocation in flight."""
         tables, requests = self._state.tables, self._state.requests
         names = {m.relocation.request_id for ms in self._in_flight.values() for m in ms}
         return any(
@@ -223,7 +222,7 @@ class Relocator:
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
-            self._deferrals.tell(found.missing_blocks, preview.available_blocks)
+            self._deferrals.add_event(found.missing_blocks, preview.available_blocks)
         self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._state.tables.pool.num_used
         for plan in found.plans:
@@ -233,7 +232,7 @@ class Relocator:
             self._state.violated(
                 InvariantViolation(
                     "I4",
-                    f"a round promised to free {found.num_freed_blocks} blocks, {num_freed} are",
+                    f"a round promised to free {found.num_freed_blocks} blocks, freed {num_freed}",
                 )
             )
         return found
@@ -263,14 +262,14 @@ class Relocator:
             dropped = state.tables.apply_moves(
                 plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
             )
-        except InvariantViolation as violation:  # nothing was moved
+        except InvariantViolation as violation:  # nothing changed
             freed.extend(fresh)
             state.violated(violation)
             return
         if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
             state.violated(
                 InvariantViolation(
-                    "I4", f"{len(dropped)} blocks left, {len(fresh)} taken, {num_shed} promised"
+                    "I4", f"{len(dropped)} blocks dropped, {len(fresh)} taken, {num_shed} promised"
                 )
             )
         state.draft.moved[table.row] = bound.token_ids, bound.destination_slots
@@ -295,7 +294,7 @@ class Relocator:
         self.planned[plan.request_id] = (bound, moving)
 
     def _samples(self) -> bool:
-        """Whether this relocation is verified by content: `verify_ratio` of them, evenly spread."""
+        """Whether to verify this relocation by content: an evenly spread share `verify_ratio`."""
         self._verify_credit += self._state.config.verify_ratio
         if self._verify_credit < 1.0 - 1e-9:
             return False
@@ -305,7 +304,7 @@ class Relocator:
     def _run_operations(self, freed: list[int]) -> None:
         for operation in self._operations.list_pending():
             if self._is_in_flight(operation.request_id):
-                continue  # I4: its turn comes when that relocation has been reported
+                continue  # I4: runs once that relocation is reported
             self._operations.start(operation)
             ids = None if operation.request_id is None else [operation.request_id]
             found = self._reclaim(
@@ -323,7 +322,7 @@ class Relocator:
                     self._operations.part_lost(operation.id, why)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
-        """Whether a relocation of this request, of any one for None, was not reported yet."""
+        """Whether this request, or any request for None, has a relocation in flight."""
         requests = self._state.requests
         if request_id is None:
             return any(request.in_flight_step for request in requests.values())
@@ -334,7 +333,7 @@ class Relocator:
         moved.copy_us = copy_us
         moving.count(self._state.counters)
         request = self._state.requests.get(moved.request_id)
-        if request is not None and request.in_flight_step == step:  # else: of an earlier life
+        if request is not None and request.in_flight_step == step:  # else the request was restarted
             request.in_flight_step = 0
         self._state.events.add(
             self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)

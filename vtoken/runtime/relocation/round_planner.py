@@ -1,7 +1,7 @@
-"""What a planning round would take now, or after an eviction.
+"""Plans a round as it would run now, or after an eviction, without changing anything.
 
-Reads the runtime's state, changes nothing. The relocator applies what it answers; who predicts or
-explains a round asks the same, so both see the same layouts, holders and headroom.
+The relocator applies its results; dry runs and explanations call the same code, so all see the same
+layouts, holders and headroom.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from vtoken.tables.token_table import TokenTable
 class Preview:
     """A round that has not been applied.
 
-    `available_blocks`: fresh blocks that it could take. `holders` [N]: how many requests hold each
-    block when it runs. `emptied_blocks`: blocks that the eviction before it returns to the pool.
+    `available_blocks`: fresh blocks that it may take. `holders` [N]: how many requests hold each
+    block when it runs. `emptied_blocks`: blocks that the preceding eviction returns to the pool.
     """
 
     round: Round
@@ -51,19 +51,18 @@ class RoundPlanner:
         request_ids: Iterable[str] | None = None,
         batch_size: int | None = None,
     ) -> Preview:
-        """The round that `config` would take now, over `request_ids` or all requests.
+        """The round that `config` would run now, over `request_ids` or all requests.
 
-        Requests with a relocation in flight are left out (I4). `batch_size`: another B than that of
-        `config`.
+        Skips requests with a relocation in flight (I4). `batch_size` overrides B of `config`.
         """
         holders = self._state.tables.pool.holders
         return self._plan(self._layouts(config, request_ids), config, holders, batch_size)
 
     def preview_after(self, config: VTokenConfig, victims: Mapping[str, Ints]) -> Preview:
-        """The round that `config` would take once the tokens `victims`, by request, are dead.
+        """The round that `config` would run once the tokens `victims`, by request, are dead.
 
-        Blocks that hold no live token then leave their tables first. Requests with a relocation in
-        flight are planned for too. With reclamation `off` there is no round.
+        All-dead blocks are dropped first. Requests with a relocation in flight are included. With
+        reclamation `off` there is no round.
         """
         tables = self._state.tables
         emptied: Counter[int] = Counter()
@@ -94,7 +93,7 @@ class RoundPlanner:
         num_emptied = sum(int(holders[block]) == 0 for block in emptied)
         if config.reclamation == "off":
             return Preview(Round((), 0), self.headroom(config), holders, num_emptied)
-        # What another request lets go of is private by then.
+        # A block that all other holders drop is private by then.
         layouts = [structs.replace(x, movable=holders[x.blocks] == 1) for x in layouts]
         layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
         return self._plan(layouts, config, holders, None, num_emptied)
@@ -104,7 +103,7 @@ class RoundPlanner:
         return min(config.headroom_blocks, self._state.store.num_free_blocks())
 
     def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
-        """Tables that a round looks at, the most empty slots first; none: it frees nothing."""
+        """Tables that a round considers, most empty slots first; without any, it frees nothing."""
         tables, requests = self._state.tables, self._state.requests
         columns, size = tables.columns, self._state.geometry.block_size
         if request_ids is None:
@@ -139,20 +138,17 @@ class RoundPlanner:
     def _layouts(
         self, config: VTokenConfig, request_ids: Iterable[str] | None = None
     ) -> Iterator[Layout]:
-        """Layouts, made when taken, of the virtual requests that hold more blocks than they need.
-
-        The most empty slots first; requests with a relocation in flight are left out (I4).
-        """
+        """The layouts of `movable`, created lazily."""
         return (self._layout_of(table, config) for table in self.movable(request_ids))
 
     def _layout_of(self, table: TokenTable, config: VTokenConfig, dead: Ints = NO_IDS) -> Layout:
-        """What the planner sees of one table; `dead`: ids to be counted as dead already."""
+        """The planner's layout of one table; `dead`: ids to treat as dead."""
         grid = table.grid()
         if len(dead):
             grid[np.isin(grid, dead)] = -1
         blocks = table.block_ids()
-        # New tokens are kept out of read-only blocks whatever has become of those, and so are
-        # relocated ones. The others are private and unhashed for as long as they are held.
+        # Neither new nor relocated tokens are ever written to read-only blocks. All other blocks
+        # are private and unhashed as long as they are held.
         movable = self._state.tables.pool.holders[blocks] == 1
         if table.virtual:
             writable = ~table.readonly
@@ -162,7 +158,7 @@ class RoundPlanner:
 
 
 def has_excess(table: TokenTable) -> bool:
-    """Whether the request has evicted, and holds more blocks than it needs."""
+    """Whether the request has evicted and holds excess blocks."""
     return table.virtual and (
         num_excess_blocks(table.num_blocks, table.num_live, table.block_size) > 0
     )

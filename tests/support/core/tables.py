@@ -1,0 +1,35 @@
+"""The paper's calls for one request, over the columns that `TokenTables` takes for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vtoken.arrays import Ints, Ragged
+from vtoken.errors import InvariantViolation
+from vtoken.tables import kernels
+from vtoken.tables.token_tables import TokenTables
+
+
+def sync_new_tokens(
+    tables: TokenTables, request_id: str, block_ids: Sequence[int], total_len: int
+) -> Ints:
+    """Register new tokens, with a table for a new request; returns their slots.
+
+    `block_ids` is the request's entire block table, `total_len` all its tokens, dead ones included.
+    """
+    table = tables.get(request_id) or tables.add(request_id)
+    added = np.asarray(block_ids[table.num_blocks :], dtype=np.int64)
+    starts = np.array([0, len(added)])
+    return tables.grow(np.array([table.row]), np.array([total_len]), starts, added).slots
+
+
+def evict_tokens(tables: TokenTables, request_id: str, token_ids: Sequence[int] | Ints) -> None:
+    """Mark tokens dead, in any order; all or nothing."""
+    row = np.array([tables[request_id].row])
+    ids = np.sort(np.asarray(token_ids, dtype=np.int64))
+    starts = np.array([0, len(ids)])
+    codes, _ = tables.evict(row, starts, ids, np.array([-1]), Ragged.empty(1))
+    if codes[0] != kernels.DONE:
+        raise InvariantViolation("I2", f"victims of {request_id}: code {codes[0]}")
