@@ -99,7 +99,7 @@ async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() 
         problem = await refused(client)
         await client.aclose()
     assert (problem.status, problem.title) == (403, "Text is not shown")
-    assert problem.bound == "a server that was started with --vtoken-show-text"
+    assert problem.bound == "a server started with --vtoken-show-text"
     assert not served.asked("text")
     assert served.service.auth.refusals.counts[403] == 1
 

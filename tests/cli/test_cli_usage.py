@@ -55,7 +55,7 @@ async def test_unreachable_server_says_what_to_do() -> None:
 async def test_server_without_vtoken_is_named_as_such(served: Served) -> None:
     ran = await run("status", "--url", f"{served.url}/v1")
     assert ran.code == 1
-    assert "vToken is not on there" in ran.err
+    assert "vToken is not enabled there" in ran.err
 
 
 async def test_token_comes_from_the_environment_or_a_file(core: LiveEngine, tmp_path: Path) -> None:

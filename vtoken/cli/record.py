@@ -120,6 +120,6 @@ def _check_text(first: wire.StreamMessage) -> None:
     if not isinstance(first, wire.Hello) or not first.can_read_text:
         raise CommandError(
             "the server shows no text to this client; nothing was recorded",
-            "it takes a server that was started with --vtoken-show-text\n"
+            "the server must be started with --vtoken-show-text\n"
             "and, where there are tokens, the control token",
         )
