@@ -108,4 +108,4 @@ async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
     ran = await run("doctor", "--url", served.url)
     assert ran.code == 0
     assert "lazy (some-package): ImportError: no lazy" in ran.out
-    assert f"{len(policy_names())} on offer" in ran.out
+    assert f"{len(policy_names())} available" in ran.out
