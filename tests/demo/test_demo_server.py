@@ -91,7 +91,7 @@ def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(
     program = "print('WARNING OSError: harmless'); raise ValueError('no such flag')"
     server = make_server(monkeypatch, tmp_path / "log", program)
     with (
-        pytest.raises(DemoError, match=r"ended with status 1(?s:.*)ValueError: no such flag"),
+        pytest.raises(DemoError, match=r"exited with status 1(?s:.*)ValueError: no such flag"),
         server,
     ):
         pass
