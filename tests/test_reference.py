@@ -138,7 +138,7 @@ def test_build_reuses_a_complete_folder_and_replaces_another_recipe(tmp_path: Pa
 
 def test_build_leaves_a_foreign_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(FileExistsError, match="name another folder"):
+    with pytest.raises(FileExistsError, match="choose another folder"):
         build(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
 

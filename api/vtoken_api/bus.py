@@ -1,16 +1,16 @@
 """The bus: typed calls into the engine, the only place that calls it.
 
-Knows the wire and one attribute path of the client that vLLM hands to endpoint plugins,
+It uses one attribute path of the client that vLLM passes to endpoint plugins,
 `engine_client.engine_core.call_utility_async(method, *args)`. vLLM encodes the arguments with
-msgpack and looks the method up on its `EngineCore`, between two steps. What crosses:
+msgpack and looks the method up on its `EngineCore`, between two steps. The payloads:
 
     in    one positional argument, `bytes`: `msgspec.msgpack.encode(commands.Command)`
     out   `bytes`: `msgspec.msgpack.encode(wire.Reply)`
 
-`bytes` survive vLLM's encoder and decoder unchanged in both directions, with and without
+`bytes` pass through vLLM's encoder and decoder unchanged in both directions, with and without
 VLLM_ALLOW_INSECURE_SERIALIZATION; a struct would arrive as a plain dict. The engine side is
-`EngineCore.vtoken_command(payload: bytes) -> bytes`. It must not raise for a refused command
-(`Reply.problem` carries it): vLLM turns an exception into its text.
+`EngineCore.vtoken_command(payload: bytes) -> bytes`. It must not raise for a refused command,
+because vLLM reduces an exception to its text; `Reply.problem` carries the refusal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vtoken_api.problems import ProblemError, refuse
 
 UTILITY_METHOD = "vtoken_command"
 CALL_TIMEOUT_S = 10.0
-MAX_IN_FLIGHT = 4  # calls that one engine step may have to serve
+MAX_IN_FLIGHT = 4  # the most calls between two engine steps
 MAX_WAITING = 64  # beyond that: 429
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ class EngineBus:
         return self._client is not None and not getattr(self._client, "errored", False)
 
     async def call(self, command: commands.Command) -> wire.Reply:
-        """The engine's reply; the engine is told when nobody waits for it any more.
+        """Send a command, with the time at which the caller gives up; the engine's reply.
 
-        Raises ProblemError 422 (a number that the wire cannot carry), 429 (too many callers), 500
-        (a fault in the engine) and 503 (no engine, or no answer in time: a change that has
-        not been applied by then never is).
+        Raises ProblemError 422 (a number does not fit the wire format), 429 (too many callers), 500
+        (an error in the engine) and 503 (no engine, or no answer in time; the engine never applies
+        a change after that).
         """
         try:
             deadline = time.time() + self._timeout_s
@@ -60,7 +60,7 @@ class EngineBus:
         except OverflowError as error:
             raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
         if not self.alive:
-            raise _gone("the engine has stopped")
+            raise _unavailable("the engine has stopped")
         if self._waiting >= MAX_WAITING:
             raise refuse(
                 429,
@@ -73,26 +73,26 @@ class EngineBus:
             async with asyncio.timeout(self._timeout_s), self._slots:
                 answer = await self._client.engine_core.call_utility_async(UTILITY_METHOD, payload)
         except TimeoutError as error:
-            raise _gone(
-                f"the engine has not answered {command.op!r} within {self._timeout_s:g} s; if it "
-                "was a change, read the state: it was applied by now or never will be"
+            raise _unavailable(
+                f"the engine did not answer {command.op!r} within {self._timeout_s:g} s; a change "
+                "was either applied by now or never will be: read the configuration"
             ) from error
         except Exception as error:
             logger.warning("vtoken: %s failed in the engine: %s", command.op, error)
             if not self.alive or type(error).__name__ == "EngineDeadError":
-                raise _gone(f"the engine has stopped: {error}") from error
+                raise _unavailable(f"the engine has stopped: {error}") from error
             raise refuse(500, f"{command.op!r} failed in the engine: {error}") from error
         finally:
             self._waiting -= 1
         return msgspec.msgpack.decode(answer, type=wire.Reply)
 
     async def ask(self, call: commands.AnyCall, kind: type[T], actor: str = "local") -> T:
-        """The value of one call, converted to `kind`; a refusal is raised as ProblemError."""
+        """The value of one call, converted to `kind`; raises ProblemError if it is refused."""
         reply = await self.call(commands.Command(call=call, actor=actor))
         if reply.problem is not None:
             raise ProblemError(reply.problem)
         return msgspec.convert(reply.value, kind)
 
 
-def _gone(detail: str) -> ProblemError:
+def _unavailable(detail: str) -> ProblemError:
     return refuse(503, detail, title="Engine unavailable", headers={"Retry-After": "1"})

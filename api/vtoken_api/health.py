@@ -1,7 +1,6 @@
-"""How this API process is, part by part: engine, frames, audit log, flight recorder.
+"""The health of this API process, part by part: engine, frames, audit log, flight recorder.
 
-Knows the parts, not who asks. All of it must be seen before an incident: a recorder that has died
-is of no use after one.
+Operators must see a failure before an incident: a recorder that has stopped has nothing on it.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.flight_recorder import FlightRecorder
 
-STALE_FRAME_S = 10.0  # while anybody follows the engine, a frame comes every IDLE_STATE_S at least
+STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 STALE_PEER_S = 20.0  # a recorder writes once a second
 
 
 def health(hub: Hub, audit: AuditLog, flight: FlightRecorder) -> list[wire.Health]:
-    """Every part, whether it is ok or not."""
+    """The health of every part."""
     return [_engine(hub), _frames(hub, flight), _audit(audit), _recorder(flight)]
 
 
 def _engine(hub: Hub) -> wire.Health:
-    detail = "runs" if hub.alive else "has stopped"
+    detail = "running" if hub.alive else "stopped"
     if hub.alive and hub.view is not None and hub.view.status.scheduling != "running":
-        detail = "runs, and its scheduling is paused"
+        detail = "running; scheduling is paused"
     return wire.Health(name="engine", ok=hub.alive, detail=detail)
 
 
@@ -34,29 +33,29 @@ def _frames(hub: Hub, flight: FlightRecorder) -> wire.Health:
     if age_s is None:
         return wire.Health(name="frames", ok=True, detail="none yet")
     followed = hub.wants_state or flight.recording
-    told = f"the newest is {age_s:.1f} s old" + ("" if followed else "; nobody follows")
+    detail = f"the newest is {age_s:.1f} s old" + ("" if followed else "; no subscribers")
     ok = age_s <= STALE_FRAME_S or not followed
     since = None if ok else time.time() - age_s
-    return wire.Health(name="frames", ok=ok, detail=told, since_ts=since)
+    return wire.Health(name="frames", ok=ok, detail=detail, since_ts=since)
 
 
 def _audit(audit: AuditLog) -> wire.Health:
     if not audit.error:
         return wire.Health(name="audit", ok=True, detail="written to disk")
-    told = f"entries are in memory only and end with this process: {audit.error}"
-    return wire.Health(name="audit", ok=False, detail=told, since_ts=audit.error_ts)
+    detail = f"entries are kept in memory only, until this process ends: {audit.error}"
+    return wire.Health(name="audit", ok=False, detail=detail, since_ts=audit.error_ts)
 
 
 def _recorder(flight: FlightRecorder) -> wire.Health:
     if flight.recording:
-        return wire.Health(name="recorder", ok=True, detail="records")
+        return wire.Health(name="recorder", ok=True, detail="recording")
     if flight.problem:
-        told = f"stopped: {flight.problem}"
-        return wire.Health(name="recorder", ok=False, detail=told, since_ts=flight.stopped_ts)
+        detail = f"stopped: {flight.problem}"
+        return wire.Health(name="recorder", ok=False, detail=detail, since_ts=flight.stopped_ts)
     silent_s = flight.peer_silent_s
     if silent_s is None:
         return wire.Health(name="recorder", ok=True, detail="starting")
-    told = f"another process of this server records; it last wrote {silent_s:.0f} s ago"
+    detail = f"another process of this server records; it last wrote {silent_s:.0f} s ago"
     ok = silent_s <= STALE_PEER_S
     since = None if ok else time.time() - silent_s
-    return wire.Health(name="recorder", ok=ok, detail=told, since_ts=since)
+    return wire.Health(name="recorder", ok=ok, detail=detail, since_ts=since)

@@ -1,7 +1,4 @@
-"""The one logger of this package: a child of vLLM's, so that its lines look like the server's.
-
-Knows the name only; handlers, levels and formats are vLLM's.
-"""
+"""The logger of this package: a child of vLLM's, whose handlers, level and format it inherits."""
 
 from __future__ import annotations
 

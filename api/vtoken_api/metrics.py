@@ -1,10 +1,10 @@
-"""Prometheus metrics of vToken: names, types, help and where each value comes from.
+"""Prometheus metrics of vToken: name, type, help and source of each value.
 
-Knows the wire's status and what this server process counts, not HTTP. Names carry vLLM's prefix and
-labels (`model_name`, `engine`), so that the two join; no label is a block or a request, so their
-number is bounded. Counters count from the engine's start (`server` ones: this process's). Where a
-server has several API processes, one of them answers a scrape: what each counts for itself carries
-its number as label `process`, so that no counter seems to start again.
+Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join with vLLM's metrics.
+No label is a block or a request, so the number of series is bounded. Counters start at the engine's
+start, `server_` counters at this process's start. With several API processes, a scrape reaches any
+one of them. The `process` label on `server_` metrics keeps their series apart, so that no counter
+seems to reset.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, then t
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one scrape shows; `status` and `config` are None when the engine does not answer."""
+    """The input of one scrape; `status` and `config` are None if the engine does not answer."""
 
     status: wire.Status | None
     config: wire.ConfigDocument | None
@@ -37,12 +37,12 @@ class Snapshot:
     audit_failing: bool = False
     recorder_faults: int = 0
     recording: bool = False
-    process: str = ""  # of several API processes, which
+    process: str = ""  # the number of this API process, if there are several
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family; `name` without prefix and, of a counter, without `_total`."""
+    """One metric family; `name` excludes the prefix and a counter's `_total`."""
 
     name: str
     kind: str  # "gauge", "counter"
@@ -52,15 +52,15 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """As it is scraped."""
+        """The exposed name."""
         return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
 
 
 def _of_status(read: Callable[[wire.Status], float | Values | None]) -> Callable[..., Values]:
-    def values(shown: Snapshot) -> Values:
-        if shown.status is None:
+    def values(snapshot: Snapshot) -> Values:
+        if snapshot.status is None:
             return ()
-        found = read(shown.status)
+        found = read(snapshot.status)
         if found is None:
             return ()
         return [((), float(found))] if isinstance(found, int | float) else found
@@ -69,8 +69,8 @@ def _of_status(read: Callable[[wire.Status], float | Values | None]) -> Callable
 
 
 def _of_server(read: Callable[[Snapshot], float | Values]) -> Callable[..., Values]:
-    def values(shown: Snapshot) -> Values:
-        found = read(shown)
+    def values(snapshot: Snapshot) -> Values:
+        found = read(snapshot)
         return [((), float(found))] if isinstance(found, int | float) else found
 
     return values
@@ -128,15 +128,15 @@ def _round(status: wire.Status) -> Values:
 
 
 def _canary_groups(name: str) -> Callable[[wire.Status], Values]:
-    """The field `name` of the canary's figures, by group; a group without a mean has no sample."""
+    """The canary field `name` by group; a group without a mean has no sample."""
 
     def values(status: wire.Status) -> Values:
         if status.canary is not None:
-            for group, figures in (
+            for group, means in (
                 ("evicting", status.canary),
                 ("control", status.canary.control),
             ):
-                value = getattr(figures, name)
+                value = getattr(means, name)
                 if value is not None:
                     yield (group,), value
 
@@ -150,25 +150,25 @@ def _canary_counts(status: wire.Status) -> Values:
         yield ("skipped",), sum(status.canary.skipped.values())
 
 
-def _trial(shown: Snapshot) -> Values:
-    return () if shown.config is None else [((), float(shown.config.trial is not None))]
+def _trial(snapshot: Snapshot) -> Values:
+    return () if snapshot.config is None else [((), float(snapshot.config.trial is not None))]
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("up", "gauge", "1 while the engine answers, else 0 and nothing else of it is shown",
+    Metric("up", "gauge", "1 while the engine answers; if 0, its other metrics are absent",
            _of_server(lambda s: s.status is not None)),
     # Is memory the limit?
     _gauge("pool_blocks", "Blocks of the pool", lambda s: s.blocks.total),
-    _gauge("blocks", "Blocks by state; they add up to the pool: free, partially_live (holds live "
-           "tokens and holes or room), other_used", _states, "state"),
+    _gauge("blocks", "Blocks by state, which sum to the pool: free, partially_live (some slots "
+           "live, some dead or unused), other_used", _states, "state"),
     _gauge("low_utilization_blocks", "Used blocks that are at most half live",
            lambda s: s.blocks.low_utilization),
     _gauge("shared_blocks", "Blocks that two requests or more hold", lambda s: s.blocks.shared),
     _gauge("headroom_blocks", "Fresh blocks that one planning round may take",
            lambda s: s.blocks.headroom),
-    _gauge("low_watermark_blocks", "Automatic rounds run at so many free blocks or fewer",
+    _gauge("low_watermark_blocks", "Automatic rounds run at this many free blocks or fewer",
            lambda s: s.fragmentation.low_watermark_blocks),
-    _gauge("cause", "1 for what limits admission now: ok, fragmented or full",
+    _gauge("cause", "1 for the current limit of admission: ok, fragmented or full",
            lambda s: _one_of(("ok", "fragmented", "full"), s.fragmentation.cause), "cause"),
     _gauge("requests", "Requests by state: running, waiting",
            lambda s: [(("running",), s.requests.running), (("waiting",), s.requests.waiting)],
@@ -177,25 +177,25 @@ METRICS: tuple[Metric, ...] = (
     _counter("finished_requests", "Finished requests", lambda s: s.requests.finished),
     _counter("generated_tokens", "Sampled tokens", lambda s: s.tokens.generated),
     # Why?
-    _gauge("tokens", "Slots by state: live (a shared one counts once), dead (evicted, still in a "
-           "used block)",
+    _gauge("tokens", "Slots by state: live (a shared slot counts once), dead (evicted, block still "
+           "in use)",
            lambda s: [(("live",), s.tokens.live), (("dead",), s.tokens.dead)], "state"),
     _gauge("f", "Share of held slots without a live token, 0..1", lambda s: s.fragmentation.f),
     _gauge("theta_f", "F above which automatic rounds run, 0..1",
            lambda s: s.fragmentation.theta_f),
     _gauge("reclaimable_blocks", "Blocks that one compaction would free now",
            lambda s: s.fragmentation.reclaimable_blocks),
-    _gauge("held_blocks", "Blocks held, a shared one once a holder",
+    _gauge("held_blocks", "Blocks held; a shared block counts once for each holder",
            lambda s: s.reclamation.held_blocks),
     _gauge("naive_blocks", "Blocks that the same requests would hold without reclamation",
            lambda s: s.reclamation.blocks_without_reclaim),
-    _gauge("packed_bound_blocks", "Blocks that the live tokens would fill, packed",
+    _gauge("packed_bound_blocks", "Blocks that the live tokens would fill if packed densely",
            lambda s: s.reclamation.packed_bound_blocks),
-    _gauge("gate_open", "1 where a condition of an automatic round is met, by gate",
+    _gauge("gate_open", "1 while this gate of an automatic round is open",
            lambda s: [((gate.name,), float(gate.open)) for gate in s.fragmentation.gates], "gate"),
     _gauge("budget_tokens", "Live tokens that a request may keep", lambda s: s.budget_tokens),
     # What does reclamation do?
-    _gauge("reclamation", "1 for the mode in force: auto, paused or off",
+    _gauge("reclamation", "1 for the current mode: auto, paused or off",
            lambda s: _one_of(("auto", "paused", "off"), s.reclamation.state), "mode"),
     _counter("evicted_tokens", "Tokens that policies evicted", lambda s: s.tokens.evicted),
     _counter("relocations", "Relocations", lambda s: s.reclamation.relocations),
@@ -203,9 +203,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("moved_bytes", "Bytes of K and V copied by relocations, all layers and ranks",
              lambda s: s.reclamation.moved_bytes),
     _counter("reclaimed_blocks",
-             "Blocks given back while their request ran, less what its next token takes again",
+             "Blocks returned while their request ran, net of the one its next token takes again",
              lambda s: s.reclamation.reclaimed_blocks),
-    _counter("relocation_freed_blocks", "Of these, freed by relocating",
+    _counter("relocation_freed_blocks", "Reclaimed blocks that relocation freed",
              lambda s: s.reclamation.relocation_freed_blocks),
     _counter("recycled_slots", "Dead slots that new tokens were written to",
              lambda s: s.reclamation.recycled_slots),
@@ -213,95 +213,99 @@ METRICS: tuple[Metric, ...] = (
              lambda s: s.reclamation.moved_then_evicted_tokens),
     _counter("deferred_rounds", "Rounds that found work but no headroom",
              lambda s: s.reclamation.deferred),
-    _counter("deferrals", "Steps that a closed gate held a round back, by gate",
+    _counter("deferrals", "Steps in which a closed gate deferred a round, by gate",
              lambda s: [((gate,), n) for gate, n in s.reclamation.deferrals.items()], "gate"),
-    _counter("shared_skipped_blocks", "Shared blocks with holes that a round passed over",
+    _counter("shared_skipped_blocks", "Shared blocks with holes that a round skipped",
              lambda s: s.reclamation.shared_skipped_blocks),
-    _counter("shared_released_blocks", "Shared blocks let go of, all dead for their holder",
+    _counter("shared_released_blocks", "Shared blocks released by a holder that has no live token "
+             "in them",
              lambda s: s.reclamation.shared_released_blocks),
     _counter("shared_copied_blocks", "Shared blocks emptied by copying",
              lambda s: s.reclamation.shared_copied_blocks),
-    # Latency beside
-    _gauge("latency_seconds", "Of the engine's last seconds, as guards see it: ttft, inter_token",
+    # Latency
+    _gauge("latency_seconds", "Latency over the engine's last seconds, which guards read: ttft, "
+           "inter_token",
            _latency, "kind", "quantile"),
     _gauge("step_seconds", "Mean time between two steps while busy", lambda s: s.step_ms / 1000),
-    # Quality: what the full cache says of generated tokens, by group: evicting, control
+    # Quality: generated tokens scored with the full cache, by group: evicting, control
     _gauge("canary_agreement", "Share of greedy tokens that the full cache ranks first, over the "
            "newest checked requests, by group: evicting, control", _canary_groups("agreement"),
            "group"),
-    _gauge("canary_agreement_stderr", "Standard error of it", _canary_groups("agreement_se"),
-           "group"),
-    _gauge("canary_logprob_lost", "Log-probability of a token as it was sampled, less that under "
+    _gauge("canary_agreement_stderr", "Standard error of canary_agreement",
+           _canary_groups("agreement_se"), "group"),
+    _gauge("canary_logprob_lost", "Log-probability of a token when it was sampled minus that under "
            "the full cache, in nats, by group", _canary_groups("logprob_lost"), "group"),
-    _gauge("canary_logprob_lost_stderr", "Standard error of it",
+    _gauge("canary_logprob_lost_stderr", "Standard error of canary_logprob_lost",
            _canary_groups("logprob_lost_se"), "group"),
     _gauge("canary_logprob", "Log-probability of a generated token under the full cache, by group",
            _canary_groups("logprob"), "group"),
-    _gauge("canary_window_requests", "Checked requests that these figures rest on, by group",
+    _gauge("canary_window_requests", "Checked requests in the canary's window, by group",
            _canary_groups("count"), "group"),
     _counter("canary_requests", "Sampled requests by outcome: checked, dropped, failed, skipped",
              _canary_counts, "outcome"),
-    # Cost, and trust
-    _counter("plan_seconds", "Time in planning", lambda s: s.reclamation.plan_us / 1e6),
-    _counter("copy_seconds", "Time in copies", lambda s: s.reclamation.copy_us / 1e6),
-    _counter("pack_seconds", "Time in packing tokens beside holes before attention reads (CPU)",
+    # Cost and correctness
+    _counter("plan_seconds", "Time spent planning", lambda s: s.reclamation.plan_us / 1e6),
+    _counter("copy_seconds", "Time spent copying", lambda s: s.reclamation.copy_us / 1e6),
+    _counter("pack_seconds", "Time spent packing tokens beside holes before attention reads (CPU)",
              lambda s: s.reclamation.pack_us / 1e6),
-    _counter("packed_tokens", "Tokens packed before attention reads, once a step",
+    _counter("packed_tokens", "Tokens packed before attention reads, counted once a step",
              lambda s: s.reclamation.packed_tokens),
     _gauge("price_seconds", "Measured price: hole (packing one token for one step), copy (moving "
            "one token), plan (planning one request), probe (probing one request's decode query)",
            _prices, "of"),
-    _gauge("round_seconds", "Of a round now: saving (packing that it spares), cost (copies, plan)",
+    _gauge("round_seconds", "Estimate of a round run now: saving (packing avoided), cost (copies "
+           "and planning)",
            _round, "side"),
-    _counter("verify_seconds", "Time in hashing contents before and after copies",
+    _counter("verify_seconds", "Time spent hashing contents before and after copies",
              lambda s: s.invariants.verify_us / 1e6),
     _counter("verified_relocations", "Relocations whose contents were hashed before and after",
              lambda s: s.invariants.verified_relocations),
-    _counter("violations", "Invariants that broke", lambda s: s.invariants.violations),
+    _counter("violations", "Invariant violations", lambda s: s.invariants.violations),
     _gauge("config_revision", "Revision of the configuration", lambda s: s.config_revision),
     Metric("trial_active", "gauge", "1 while a change is on trial", _trial),
-    _counter("shadow_victims_tokens", "Tokens that died while a shadow policy was asked too; it "
-             "starts again with another shadow",
+    _counter("shadow_victims_tokens", "Evicted tokens that a shadow policy ranked too; resets when "
+             "the shadow changes",
              lambda s: None if s.shadow is None else s.shadow.victims),
-    _counter("shadow_agreed_tokens", "Of these, the shadow policy would have evicted too",
+    _counter("shadow_agreed_tokens", "Tokens of shadow_victims that the shadow policy would have "
+             "evicted too",
              lambda s: None if s.shadow is None else s.shadow.agreed),
     # This server process
     Metric("server_stream_clients", "gauge", "Clients of the stream",
            _of_server(lambda s: s.clients)),
-    Metric("server_dropped_events", "counter", "Events that a client of the stream has missed",
+    Metric("server_dropped_events", "counter", "Events that clients of the stream have missed",
            _of_server(lambda s: s.dropped_events)),
-    Metric("server_refused_calls", "counter", "Calls turned away, by HTTP status: 401, 403, 429",
+    Metric("server_refused_calls", "counter", "Refused calls by HTTP status: 401, 403, 429",
            _of_server(lambda s: [((str(k),), v) for k, v in (s.refused or {}).items()]),
            ("status",)),
     Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
            _of_server(lambda s: s.audit_failing)),
-    Metric("server_recording", "gauge", "1 while this process keeps the flight recorder",
+    Metric("server_recording", "gauge", "1 while this process writes the flight recording",
            _of_server(lambda s: s.recording)),
-    Metric("server_recorder_faults", "counter", "Times that the flight recorder's disk refused",
+    Metric("server_recorder_faults", "counter", "Failed writes of the flight recorder",
            _of_server(lambda s: s.recorder_faults)),
 )  # fmt: skip
 
 
-def exposition(shown: Snapshot, model_name: str) -> bytes:
-    """The metrics in Prometheus' text format."""
-    return generate_latest(_Collector(shown, model_name))
+def exposition(snapshot: Snapshot, model_name: str) -> bytes:
+    """The metrics in the Prometheus text format."""
+    return generate_latest(_Collector(snapshot, model_name))
 
 
 class _Collector(Collector):
-    """The families of one snapshot, for prometheus_client's writer."""
+    """The metric families of one snapshot, for `generate_latest`."""
 
-    def __init__(self, shown: Snapshot, model_name: str) -> None:
-        self._shown = shown
+    def __init__(self, snapshot: Snapshot, model_name: str) -> None:
+        self._snapshot = snapshot
         self._common = {"model_name": model_name, "engine": ENGINE}
-        self._of_process = {**self._common, "process": shown.process}
+        self._of_process = {**self._common, "process": snapshot.process}
 
     def collect(self) -> Iterable[Family]:
         for metric in METRICS:
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            own_count = self._shown.process and metric.name.startswith("server_")
+            own_count = self._snapshot.process and metric.name.startswith("server_")
             common = self._of_process if own_count else self._common
             labels = (*common, *metric.labels)
             family = kind(PREFIX + metric.name, metric.help, labels=labels)
-            for own, value in metric.read(self._shown):
+            for own, value in metric.read(self._snapshot):
                 family.add_metric((*common.values(), *own), float(value))
             yield family

@@ -1,8 +1,8 @@
 """The entry point `vllm.endpoint_plugins`: mounts `/vtoken/v1` on vLLM's own server.
 
-Knows FastAPI and the shape of vLLM's plugin contract (`name`, `required_tasks`, `attach_router`,
-`init_state`), without importing vLLM. The routes live in an application of their own, mounted
-behind the guard: their errors are problem documents, and the rest of the server answers as before.
+The plugin implements vLLM's contract (`name`, `required_tasks`, `attach_router`, `init_state`)
+without importing vLLM. The routes are in a separate application behind the guard, so their errors
+are problem documents and the rest of the server is unaffected.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class VTokenEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
         mount = Mount(MOUNT_PATH, Guard(self.app, self._access_control))
-        # By itself, a path with a line break in it would pass by the guard, to the host's routes.
+        # Without DOTALL, a path with a line break bypasses the guard and reaches the host's routes.
         mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
         app.router.routes.append(mount)
         openapi.merge_into(app, self.app, MOUNT_PATH)
         scrape.attach(app, self._service)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Reach the engine and start to follow it; `args` are vLLM's server arguments."""
+        """Connect to the engine and start the service; `args` are vLLM's server arguments."""
         bus = EngineBus(engine_client)
         settings = api_settings(args)
         access = _access(args, settings)
@@ -97,7 +97,7 @@ def _model_name(args: Namespace) -> str:
 
 
 def _process(engine_client: Any) -> str:
-    """Which of several API processes of the server this is; empty for the only one."""
+    """The number of this API process; empty if it is the only one of its server."""
     vllm_config = getattr(engine_client, "vllm_config", None)
     parallel: Any = getattr(vllm_config, "parallel_config", None)
     several = getattr(parallel, "_api_process_count", 1) > 1
@@ -105,13 +105,13 @@ def _process(engine_client: Any) -> str:
 
 
 def _access(args: Namespace, settings: ApiSettings) -> Access:
-    """The access rules out of arguments and token files; raises CredentialError, ValueError."""
+    """The access rules from arguments and token files; raises CredentialError, ValueError."""
     tokens: dict[str, str] = {}
     for name in ("read_token", "control_token"):
         if path := getattr(settings, f"{name}_file"):
             tokens[name] = read_token_file(path)
             if readable_by_others(path):
-                logger.warning("vtoken: other users can read %s: chmod 600 it", path)
+                logger.warning("vtoken: other users can read %s; run chmod 600 on it", path)
     access = Access.of_server(
         host=args.host,
         unix_socket=getattr(args, "uds", None) is not None,
@@ -120,7 +120,7 @@ def _access(args: Namespace, settings: ApiSettings) -> Access:
     )
     if reason := access.server_read_only_reason:
         logger.warning(
-            "vtoken: %s answers to %s and is read-only: %s",
+            "vtoken: %s is read-only on %s: %s",
             MOUNT_PATH,
             args.host or "every interface",
             reason,
@@ -129,7 +129,7 @@ def _access(args: Namespace, settings: ApiSettings) -> Access:
 
 
 def _state_dir(args: Namespace, settings: ApiSettings) -> StateDir:
-    """The state directory of this server, named or its default."""
+    """The configured state directory, else the default."""
     named = settings.state_dir
     path = Path(named) if named else default_path(args.port, getattr(args, "uds", None))
     return StateDir(path)
@@ -156,7 +156,7 @@ async def _on_problem(_: Request, error: Exception) -> Response:
 
 
 async def _on_refused(_: Request, error: Exception) -> Response:
-    """What a query or a body has that its model does not take."""
+    """Invalid queries and bodies."""
     assert isinstance(error, RefusedError)
     refused = refuse(
         error.status, error.detail, field=error.field, value=error.value, bound=error.bound
@@ -169,11 +169,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if "Allow" in headers:
-        detail = f"{request.url.path} takes {headers['Allow']}, not {request.method}"
+        detail = f"{request.url.path} accepts {headers['Allow']}, not {request.method}"
     else:
-        detail = f"there is no {request.url.path}, see /docs"
+        detail = f"{request.url.path} does not exist, see /docs"
     return problem_response(refuse(error.status_code, detail, headers=headers))
 
 
 async def _on_fault(_: Request, __: Exception) -> Response:
-    return problem_response(refuse(500, "a fault in the server, see its log"))
+    return problem_response(refuse(500, "internal server error; see the server's log"))

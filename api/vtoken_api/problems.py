@@ -1,7 +1,6 @@
-"""Problem documents (RFC 9457): the one shape of every error under `/vtoken/v1`.
+"""Problem documents (RFC 9457): the format of every error under `/vtoken/v1`.
 
-Knows nothing of the engine or of routes. A `ProblemError` carries the `wire.Problem` that the
-client gets; raising it before a command is sent means that nothing was changed.
+A `ProblemError` carries the `wire.Problem` that the client receives.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PROBLEM_JSON = "application/problem+json"
 
 
 class ProblemError(Exception):
-    """An error whose problem document is the answer; `headers` go out with it."""
+    """An error that is returned as a problem document, with `headers`."""
 
     def __init__(self, problem: wire.Problem, headers: dict[str, str] | None = None) -> None:
         super().__init__(problem.detail)
@@ -36,7 +35,7 @@ def refuse(
     bound: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> ProblemError:
-    """The error to raise; `title` defaults to the phrase of the HTTP status."""
+    """Make the error to raise; `title` defaults to the phrase of the HTTP status."""
     problem = wire.Problem(
         status=status,
         title=title or HTTPStatus(status).phrase,
@@ -49,7 +48,7 @@ def refuse(
 
 
 def problem_response(error: ProblemError) -> Response:
-    """The HTTP answer of a problem."""
+    """The HTTP response for a problem."""
     return Response(
         msgspec.json.encode(error.problem),
         status_code=error.problem.status,

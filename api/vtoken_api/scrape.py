@@ -1,10 +1,9 @@
-"""`GET /metrics`: vLLM's own page, with vToken's metrics behind it.
+"""`GET /metrics`: vLLM's page followed by vToken's metrics.
 
-Knows FastAPI, and vLLM's route by its path only. vLLM's plugin contract lets a plugin's route stand
-in for an earlier one of the same path; the one that stood there is called first, and its answer is
-sent on as it is. A scrape waits for the engine SCRAPE_S at most; without an answer
-`vllm:vtoken_up` is 0 and the rest of the engine's metrics are absent, so that no stale value looks
-alive.
+vLLM's plugin contract lets a plugin's route replace an earlier one of the same path. The new route
+calls the replaced one and appends to its response. A scrape waits for the engine at most SCRAPE_S.
+Without an answer, `vllm:vtoken_up` is 0 and the engine's other metrics are absent, so that no stale
+value looks current.
 """
 
 from __future__ import annotations
@@ -32,33 +31,34 @@ SCRAPE_S = 1.0
 
 
 def attach(app: FastAPI, service: Callable[[], Service | None]) -> None:
-    """Put vToken's metrics on the `/metrics` of `app`."""
-    before = _endpoint(app)
+    """Add vToken's metrics to the `/metrics` of `app`."""
+    vllm_endpoint = _endpoint(app)
 
     @app.get(
         PATH,
         summary="Prometheus metrics of vLLM and vToken",
         response_class=Response,
-        include_in_schema=before is not None,
+        include_in_schema=vllm_endpoint is not None,
     )
     async def metrics(request: Request) -> Response:
-        shown = Response(b"", media_type=CONTENT_TYPE_LATEST)
-        if before is not None:
-            shown = await _call(before, request)
-        own = service()
-        if own is None or "content-encoding" in shown.headers:
-            return shown
-        text = exposition(await snapshot(own), own.model_name)
-        return Response(bytes(shown.body) + text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        response = Response(b"", media_type=CONTENT_TYPE_LATEST)
+        if vllm_endpoint is not None:
+            response = await _call(vllm_endpoint, request)
+        running = service()
+        if running is None or "content-encoding" in response.headers:
+            return response
+        text = exposition(await snapshot(running), running.model_name)
+        return Response(bytes(response.body) + text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def snapshot(service: Service) -> Snapshot:
-    """What the engine and this process say now; without an answer in time, this process alone."""
+    """The values of the engine and this process; without an answer in time, of this process
+    alone."""
     status: wire.Status | None = None
     config: wire.ConfigDocument | None = None
     with contextlib.suppress(ProblemError, TimeoutError):
         async with asyncio.timeout(SCRAPE_S):
-            view = await service.hub.current()  # the engine is asked once a second at most
+            view = await service.hub.current()  # queries the engine once a second at most
             if service.hub.alive:
                 status, config = view.status, view.config
     return Snapshot(
@@ -75,7 +75,7 @@ async def snapshot(service: Service) -> Snapshot:
 
 
 def _endpoint(app: FastAPI) -> Callable[..., Any] | None:
-    """What answers `GET /metrics` so far."""
+    """The endpoint that handles `GET /metrics` so far."""
     for route in app.routes:
         if isinstance(route, APIRoute) and route.path == PATH and "GET" in route.methods:
             return route.endpoint

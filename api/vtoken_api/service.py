@@ -1,7 +1,4 @@
-"""What the routes and the stream work with: bus, hub, audit log and access control.
-
-Knows how they are put together, not HTTP. The revision of the audit log is the engine's.
-"""
+"""The service behind routes and stream: bus, hub, audit log, flight recorder and access control."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from vtoken_api.text import RequestTexts
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling; what somebody tries out who may only read does not fill the audit log."""
+    """Who is calling; dry runs of readers are not audited."""
 
     name: str
     can_control: bool = True
@@ -39,7 +36,7 @@ class Service:
     flight: FlightRecorder
     texts: RequestTexts
     model_name: str = ""  # as vLLM's metrics name it
-    process: str = ""  # which of several API processes of one server; empty: the only one
+    process: str = ""  # the number of this API process; empty if it is the only one
     audit: AuditLog = field(default_factory=AuditLog)
     audit_sync: AuditSync = field(init=False)
 
@@ -48,25 +45,21 @@ class Service:
         self.hub.complete = self.complete
 
     def start(self) -> None:
-        """Begin to follow the engine, to record, and to keep the audit log."""
+        """Start following the engine, recording and synchronising the audit log."""
         self.hub.start()
         self.flight.start()
         self.audit_sync.start()
 
     def health(self) -> list[wire.Health]:
-        """How this process is, part by part."""
+        """The health of this process, part by part."""
         return health(self.hub, self.audit, self.flight)
 
     def complete(self, status: wire.Status) -> None:
-        """Add to the engine's status what only this process knows: its health.
-
-        Everything else of a status is the engine's (`vtoken.control.report`). REST answers and
-        frames alike pass through here.
-        """
+        """Add the health of this process to a status; the engine supplies all other fields."""
         status.health = self.health()
 
     async def close(self) -> None:
-        """Stop what runs in the background and let another process lead; clients stay connected."""
+        """Stop the background tasks and give up leadership; clients stay connected."""
         await self.audit_sync.close()
         await self.flight.close()
         await self.hub.close()
@@ -74,7 +67,7 @@ class Service:
         self.state.close()
 
     async def patch_config(self, call: commands.PatchConfig, caller: Caller) -> wire.PatchResult:
-        """Apply or try out a merge patch, all or nothing, on trial if it says so."""
+        """Apply a merge patch atomically, on trial if requested, or dry-run it."""
         result = await self.bus.ask(call, wire.PatchResult, caller.name)
         action = "config" if result.trial is None else "trial"
         await self._enter(caller, action, result.changes, result.revision, call.validate_only)
@@ -83,14 +76,14 @@ class Service:
     async def settle(
         self, call: commands.Confirm | commands.Undo, caller: Caller
     ) -> wire.PatchResult:
-        """Keep the change that is on trial, or restore the revision before; or say what it does."""
+        """Confirm or undo a change, or report what that would do."""
         result = await self.bus.ask(call, wire.PatchResult, caller.name)
         action = commands.name_of(type(call))
         await self._enter(caller, action, result.changes, result.revision, call.validate_only)
         return result
 
     async def compact(self, call: commands.Compact, caller: Caller) -> wire.Operation:
-        """Start a compaction, or plan one (`dry_run`)."""
+        """Start a compaction, or only plan it (`dry_run`)."""
         operation = await self.bus.ask(call, wire.Operation, caller.name)
         config = await self.bus.ask(commands.Config(), wire.ConfigDocument)
         changes: dict[str, list[Any]] = {
@@ -109,7 +102,7 @@ class Service:
         revision: int,
         dry_run: bool,
     ) -> None:
-        """Enter an accepted call into the audit log."""
+        """Add an accepted call to the audit log."""
         if dry_run and not caller.can_control:
             return
         self.audit.record(caller.name, action, changes, revision, dry_run=dry_run)

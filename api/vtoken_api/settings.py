@@ -1,7 +1,6 @@
-"""What the API server is told at start: the part `api` of vToken's `additional_config`.
+"""The API server's settings: the part `api` of vToken's `additional_config`.
 
-Knows vLLM's argument namespace by attribute names, not vLLM. Files are named here, never contents:
-the configuration is printed in logs and on command lines.
+Settings name token files and never contain tokens, because logs and command lines show them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import msgspec
 
 
 class ApiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Empty strings: not set. `show_text`: whether the text of requests may be read."""
+    """An empty string is unset. `show_text`: whether the text of requests may be read."""
 
     read_token_file: str = ""
     control_token_file: str = ""

@@ -1,8 +1,7 @@
-"""The API server of vToken alone, without vLLM, for benchmarks: `python -m vtoken_api.standalone`.
+"""vToken's API server without vLLM, for benchmarks: `python -m vtoken_api.standalone`.
 
-Knows uvicorn and the plugin. The engine answers commands on a ZMQ socket (one request, one reply,
-bytes as on vLLM's wire). A line on standard input is answered by one with the seconds of CPU that
-this process has used; the end of the input ends it.
+The engine answers commands on a ZMQ REQ/REP socket, with the same bytes as on vLLM's wire. For each
+line on standard input the process prints the CPU seconds it has used; it exits at end of input.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vtoken_api.plugin import VTokenEndpointPlugin
 
 
 class SocketClient:
-    """As much of vLLM's engine client as the plugin touches, over one socket."""
+    """The part of vLLM's engine client that the plugin uses, over one socket."""
 
     def __init__(self, endpoint: str) -> None:
         self.engine_core = self

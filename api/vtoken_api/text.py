@@ -1,8 +1,8 @@
-"""From the words of a request to its text, a piece a token.
+"""Incremental detokenization: the vocabulary ids of a request to one piece of text a token.
 
-Knows a tokenizer by one method, `decode(ids, skip_special_tokens=False)`, which all of vLLM's have.
-Decodes as vLLM does for its own answers: a window of tokens that begins at a whole character, and
-a piece only once the window ends with one.
+It needs only `decode(ids, skip_special_tokens=False)`, which all tokenizers of vLLM have. As in
+vLLM, the decoded window begins at a character boundary, and a piece is emitted once the window ends
+at one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from vtoken import wire
 from vtoken_api.problems import refuse
 
-UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are no character, or none yet
-MAX_HELD_TOKENS = 8  # a character has four bytes at most: more than these are none
+UNFINISHED = "\ufffd"  # decoders return it for an invalid or incomplete character
+MAX_HELD_TOKENS = 8  # a character has at most four bytes, so a longer run is invalid
 
 
 class Tokenizer(Protocol):
@@ -25,19 +25,19 @@ class Tokenizer(Protocol):
 
 
 class RequestTexts:
-    """Decodes pages with a copy of the server's tokenizer, which is made when it is first needed:
-    one tokenizer may not encode and decode at the same time in two threads.
+    """Decodes pages with a lazily made copy of the server's tokenizer: a tokenizer may not encode
+    and decode in two threads at once.
     """
 
     def __init__(self, get_tokenizer: Callable[[], Any]) -> None:
         self._get_tokenizer = get_tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def decode(self, source: wire.TextSource) -> wire.TextPage:
-        """The page with its texts; may be called in any thread. Raises ProblemError 409 where the
-        server has no tokenizer."""
-        with self._turn:
+        """Fill in the texts of the page; thread-safe. Raises ProblemError 409 if the server has no
+        tokenizer."""
+        with self._lock:
             texts = pieces(self._decoder(), source.words)
         rows = source.page.rows
         for row, text in zip(rows, texts[len(texts) - len(rows) :], strict=True):
@@ -49,30 +49,30 @@ class RequestTexts:
             try:
                 self._tokenizer = copy.deepcopy(self._get_tokenizer())
             except ValueError as error:  # started with --skip-tokenizer-init
-                raise refuse(409, f"there is no text: {error}", title="No text") from error
+                raise refuse(409, f"no text is available: {error}", title="No text") from error
         return self._tokenizer
 
 
 def pieces(tokenizer: Tokenizer, words: Sequence[int]) -> list[str | None]:
-    """What each of `words` [n] adds to their text; together they are the text.
+    """The text that each of `words` [n] appends; concatenated, the pieces are the text.
 
-    A character of several tokens is in the last one's piece. None where there is no word.
+    A character of several tokens is in the last one's piece. The piece of NO_WORD is None.
     """
     found: list[str | None] = []
-    begin = done = 0  # the window begins at `begin`; the text of words[begin:done] has been given
-    given = ""
+    begin = done = 0  # the window begins at `begin`; the text of words[begin:done] is emitted
+    emitted = ""
     for i, word in enumerate(words):
         if word == wire.NO_WORD:
             found.append(None)
             begin = done = i + 1
-            given = ""
+            emitted = ""
             continue
         text = tokenizer.decode(words[begin : i + 1], skip_special_tokens=False)
         held = text.endswith(UNFINISHED) and i - done < MAX_HELD_TOKENS
-        if held or len(text) <= len(given):
+        if held or len(text) <= len(emitted):
             found.append("")
             continue
-        found.append(text[len(given) :])
+        found.append(text[len(emitted) :])
         begin, done = done, i + 1
-        given = tokenizer.decode(words[begin:done], skip_special_tokens=False)
+        emitted = tokenizer.decode(words[begin:done], skip_special_tokens=False)
     return found

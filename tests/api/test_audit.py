@@ -142,7 +142,7 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
     page = await log.page(10)
     assert [entry.revision for entry in page.entries] == [1, 2]
     assert "No space left" in page.storage_error
-    assert "cannot be written, going on" in server_log.text
+    assert "cannot write the audit log" in server_log.text
     path.unlink()
     record(log, 3)
     page = await log.page(10)

@@ -195,7 +195,7 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
         answer = await client.get(FLIGHT)
         assert answer.status_code == 503
         assert answer.headers["content-type"] == "application/problem+json"
-        assert "the flight recorder has stopped at" in answer.json()["detail"]
+        assert "the flight recorder stopped at" in answer.json()["detail"]
         assert flight.num_faults > 0
         assert (await client.get("/vtoken/v1/status")).status_code == 200
         folder.unlink()
@@ -276,7 +276,7 @@ def test_oldest_segments_go_first(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(bytes(5000))
     segments.prune()
     assert all(path.exists() for path in paths)
-    segments.prune(room_bytes=200)
+    segments.prune(reserve_bytes=200)
     assert [path.exists() for path in paths] == [False, True, True]
     assert (tmp_path / "notes.txt").exists()
     Segments(tmp_path, max_bytes=1000, max_age_s=60).prune()

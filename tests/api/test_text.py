@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.served_core import serving
 from tests.support.serving import SpelledWords
+from tests.support.text_core import make_evicting
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError, Server
-from vtoken.config.request_rules import request_rules
 from vtoken_api.text import MAX_HELD_TOKENS, pieces
 
 CONTROL, READ = "control-token-0123456789", "read-token-0123456789"
@@ -29,23 +28,6 @@ class Letters:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         assert not skip_special_tokens
         return bytes(ids).decode(errors="replace")
-
-
-def make_evicting() -> LiveEngine:
-    """A request of 203 tokens of which 73 died in one eviction, and a shadow that was asked."""
-    core = make_quiet()
-    core.configure(
-        policy={"name": "random", "params": {"sinks": 3}},
-        shadow={"name": "streaming_llm", "params": {"sinks": 3}},
-        budget_tokens=128,
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 3]}))
-    core.admit("a", 201)
-    core.steps(3)
-    return core
 
 
 async def refused(client: AsyncClient, request_id: str = "a") -> wire.Problem:
@@ -99,7 +81,7 @@ async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() 
         problem = await refused(client)
         await client.aclose()
     assert (problem.status, problem.title) == (403, "Text is not shown")
-    assert problem.bound == "a server that was started with --vtoken-show-text"
+    assert problem.bound == "a server started with --vtoken-show-text"
     assert not served.asked("text")
     assert served.service.auth.refusals.counts[403] == 1
 

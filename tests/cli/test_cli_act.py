@@ -179,7 +179,7 @@ async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
     trial_flags = ("--confirm-within", "5m", "--guard-preemptions", "0")
     ran = await run("config", "set", "theta_f=0.5", *trial_flags, *url)
     assert ran.code == 0
-    assert "revision 2 is on trial: taken back unless confirmed by" in ran.out
+    assert "revision 2 is on trial: reverted unless confirmed by" in ran.out
     assert "or if more than 0 requests are preempted" in ran.out
     trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
     assert trial is not None

@@ -73,7 +73,7 @@ async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
     async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
         await until(lambda: served.service.flight.problem, "not noticed")
         shown = (await run("status", "--url", served.url)).out.splitlines()
-        assert "FAILS: audit: entries are in memory only and end with this process:" in shown[0]
+        assert "FAILS: audit: entries are kept in memory only, until this process ends:" in shown[0]
         assert "FAILS: recorder: stopped: " in shown[1]
         assert "Not a directory" in shown[1]
         assert "(since " in shown[1]
@@ -108,4 +108,4 @@ async def test_a_policy_that_cannot_be_loaded_is_told_by_list_and_doctor(
     ran = await run("doctor", "--url", served.url)
     assert ran.code == 0
     assert "lazy (some-package): ImportError: no lazy" in ran.out
-    assert f"{len(policy_names())} on offer" in ran.out
+    assert f"{len(policy_names())} available" in ran.out

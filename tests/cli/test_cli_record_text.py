@@ -204,7 +204,7 @@ async def test_so_many_are_followed_at_once_and_the_others_are_counted(
     core.steps()
     await turns.turn(5.0)
     assert turns.reader.skipped() == [
-        "requests without text: 1 (they, or the recording, ended before it was read)"
+        "requests without text: 1 (they, or the recording, ended before it was fetched)"
     ]
     turns.close()
 
@@ -223,7 +223,7 @@ async def test_a_long_request_is_read_less_often_and_a_longer_one_not_at_all(
     core.steps(4)
     assert await turns.turn(60.0) == 0
     assert turns.reader.skipped() == [
-        "requests of more than 185 tokens: 1 (their text was not read any more)"
+        "requests of more than 185 tokens: 1 (their text is incomplete or missing)"
     ]
     turns.close()
 

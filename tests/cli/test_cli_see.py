@@ -40,7 +40,8 @@ async def test_status_says_what_holes_and_copies_cost(served: Served, core: Live
     assert "hole 500.00 µs a token (" in text
     assert "copy 500.00 µs a token (prior)" in text
     assert prices.saving_us > 0
-    assert f"a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs" in text
+    saving, cost = prices.saving_us, prices.cost_us
+    assert f"a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs" in text
 
 
 async def test_policies_are_listed_with_what_calibration_measured(
@@ -51,7 +52,7 @@ async def test_policies_are_listed_with_what_calibration_measured(
     lines = (await run("policy", "list", "--url", served.url)).out.splitlines()
     (place,) = (i for i, line in enumerate(lines) if line.startswith("h2o "))
     assert "measured" in lines[place + 1]
-    assert "needles left whole: 100% at 50%, 75% at 25% of the prompt" in lines[place + 1]
+    assert "needles kept intact: 100% at 50%, 75% at 25% of the prompt" in lines[place + 1]
 
 
 async def test_status_says_where_the_policys_signal_comes_from(
@@ -132,7 +133,7 @@ async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: Liv
 
 async def test_audit_names_who_changed_what(served: Served) -> None:
     url = ("--url", served.url)
-    assert (await run("audit", *url)).out == "nobody has changed anything\n"
+    assert (await run("audit", *url)).out == "no changes so far\n"
     await run("config", "set", "theta_f=0.5", *url)
     await run("config", "set", "theta_f=0.6", "--dry-run", *url)
     first, second = (await run("audit", *url)).out.splitlines()

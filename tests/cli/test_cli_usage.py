@@ -55,7 +55,7 @@ async def test_unreachable_server_says_what_to_do() -> None:
 async def test_server_without_vtoken_is_named_as_such(served: Served) -> None:
     ran = await run("status", "--url", f"{served.url}/v1")
     assert ran.code == 1
-    assert "vToken is not on there" in ran.err
+    assert "vToken is not enabled there" in ran.err
 
 
 async def test_token_comes_from_the_environment_or_a_file(core: LiveEngine, tmp_path: Path) -> None:
@@ -145,7 +145,9 @@ async def test_help_and_version_import_nothing_heavy() -> None:
 
 def test_help_names_the_default_of_a_guard_on_the_canary() -> None:
     text = make_parser().parse_args(["config", "set", "theta_f=0"]).parser.format_help()
-    assert f"these two rest on at least (default: {GUARD_CANARIES})" in " ".join(text.split())
+    assert f"minimum of checked requests for these two guards ({GUARD_CANARIES})" in " ".join(
+        text.split()
+    )
 
 
 def test_help_names_the_default_server() -> None:
@@ -156,13 +158,13 @@ def test_help_names_the_default_server() -> None:
 async def test_flag_before_the_command_is_told_its_place() -> None:
     ran = await run("--json", "status")
     assert ran.code == 2
-    assert "--json stands behind the command: vtoken status --json" in ran.err
+    assert "put --json after the command: vtoken status --json" in ran.err
 
 
 async def test_console_without_a_terminal_is_refused_with_what_to_use_instead() -> None:
     ran = await spawn("console", "--url", "http://127.0.0.1:9")
     assert (ran.code, ran.out) == (2, "")
-    assert "no terminal" in ran.err
+    assert "must be a terminal" in ran.err
     assert "--export" in ran.err
 
 

@@ -187,8 +187,8 @@ async def test_missing_or_wrong_token_is_unauthorized(kind: Any, core: LiveEngin
 @pytest.mark.parametrize(
     ("url", "error", "text"),
     [
-        ("http://127.0.0.1:9", Unreachable, "nothing listens there"),
-        ("{}/v1", NotVToken, "vToken is not on there"),
+        ("http://127.0.0.1:9", Unreachable, "connection refused"),
+        ("{}/v1", NotVToken, "vToken is not enabled there"),
     ],
 )
 async def test_absent_server_and_strange_server_are_told_apart(
@@ -210,7 +210,7 @@ async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
 
 async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveEngine) -> None:
     wrong = calls.Call("GET", "/status", calls._json(wire.EventPage))
-    with pytest.raises(NotVToken, match="not what the schema says"):
+    with pytest.raises(NotVToken, match="does not fit the schema"):
         await either.ask("send", wrong)
 
 

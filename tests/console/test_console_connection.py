@@ -144,7 +144,7 @@ async def test_server_without_vtoken_is_named_as_such() -> None:
         await until(lambda: other.started, "not started")
         app = ConsoleApp(f"http://127.0.0.1:{listener.getsockname()[1]}")
         async with app.run_test(size=(80, 24)):
-            told = "vToken is not on there"
+            told = "vToken is not enabled there"
             await until(lambda: told in " ".join(screen_text(app).split()), "not named")
             await until(lambda: "vtoken serve MODEL" in screen_text(app), "no way out")
             assert "VTOKEN_TOKEN" not in screen_text(app)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.support.console_harness import running, screen_text, until
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
-from vtoken.config.request_rules import request_rules
+from tests.support.text_core import make_evicting
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.look import palette
 from vtoken_console.look.flow import NEWLINE, Flow, printable
@@ -33,19 +33,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    """One request past its budget, a policy that chooses at random, a shadow that does not."""
-    core = make_quiet()
-    core.configure(
-        policy={"name": "random", "params": {"sinks": 3}},
-        shadow={"name": "streaming_llm", "params": {"sinks": 3}},
-        budget_tokens=64,
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 3]}))
-    core.admit("a", 120)
-    core.steps(3)
+    core = make_evicting(prompt_tokens=120, budget_tokens=64)
     yield core
     core.close()
 

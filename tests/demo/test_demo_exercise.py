@@ -77,5 +77,5 @@ async def test_a_server_that_answers_without_changing_is_found_out(tmp_path: Pat
 
     rows = await exercised(core, lie, tmp_path / "recording.ndjson")
     assert not rows["recycle off"].ok
-    assert rows["recycle off"].outcome == "the answer names no step"
+    assert rows["recycle off"].outcome == "the answer has no step"
     assert rows["pause"].ok

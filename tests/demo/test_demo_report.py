@@ -96,11 +96,11 @@ def test_a_good_run_passes_and_averages_over_samples_with_a_running_request() ->
     ("changes", "says"),
     [
         ({"traffic": TrafficReport(done=3, failed=1, failures=["500"])}, "1 requests failed: 500"),
-        ({"traffic": TrafficReport()}, "no request was finished"),
+        ({"traffic": TrafficReport()}, "no request finished"),
         ({"rows": [Row("undo", "not restored", ok=False)]}, "control undo: not restored"),
         ({"last": make_status(violations=2)}, "2 invariant violations"),
         ({"stream": Stream(9, 1, 0, "r")}, "1 gaps in the stream's seq"),
-        ({"samples": []}, "no status on the stream while a request ran"),
+        ({"samples": []}, "the stream had no status while a request ran"),
     ],
 )
 def test_each_fault_fails_the_run(changes: dict[str, Any], says: str) -> None:

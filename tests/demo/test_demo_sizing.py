@@ -66,7 +66,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
 
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c"])
 def test_a_folder_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(DemoError, match=f"there is no folder {name}"):
+    with pytest.raises(DemoError, match=f"the folder {name} does not exist"):
         sizing.read_config(name)
 
 

@@ -1,7 +1,7 @@
-"""The command line `vtoken`: parses, dispatches, turns every failure into a message and exit code.
+"""The command line `vtoken`: parses, dispatches, maps every failure to a message and an exit code.
 
-Imports nothing heavy: `--help` and `--version` answer before httpx, numpy, textual or vLLM are
-touched. Exit codes: 0 done, 1 refused or failed, 2 usage, 130 interrupted.
+Heavy imports are deferred: `--help` and `--version` do not import httpx, numpy, textual or vLLM.
+Exit codes: 0 done, 1 refused or failed, 2 usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Commands with a parser of their own: everything behind the name is theirs.
-PASSED_THROUGH = {
+# Commands with their own parser, which gets all arguments after the name.
+OWN_PARSERS = {
     "serve": "vtoken.vllm.startup.serve",
     "calibrate": "vtoken.calibration.command",
     "demo": "vtoken.demo.run",
@@ -22,18 +22,18 @@ PASSED_THROUGH = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # started with a closed one: what is said goes nowhere
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:  # the process was started with a closed stdout
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
         try:
-            if arguments and arguments[0] in PASSED_THROUGH:
+            if arguments and arguments[0] in OWN_PARSERS:
                 return _pass_through(arguments[0], arguments[1:])
             return _run(arguments)
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, `head` for instance, has had enough
+    except BrokenPipeError:  # the reader, `head` for instance, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -64,20 +64,20 @@ def _pass_through(command: str, arguments: list[str]) -> int:
 
     asks_for_help = bool({"-h", "--help"} & set(arguments))
     if find_spec("vllm") is None and not asks_for_help:
-        return _lacks(command, "vllm")
+        return _missing_module(command, "vllm")
     try:
-        code: int | None = import_module(PASSED_THROUGH[command]).main(arguments)
+        code: int | None = import_module(OWN_PARSERS[command]).main(arguments)
     except ModuleNotFoundError as error:
         if find_spec("vllm") is not None:
-            raise  # an installation that should have it: the traceback says who wanted it
-        return _lacks(command, error.name)
+            raise  # the full package is installed, so this is a bug: show the traceback
+        return _missing_module(command, error.name)
     return code or 0
 
 
-def _lacks(command: str, module: str | None) -> int:
+def _missing_module(command: str, module: str | None) -> int:
     print(
-        f"vtoken {command}: this installation lacks the module {module!r}\n"
-        "  the engine comes with: make setup, or pip install '.[cpu]' or '.[cuda]' in a checkout",
+        f"vtoken {command}: the module {module!r} is not installed\n"
+        "  install the engine with: make setup, or pip install '.[cpu]' or '.[cuda]' in a checkout",
         file=sys.stderr,
     )
     return 1

@@ -1,6 +1,6 @@
-"""The commands that change something, and `compact`; each prints what the engine answered.
+"""The commands that change something, and `compact`; each prints the engine's answer.
 
-Knows the client and how documents look. `--json` prints the server's documents as they are.
+`--json` prints the server's documents unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
-from vtoken.cli.text import say_document
+from vtoken.cli.text import echo_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
 
@@ -41,17 +41,17 @@ def resume(arguments: Namespace, client: Client) -> int:
 
 def confirm(arguments: Namespace, client: Client) -> int:
     result = client.confirm(validate_only=arguments.dry_run)
-    say_document(arguments, result, confirm_lines)
+    echo_document(arguments, result, confirm_lines)
     return 0
 
 
 def undo(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
+    echo_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
     return 0
 
 
 def compact(arguments: Namespace, client: Client) -> int:
-    """Starts a compaction and waits until it is over."""
+    """Start a compaction and wait for its end."""
     operation = client.compact(
         request_id=arguments.request,
         batch_size=arguments.batch_size,
@@ -62,9 +62,9 @@ def compact(arguments: Namespace, client: Client) -> int:
     if operation.state in ("pending", "running"):
         raise CommandError(
             f"operation {operation.id} is still {operation.state} after {arguments.timeout:g} s",
-            "it goes on in the server; an engine without requests takes no steps",
+            "it continues on the server; an engine without requests takes no steps",
         )
-    say_document(arguments, operation, operation_lines)
+    echo_document(arguments, operation, operation_lines)
     return 0 if operation.state == "done" else 1
 
 
@@ -81,7 +81,7 @@ def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
         guard_canary_count=arguments.guard_canaries,
         guard_for_s=arguments.guard_for,
     )
-    say_document(arguments, result, patch_lines)
+    echo_document(arguments, result, patch_lines)
     return 0
 
 

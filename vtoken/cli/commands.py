@@ -1,4 +1,4 @@
-"""Which module has which command, so that a command imports what it needs and no more.
+"""The module of each command, imported only when the command runs.
 
 A command is a function `(arguments, client) -> exit code`.
 """
@@ -22,7 +22,7 @@ MODULES = {
 
 
 def run(arguments: Namespace) -> int:
-    """Run the command that was given; raises what the client raises, and CommandError."""
+    """Run the given command; raises CommandError and the client's errors."""
     name = arguments.command
     (module,) = [module for module, names in MODULES.items() if name in names]
     command = getattr(import_module(f"vtoken.cli.{module}"), name)

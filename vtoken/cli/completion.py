@@ -1,8 +1,8 @@
-"""Completion of commands, flags, fields, policies and requests, in bash, zsh and fish.
+"""Completion of commands, flags, fields, policies and requests in bash, zsh and fish.
 
-`vtoken completion SHELL` prints the shell's part (argcomplete's); it calls this program back on
-every TAB, with `_ARGCOMPLETE` in the environment. What only a server knows is asked of it, briefly;
-a server that is not there offers nothing.
+`vtoken completion SHELL` prints argcomplete's shell code, which runs this program on every TAB with
+`_ARGCOMPLETE` in the environment. Policies, choices and requests are queried from the server with a
+short timeout; if it does not answer, there are no candidates.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.parser import make_parser
-from vtoken.cli.text import say
+from vtoken.cli.text import echo
 from vtoken.client import Client, Server, VTokenError
 
-PATIENCE_S = 0.5  # a key was pressed: somebody waits
+TIMEOUT_S = 0.5  # the user is waiting for the TAB key
 
 
 def completion(arguments: argparse.Namespace, client: Client) -> int:
-    """Print the script that makes the shell complete `vtoken`."""
+    """Print the completion script of a shell."""
     from argcomplete.shell_integration import shellcode
 
     del client
-    say(shellcode(["vtoken"], shell=arguments.shell))
+    echo(shellcode(["vtoken"], shell=arguments.shell))
     return 0
 
 
 def answer_shell() -> None:
-    """Answer one TAB, and end the process."""
+    """Complete once and exit the process."""
     import argcomplete
 
     parser = make_parser()
@@ -40,7 +40,7 @@ def answer_shell() -> None:
 
 
 def _attach(parser: argparse.ArgumentParser) -> None:
-    """Give every argument that is marked with `complete` its completer, at any depth."""
+    """Set the completer of every argument that has a `complete` attribute, recursively."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in set(action.choices.values()):
@@ -50,7 +50,7 @@ def _attach(parser: argparse.ArgumentParser) -> None:
 
 
 def field_names() -> list[str]:
-    """Every field that `config set` takes, dotted where there are fields in it."""
+    """Every field that `config set` takes, nested ones dotted."""
     names: list[str] = []
     for field in msgspec.structs.fields(wire.ConfigValues):
         inner = [
@@ -74,13 +74,13 @@ def _fields(prefix: str, **_: Any) -> list[str]:
 
 
 def _assignments(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """`KEY=`, and behind it the choices of a field that has some."""
+    """`KEY=`, or `KEY=VALUE` for each choice of the field."""
     name, equals, _text = prefix.partition("=")
     if not equals:
         return [f"{name}=" for name in field_names()]
     if name.endswith("policy.name") or name == "shadow.name":
-        return [f"{name}={policy}" for policy in _ask(parsed_args, _policy_names)]
-    bounds = dict(_ask(parsed_args, lambda client: client.config().bounds.items()))
+        return [f"{name}={policy}" for policy in _query(parsed_args, _policy_names)]
+    bounds = dict(_query(parsed_args, lambda client: client.config().bounds.items()))
     if name not in bounds:
         return []
     choices = bounds[name].choices or (["true", "false"] if bounds[name].type == "bool" else [])
@@ -89,25 +89,25 @@ def _assignments(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list
 
 def _policies(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     del prefix
-    return list(_ask(parsed_args, _policy_names))
+    return list(_query(parsed_args, _policy_names))
 
 
 def _requests(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     del prefix
-    return list(_ask(parsed_args, lambda client: [row.id for row in client.requests()]))
+    return list(_query(parsed_args, lambda client: [row.id for row in client.requests()]))
 
 
 def _policy_names(client: Client) -> list[str]:
     return [policy.name for policy in client.policies() if policy.error is None]
 
 
-def _ask(parsed_args: argparse.Namespace, question: Callable[[Client], Iterable[Any]]) -> list[Any]:
+def _query(parsed_args: argparse.Namespace, query: Callable[[Client], Iterable[Any]]) -> list[Any]:
     try:
         server = Server.from_environment(
             getattr(parsed_args, "url", None), token_file=getattr(parsed_args, "token_file", None)
         )
-        with Client(server, timeout_s=PATIENCE_S) as client:
-            return list(question(client))
+        with Client(server, timeout_s=TIMEOUT_S) as client:
+            return list(query(client))
     except VTokenError:
         return []
 

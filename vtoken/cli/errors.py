@@ -1,9 +1,9 @@
-"""How commands fail: what the user sees, and the exit code.
+"""The errors of commands: messages and exit codes.
 
-CommandError        1: the server refused, is not there, or has not done it in time
+CommandError        1: the server refused, did not answer, or did not finish in time
 └── UsageError      2: the command line is wrong; nothing was sent
 
-`vtoken.client` has the errors of calls and streams; `failure_of` makes one of these out of each.
+`failure_of` converts the errors of `vtoken.client`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIST = re.compile(r"(?:^one of |: )(?P<words>[\w.-]+(?:, [\w.-]+)+)$")  # of a 
 
 
 class CommandError(Exception):
-    """A command that did not work; `hint` says what to do."""
+    """A failed command; `hint` has the fix."""
 
     exit_code = 1
 
@@ -30,11 +30,11 @@ class CommandError(Exception):
     ) -> None:
         super().__init__(message)
         self.hint = hint
-        # For `--json`; status 0: no server has said it.
+        # For `--json`; status 0: not from a server.
         self.problem = problem or wire.Problem(status=0, title="Failed", detail=message)
 
     def text(self, *, as_json: bool = False) -> str:
-        """What goes to standard error."""
+        """The text for standard error."""
         if as_json:
             return msgspec.json.encode(self.problem).decode()
         return "\n  ".join([f"vtoken: {self}", *(self.hint or "").splitlines()])
@@ -47,7 +47,7 @@ class UsageError(CommandError):
 
 
 def failure_of(error: ProblemError | RefusedError) -> CommandError:
-    """What a failed call is to the user of the command line."""
+    """The command-line error for a failed call."""
     if isinstance(error, RefusedError):
         return UsageError(error.detail, error.bound and f"expected: {error.bound}")
     problem = error.problem
@@ -73,7 +73,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
 
 
 def _details(problem: wire.Problem) -> list[str]:
-    """Field, value and bound of a refusal, a line each, and what may have been meant."""
+    """Field, value and bound of a refusal, one line each, and a suggestion."""
     lines = [f"field: {problem.field}"] if problem.field else []
     if problem.value is not None:
         lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")

@@ -1,20 +1,20 @@
-"""What `vtoken --help` says: the commands by what they are for, and examples of each."""
+"""Help texts: the commands in groups, and examples of each."""
 
 from __future__ import annotations
 
 GROUPS = {
-    "See": {
+    "Inspect": {
         "console": "the live console",
-        "status": "everything that matters now, once",
+        "status": "the state of the KV cache, once",
         "watch": "a status line every interval, until interrupted",
         "requests": "every request that holds or waits for blocks",
         "request": "one request and its block table, or its tokens",
-        "block": "one block: owners, why it is pinned, slot by slot",
-        "events": "what happened, oldest first",
-        "audit": "who changed or tried out what",
-        "doctor": "is it installed right, is the server there, has it done anything?",
+        "block": "one block: its owners, its slots, why it is pinned",
+        "events": "events of the engine, oldest first",
+        "audit": "the audit log: changes and dry runs with their callers",
+        "doctor": "check the installation, the server and what it has done so far",
     },
-    "Act": {
+    "Change": {
         "config": "read or change the configuration",
         "policy": "list eviction policies, or use one",
         "compact": "compact now, and wait for the result",
@@ -23,22 +23,22 @@ GROUPS = {
         "confirm": "keep the change that is on trial",
         "undo": "restore the configuration before the last change",
     },
-    "Share": {
+    "Record": {
         "record": "write the stream to a file, for `console --replay` and scripts",
     },
     "Run": {
         "serve": "vLLM's server with vToken: every vLLM flag, and --vtoken-…",
         "calibrate": "find the layers of a model that rank tokens best, for `serve`",
-        "demo": "a server, traffic and the console, ready to look at",
-        "bench": "measure: baselines, variants, micro-benchmarks",
-        "completion": "completion of commands for your shell",
+        "demo": "start a server, traffic and the console",
+        "bench": "run benchmarks: baselines, variants, micro-benchmarks",
+        "completion": "print a completion script for your shell",
     },
 }
 
 EPILOG = """\
 environment:
   VTOKEN_URL    the server (default: http://127.0.0.1:8000)
-  VTOKEN_TOKEN  bearer token, when the server wants one
+  VTOKEN_TOKEN  bearer token, if the server needs one
   NO_COLOR      no colours
 
 exit codes: 0 done, 1 refused or failed, 2 usage

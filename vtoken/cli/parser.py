@@ -1,4 +1,4 @@
-"""The arguments of `vtoken`: commands, flags and what they mean. Knows argparse only."""
+"""The arguments of `vtoken`: commands, flags and their help texts."""
 
 from __future__ import annotations
 
@@ -59,14 +59,16 @@ def make_parser() -> Parser:
     watch.add_argument("--count", type=positive, metavar="N", help="stop after N lines")
     add("requests")
     request = add("request")
-    _named(request, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests")
-    request.add_argument("--tokens", action="store_true", help="its token table, all of it")
-    _named(add("block"), "id", "BLOCK", type=count, help="its number, from 0")
+    _add_positional(
+        request, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests"
+    )
+    request.add_argument("--tokens", action="store_true", help="its entire token table")
+    _add_positional(add("block"), "id", "BLOCK", type=count, help="its number, from 0")
     events = add("events")
     events.add_argument(
         "-n", "--limit", type=positive, default=20, metavar="N", help="newest N (20)"
     )
-    events.add_argument("-f", "--follow", action="store_true", help="go on until interrupted")
+    events.add_argument("-f", "--follow", action="store_true", help="continue until interrupted")
     events.add_argument(
         "--kind", action="append", choices=KINDS, metavar="KIND", help=", ".join(KINDS)
     )
@@ -75,7 +77,7 @@ def make_parser() -> Parser:
     )
     doctor = add("doctor")
     doctor.add_argument(
-        "--engine", action="store_true", help="compare this vLLM with what vToken expects (slow)"
+        "--engine", action="store_true", help="check the installed vLLM against vToken (slow)"
     )
     _add_config(_add_actions(commands, "config"), [server, json], dry, trial)
     _add_policy(_add_actions(commands, "policy"), [server, json], dry, trial)
@@ -97,7 +99,7 @@ def make_parser() -> Parser:
 def _add(
     commands: Any, title: str, *parents: argparse.ArgumentParser, text: str = ""
 ) -> argparse.ArgumentParser:
-    """A command, `title` with those before it, with the text of its group and its examples."""
+    """Add the command `title` (with its parent's name), its help text and its examples."""
     for group in GROUPS.values():
         text = text or group.get(title, "")
     examples = EXAMPLES.get(title, [])
@@ -120,7 +122,7 @@ def _server_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument("--url", help="the server (env VTOKEN_URL, default http://127.0.0.1:8000)")
     flags.add_argument(
-        "--token-file", metavar="FILE", help="file with the bearer token (or env VTOKEN_TOKEN)"
+        "--token-file", metavar="FILE", help="file with the bearer token (env VTOKEN_TOKEN)"
     )
     return flags
 
@@ -136,55 +138,57 @@ def _dry_flag() -> argparse.ArgumentParser:
     flag.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what would happen, change nothing; a token that reads is enough",
+        help="report the effect and change nothing; needs a read token only",
     )
     return flag
 
 
 def _trial_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
-    trial = flags.add_argument_group("on trial", "the engine takes the change back by itself")
+    trial = flags.add_argument_group("trial", "the engine reverts the change automatically")
     trial.add_argument(
         "--confirm-within",
         type=whole_seconds,
         metavar="T",
-        help="unless `vtoken confirm` comes within T: 90s, 5m",
+        help="unless it is confirmed with `vtoken confirm` within T: 90s, 5m",
     )
     trial.add_argument(
         "--guard-p95",
         type=latency_ms,
         metavar="T",
-        help="when p95 of the time between two tokens passes T: 40ms",
+        help="if the p95 inter-token latency exceeds T: 40ms",
     )
     trial.add_argument(
-        "--guard-preemptions", type=count, metavar="N", help="when more than N are preempted"
+        "--guard-preemptions", type=count, metavar="N", help="if more than N are preempted"
     )
     trial.add_argument(
         "--guard-agreement",
         type=number,
         metavar="R",
-        help="when the canary's agreement is below R: 0.9",
+        help="if the canary's agreement is below R: 0.9",
     )
     trial.add_argument(
         "--guard-logprob-lost",
         type=number,
         metavar="X",
-        help="when the canary's log-probability lost, in nats a token, is above X",
+        help="if the canary's log-probability lost, in nats a token, is above X",
     )
     trial.add_argument(
         "--guard-canaries",
         type=positive,
         metavar="N",
-        help="checked requests that these two rest on at least (default: 20)",
+        help="minimum of checked requests for these two guards (20)",
     )
     trial.add_argument(
-        "--guard-for", type=whole_seconds, metavar="T", help="how long the guard holds"
+        "--guard-for", type=whole_seconds, metavar="T", help="how long the guards are active"
     )
     return flags
 
 
-def _named(parser: argparse.ArgumentParser, name: str, metavar: str, **options: Any) -> None:
-    """A positional argument; `complete` names what the shell completes it with."""
+def _add_positional(
+    parser: argparse.ArgumentParser, name: str, metavar: str, **options: Any
+) -> None:
+    """Add an argument; `complete` is its key in `completion.COMPLETERS`."""
     complete = options.pop("complete", None)
     action = parser.add_argument(name, metavar=metavar, **options)
     if complete is not None:
@@ -195,37 +199,39 @@ def _add_config(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
     get = _add(
         actions, "config get", *parents, text="every field, its value and bound; or one value"
     )
-    _named(get, "key", "KEY", nargs="?", help="field, for instance policy.name", complete="keys")
+    _add_positional(
+        get, "key", "KEY", nargs="?", help="field, for instance policy.name", complete="keys"
+    )
     change = _add(
         actions,
         "config set",
         *parents,
         dry,
         trial,
-        text="change fields between two steps, all or nothing",
+        text="change fields atomically between two steps",
     )
-    _named(
+    _add_positional(
         change,
         "values",
         "KEY=VALUE",
         nargs="+",
-        help="a value is JSON, or else text; null takes an optional one away",
+        help="a value is JSON, else text; null removes an optional one",
         complete="assignments",
     )
     change.add_argument(
-        "--if-revision", type=count, metavar="N", help="only if this is still the revision"
+        "--if-revision", type=count, metavar="N", help="only if N is still the revision"
     )
 
 
 def _add_policy(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
     _add(actions, "policy list", *parents, text="policies and their parameters")
     use = _add(actions, "policy use", *parents, dry, trial, text="switch to a policy")
-    _named(use, "name", "NAME", help="see `vtoken policy list`", complete="policies")
+    _add_positional(use, "name", "NAME", help="see `vtoken policy list`", complete="policies")
     use.add_argument("values", nargs="*", metavar="PARAM=VALUE", help="its parameters")
 
 
 def _add_compact(compact: argparse.ArgumentParser) -> None:
-    _named(compact, "--request", "ID", help="this request only", complete="requests")
+    _add_positional(compact, "--request", "ID", help="this request only", complete="requests")
     compact.add_argument("--batch-size", type=positive, metavar="B", help="most source blocks")
     compact.add_argument(
         "--timeout", type=duration_s, default=60.0, metavar="T", help="longest wait (60s)"
@@ -233,20 +239,20 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
 
 
 def _add_console(console: argparse.ArgumentParser) -> None:
-    console.add_argument("--read-only", action="store_true", help="look, change nothing")
+    console.add_argument("--read-only", action="store_true", help="disable all changes")
     console.add_argument("--fps", type=fps, default=10.0, help="states a second, 0.1..30 (10)")
-    console.add_argument("--replay", metavar="FILE", help="look at a recording, without a server")
+    console.add_argument("--replay", metavar="FILE", help="play a recording, without a server")
     console.add_argument(
-        "--at", metavar="TIME", help="of a recording: HH:MM:SS, or seconds from its start"
+        "--at", metavar="TIME", help="start of the replay: HH:MM:SS, or seconds from its start"
     )
     console.add_argument(
-        "--export", metavar="FILE", help="write .svg, .png, .csv or .json without a terminal, leave"
+        "--export", metavar="FILE", help="write .svg, .png, .csv or .json and exit; no terminal"
     )
     console.add_argument("--size", type=size, default=(120, 36), metavar="WxH", help="(120x36)")
     console.add_argument("--web", action="store_true", help="serve the console to a browser")
     console.add_argument("--host", default="127.0.0.1", help="with --web: a loopback address")
     console.add_argument("--port", type=port, default=8001, help="with --web (8001)")
-    console.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    console.add_argument("--ascii", action="store_true", help="ASCII characters only")
     console.add_argument(
         "--theme", choices=("auto", "dark", "light"), default="auto", help="colours (auto)"
     )
@@ -254,30 +260,30 @@ def _add_console(console: argparse.ArgumentParser) -> None:
         "--colors",
         choices=("auto", "16", "256", "truecolor"),
         default="auto",
-        help="how many the terminal shows (auto: by COLORTERM and TERM)",
+        help="colour depth of the terminal (auto: from COLORTERM and TERM)",
     )
-    console.add_argument("--no-motion", action="store_true", help="do not draw moving tokens")
+    console.add_argument("--no-motion", action="store_true", help="do not animate moving tokens")
     console.add_argument("--keys", action="store_true", help="print every action and its keys")
     console.add_argument(
         "--guide",
         nargs="?",
         const="always",
         choices=("once", "always"),
-        help="explain itself step by step; once: unless it was seen before",
+        help="explain the console step by step; once: unless already seen",
     )
     console.set_defaults(json=False)
 
 
 def _add_record(record: argparse.ArgumentParser) -> None:
-    record.add_argument("file", metavar="FILE", help="a new file; gzip where it ends in .gz")
+    record.add_argument("file", metavar="FILE", help="a new file; gzip if it ends in .gz")
     record.add_argument("--fps", type=fps, default=5.0, help="states a second, 0.1..30 (5)")
     span = record.add_mutually_exclusive_group()
     span.add_argument("--duration", type=duration_s, metavar="T", help="stop after T: 90s, 5m")
     span.add_argument(
-        "--last", type=duration_s, metavar="T", help="what the flight recorder has of the last T"
+        "--last", type=duration_s, metavar="T", help="download the flight recorder's last T"
     )
     record.add_argument(
         "--with-text",
         action="store_true",
-        help="the text of the requests too; the server must show it, and the file is mode 0600",
+        help="include the text of requests, if the server shows it; the file has mode 0600",
     )

@@ -1,7 +1,6 @@
-"""`vtoken record`: the stream into a file, for `vtoken console --replay` and for scripts.
+"""`vtoken record`: writes the stream to a file, for `vtoken console --replay` and for scripts.
 
-Knows the client and the recorder. Ends with the stream (1), or when interrupted or over (0).
-Text of requests is in the file only with `--with-text`.
+Exits with 0 when interrupted or after the duration, with 1 when the stream ends.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from vtoken import wire
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.record_text import TextReader
-from vtoken.cli.text import say, say_json
+from vtoken.cli.text import echo, echo_json
 from vtoken.client import Client
 from vtoken.recording import Recorder, RecordingError, RecordingExistsError, RecordingWriter
 from vtoken.recording.recorder import is_audited
@@ -27,13 +26,13 @@ NOT_MESSAGES = (b'{"type":"recording"', b'{"type":"audit"')
 
 
 def record(arguments: Namespace, client: Client) -> int:
-    """Everything the stream says from now on, or what happened just now, and who changed what."""
+    """Record the stream and the audit log from now on, or download the recent past."""
     path = Path(arguments.file)
     texts: TextReader | None = None
     if arguments.last is not None and arguments.with_text:
         raise UsageError(
-            "--with-text and --last exclude each other: the flight recorder never holds text",
-            "record from now on: vtoken record FILE --with-text --duration 5m",
+            "--with-text and --last exclude each other: the flight recorder never stores text",
+            "to record from now on: vtoken record FILE --with-text --duration 5m",
         )
     try:
         if arguments.last is not None:
@@ -46,13 +45,13 @@ def record(arguments: Namespace, client: Client) -> int:
         raise CommandError(str(error)) from error
     if arguments.json:
         text = {} if texts is None else {"text": _summary(texts)}
-        say_json({"file": str(path), "messages": num_messages, **text})
+        echo_json({"file": str(path), "messages": num_messages, **text})
         return 0
-    say(f"{num_messages:,} messages in {path}; look at them: vtoken console --replay {path}")
+    echo(f"{num_messages:,} messages in {path}; replay with: vtoken console --replay {path}")
     if texts is not None:
-        say(f"text: {texts.num_requests:,} requests, {texts.num_texts:,} lines; mode 0600")
+        echo(f"text: {texts.num_requests:,} requests, {texts.num_texts:,} lines; mode 0600")
         for line in texts.skipped():
-            say(line)
+            echo(line)
     return 0
 
 
@@ -67,7 +66,7 @@ def _summary(texts: TextReader) -> dict[str, Any]:
 
 
 def _download(client: Client, path: Path, seconds: int) -> int:
-    """The flight recorder's last `seconds`, into a new file."""
+    """Write the flight recorder's last `seconds` to a new file; returns the message count."""
     if path.exists():
         raise RecordingExistsError(path)
     packed = client.recording(seconds)
@@ -85,7 +84,7 @@ def _download(client: Client, path: Path, seconds: int) -> int:
 def _record_stream(
     arguments: Namespace, client: Client, path: Path
 ) -> tuple[int, TextReader | None]:
-    """How many messages were written, and what came of the text where it was asked for."""
+    """The number of messages written, and the reader of text if it was requested."""
     deadline = None if arguments.duration is None else time.monotonic() + arguments.duration
     before = client.audit(AUDIT_LIMIT).entries  # an unreachable server leaves no file
     with client.stream(fps=arguments.fps, format="json") as stream:
@@ -116,10 +115,10 @@ def _record_stream(
 
 
 def _check_text(first: wire.StreamMessage) -> None:
-    """Raises CommandError where the server shows no text to this client."""
+    """Raises CommandError if the server does not show text to this client."""
     if not isinstance(first, wire.Hello) or not first.can_read_text:
         raise CommandError(
             "the server shows no text to this client; nothing was recorded",
-            "it takes a server that was started with --vtoken-show-text\n"
-            "and, where there are tokens, the control token",
+            "the server must be started with --vtoken-show-text\n"
+            "and, if it has tokens, you need the control token",
         )

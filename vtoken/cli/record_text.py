@@ -1,12 +1,10 @@
-"""The text of the requests that a stream shows, read beside it with few calls.
+"""Fetches the text of the requests in a stream, with a bounded load on the server:
 
-Knows the client and the rows of requests, no file. A recorder must not slow the server down:
-
-1. A request is read again when its tokens, its dead tokens or the configuration have changed, and
-   at most every EVERY_S for each page that it has.
-2. At most MAX_REQUESTS are followed at once, of MAX_TOKENS at most each.
-3. A turn makes at most MAX_CALLS calls. The turns take at most a fifth of the time, so that a
-   server that answers slowly is asked less often.
+1. A request is fetched again when its tokens, its dead tokens or the configuration have changed, at
+   most every EVERY_S for each of its pages.
+2. At most MAX_REQUESTS of at most MAX_TOKENS each are tracked at once.
+3. A turn makes at most MAX_CALLS calls. Turns take at most a fifth of the time, so a slow server
+   gets fewer calls.
 4. A refused call ends the turn, and the next one begins PAUSE_S later.
 """
 
@@ -30,12 +28,12 @@ MAX_CALLS = 8
 TURN_S = 0.25
 PAUSE_S = 5.0
 IDLE_TURNS = 4.0  # a turn of d seconds is followed by a wait of this times d
-CALL_TIMEOUT_S = 3.0  # the stream is not read meanwhile; the server waits 5 s for its reader
+CALL_TIMEOUT_S = 3.0  # the stream is not read during a call; the server drops it after 5 s
 
 
-class _Followed:
-    """`seen`: what its row and the configuration said when it was last read; `written`: what of
-    that, and how many tokens, is in the newest text written.
+class _Tracked:
+    """`seen`: live and dead tokens and revision at the last fetch; `written`: token count, dead
+    tokens and revision of the newest text written.
     """
 
     def __init__(self, request_id: str, now: float) -> None:
@@ -46,7 +44,7 @@ class _Followed:
 
 
 class TextReader:
-    """`turn` reads some of what is due, and gives `write` every text that was read to its end."""
+    """`turn` fetches some of what is due and passes every complete text to `write`."""
 
     def __init__(
         self,
@@ -56,44 +54,44 @@ class TextReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_texts = 0  # written
-        self.num_requests = 0  # of which at least one text was written
-        self.num_unread = 0  # that ended before their text was read
+        self.num_requests = 0  # with at least one text written
+        self.num_unread = 0  # requests that ended before their text was fetched
         self.num_refused = 0  # calls
         self._client = Client(client.server, timeout_s=CALL_TIMEOUT_S)
         self._write = write
         self._clock = clock
-        self._followed: dict[str, _Followed] = {}
+        self._tracked: dict[str, _Tracked] = {}
         self._unread: set[str] = set()
         self._too_long: set[str] = set()
-        self._reading: tuple[_Followed, Pages[wire.TextPage], Call[wire.TextPage]] | None = None
+        self._reading: tuple[_Tracked, Pages[wire.TextPage], Call[wire.TextPage]] | None = None
         self._next_turn = 0.0
         self._problem = ""  # of the newest refused call
 
     def close(self) -> None:
-        """The end of the recording; what has not been read will not be."""
+        """End the recording; the remaining requests count as unread."""
         self._client.close()
         self.num_unread += len(self._unread)
         self._unread.clear()
 
     def skipped(self) -> list[str]:
-        """What is not in the recording, a line each."""
-        said = []
+        """One line for each kind of text missing from the recording."""
+        lines = []
         if self.num_unread:
-            why = "they, or the recording, ended before it was read"
-            said.append(f"requests without text: {self.num_unread:,} ({why})")
+            reason = "they, or the recording, ended before it was fetched"
+            lines.append(f"requests without text: {self.num_unread:,} ({reason})")
         if self._too_long:
-            why = "their text was not read any more"
-            said.append(
-                f"requests of more than {MAX_TOKENS:,} tokens: {len(self._too_long):,} ({why})"
+            reason = "their text is incomplete or missing"
+            lines.append(
+                f"requests of more than {MAX_TOKENS:,} tokens: {len(self._too_long):,} ({reason})"
             )
         if self.num_refused:
-            said.append(f"failed calls for text: {self.num_refused:,}, the last: {self._problem}")
-        return said
+            lines.append(f"failed calls for text: {self.num_refused:,}; the last: {self._problem}")
+        return lines
 
     def turn(self, state: StreamState) -> None:
-        """Read some of what is due in `state`."""
+        """Fetch some of what is due in `state`."""
         began = self._clock()
-        self._look(state.requests, began)
+        self._track(state.requests, began)
         if began < self._next_turn:
             return
         try:
@@ -110,66 +108,66 @@ class TextReader:
             now = self._clock()
             self._next_turn = now + max(PAUSE_S, IDLE_TURNS * (now - began))
 
-    def _look(self, rows: Mapping[str, wire.RequestRow], now: float) -> None:
-        """Which requests there are now, and which of these are followed."""
-        for gone in self._followed.keys() - rows.keys():
-            del self._followed[gone]
+    def _track(self, rows: Mapping[str, wire.RequestRow], now: float) -> None:
+        """Update the sets of unread and tracked requests."""
+        for finished in self._tracked.keys() - rows.keys():
+            del self._tracked[finished]
         ended = self._unread - rows.keys()
         self.num_unread += len(ended)
         self._unread -= ended
         for name, row in rows.items():
-            if not row.blocks or name in self._followed or name in self._too_long:
+            if not row.blocks or name in self._tracked or name in self._too_long:
                 continue
             self._unread.add(name)
-            if len(self._followed) < MAX_REQUESTS:
-                self._followed[name] = _Followed(name, now)
+            if len(self._tracked) < MAX_REQUESTS:
+                self._tracked[name] = _Tracked(name, now)
 
     def _call(self, state: StreamState, now: float) -> bool:
-        """One call, if there is one to be made; raises ProblemError."""
+        """Make one call, if any is due; returns whether it did. Raises ProblemError."""
         reading = self._reading or self._begin(state, now)
         self._reading = None
         if reading is None:
             return False
-        followed, pages, call = reading
+        tracked, pages, call = reading
         try:
             page = self._client.send(call)
         except ProblemError as error:
-            followed.seen, followed.due = None, now + EVERY_S
+            tracked.seen, tracked.due = None, now + EVERY_S
             if error.problem.status != HTTPStatus.NOT_FOUND:
                 raise
-            return True  # it has just ended, or holds no blocks
+            return True  # the request has just ended, or holds no blocks
         try:
-            self._reading = followed, pages, pages.send(page)
+            self._reading = tracked, pages, pages.send(page)
         except StopIteration:
-            self._finish(followed, now)
+            self._finish(tracked, now)
         return True
 
     def _begin(
         self, state: StreamState, now: float
-    ) -> tuple[_Followed, Pages[wire.TextPage], Call[wire.TextPage]] | None:
-        """The first call for the text that waits longest."""
+    ) -> tuple[_Tracked, Pages[wire.TextPage], Call[wire.TextPage]] | None:
+        """The first call for the text that has waited longest."""
         revision = 0 if state.config is None else state.config.revision
-        for followed in sorted(self._followed.values(), key=lambda each: each.due):
-            name = followed.text.request_id
+        for tracked in sorted(self._tracked.values(), key=lambda each: each.due):
+            name = tracked.text.request_id
             row = state.requests[name]
             seen = row.live, row.dead, revision
             if row.live + row.dead > MAX_TOKENS:
-                del self._followed[name]
+                del self._tracked[name]
                 self._too_long.add(name)
                 self._unread.discard(name)
-            elif followed.due <= now and row.blocks and followed.seen != seen:
-                followed.seen = seen
-                pages = followed.text.refresh(row.dead, revision)
-                return followed, pages, next(pages)
+            elif tracked.due <= now and row.blocks and tracked.seen != seen:
+                tracked.seen = seen
+                pages = tracked.text.refresh(row.dead, revision)
+                return tracked, pages, next(pages)
         return None
 
-    def _finish(self, followed: _Followed, now: float) -> None:
-        text = followed.text
-        followed.due = now + EVERY_S * max(1.0, len(text.tokens) / PAGE_TOKENS)
-        known = len(text.tokens), *(followed.seen or ())[1:]
-        if known == followed.written:
-            return  # its row said later what the text before had already
-        followed.written = known
+    def _finish(self, tracked: _Tracked, now: float) -> None:
+        text = tracked.text
+        tracked.due = now + EVERY_S * max(1.0, len(text.tokens) / PAGE_TOKENS)
+        known = len(text.tokens), *(tracked.seen or ())[1:]
+        if known == tracked.written:
+            return  # the newest text already has this state
+        tracked.written = known
         if text.request_id in self._unread:
             self._unread.remove(text.request_id)
             self.num_requests += 1

@@ -1,6 +1,6 @@
-"""The commands that look: each asks the server once and prints what it answered.
+"""The read-only commands: each queries the server once and prints the answer.
 
-Knows the client and how documents look. `--json` prints the server's documents as they are.
+`--json` prints the server's documents unchanged.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from vtoken.cli.show_requests import (
     request_lines,
     token_line,
 )
-from vtoken.cli.text import plain, say, say_document, say_json
+from vtoken.cli.text import echo, echo_document, echo_json, plain
 from vtoken.client import Client
 
 
 def status(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.status(), status_lines)
+    echo_document(arguments, client.status(), status_lines)
     return 0
 
 
 def requests(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.requests(), request_lines)
+    echo_document(arguments, client.requests(), request_lines)
     return 0
 
 
 def request(arguments: Namespace, client: Client) -> int:
-    """One request; with `--tokens` its rows, a line or a document a row."""
+    """One request; with `--tokens`, one line or document for each token."""
     if not arguments.tokens:
-        say_document(arguments, client.request(arguments.id), request_detail_lines)
+        echo_document(arguments, client.request(arguments.id), request_detail_lines)
         return 0
     for page in client.token_pages(arguments.id):
         for row in page.rows:
-            say_document(arguments, row, lambda row: [token_line(row)])
+            echo_document(arguments, row, lambda row: [token_line(row)])
     return 0
 
 
 def block(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.block(arguments.id), block_lines)
+    echo_document(arguments, client.block(arguments.id), block_lines)
     return 0
 
 
 def audit(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.audit(arguments.limit), audit_lines)
+    echo_document(arguments, client.audit(arguments.limit), audit_lines)
     return 0
 
 
 def policies(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.policies(), policy_lines)
+    echo_document(arguments, client.policies(), policy_lines)
     return 0
 
 
 def config_get(arguments: Namespace, client: Client) -> int:
-    """Every field with its bound; with KEY the effective value alone, as `config set` takes it."""
+    """Every field with its bound; with KEY, only its effective value, as `config set` takes it."""
     document = client.config()
     if arguments.key is None:
-        say_document(arguments, document, config_lines)
+        echo_document(arguments, document, config_lines)
         return 0
     value = _value_at(msgspec.to_builtins(document.effective), arguments.key)
     if arguments.json:
-        say_json(value)
+        echo_json(value)
     else:
-        say(plain(value))
+        echo(plain(value))
     return 0
 
 
@@ -80,6 +80,6 @@ def _value_at(values: dict[str, Any], key: str) -> Any:
         if not isinstance(found, dict) or name not in found:
             known = list(found) if isinstance(found, dict) else []
             meant = did_you_mean(name, known)
-            raise UsageError(f"no field {key!r}", meant or f"there are: {', '.join(known)}")
+            raise UsageError(f"no field {key!r}", meant or f"fields: {', '.join(known)}")
         found = found[name]
     return found

@@ -1,19 +1,16 @@
-"""How state and changes look as text: status, events, configuration, policies, compactions.
-
-Knows the wire; says nothing itself.
-"""
+"""Documents formatted as text: status, events, configuration, policies, compactions."""
 
 from __future__ import annotations
 
 import msgspec
 
 from vtoken import wire
-from vtoken.cli.text import clock, plain, size, table, tinted, when
+from vtoken.cli.text import clock, coloured, plain, size, table, when
 
-WIDE_VALUE = 24  # columns of a value that stands in a line of its own
+WIDE_VALUE = 24  # a value with more columns gets its own line
 
 
-def budget_words(status: wire.Status) -> str:
+def budget_text(status: wire.Status) -> str:
     """`2,048`, or `0.25 of the prompt (at least 256)`."""
     if not status.budget_ratio:
         return f"{status.budget_tokens:,}"
@@ -21,7 +18,7 @@ def budget_words(status: wire.Status) -> str:
 
 
 def status_lines(status: wire.Status) -> list[str]:
-    """The whole status."""
+    """The entire status."""
     blocks, tokens, reclaim = status.blocks, status.tokens, status.reclamation
     fragmentation, requests = status.fragmentation, status.requests
     invariants = status.invariants
@@ -30,7 +27,7 @@ def status_lines(status: wire.Status) -> list[str]:
         ("step", f"{status.step:,} ({status.step_ms:.1f} ms)"),
         (
             "policy",
-            f"{status.policy.name}, budget {budget_words(status)} "
+            f"{status.policy.name}, budget {budget_text(status)} "
             f"+ {status.interval_tokens:,} tokens, revision {status.config_revision}",
         ),
         ("F", f"{fragmentation.f:.3f}, theta_F {fragmentation.theta_f:.3f}"),
@@ -74,17 +71,17 @@ def status_lines(status: wire.Status) -> list[str]:
         found = "; ".join(f"{part.name} {part.detail}" for part in status.health)
         rows.append(("health", f"ok: {found}"))
     sentence = fragmentation.sentence or fragmentation.cause
-    return [*failing_lines(status), tinted(sentence, fragmentation.cause), *table(rows)]
+    return [*failing_lines(status), coloured(sentence, fragmentation.cause), *table(rows)]
 
 
 def failing_lines(status: wire.Status) -> list[str]:
-    """The parts of the server that fail, a line each."""
+    """One line for each failing part of the server."""
     failing = [part for part in status.health if not part.ok]
-    return [tinted(f"FAILS: {part.name}: {part_found(part)}", "full") for part in failing]
+    return [coloured(f"FAILS: {part.name}: {part_text(part)}", "full") for part in failing]
 
 
-def part_found(part: wire.Health) -> str:
-    """How a part of the server is, and since when it fails."""
+def part_text(part: wire.Health) -> str:
+    """The state of a part of the server, and since when it fails."""
     return part.detail if part.since_ts is None else f"{part.detail} (since {when(part.since_ts)})"
 
 
@@ -102,21 +99,22 @@ def _ms(value: float | None) -> str:
 
 
 def prices_line(prices: wire.RoundPrices) -> str:
-    """What a hole and a copy cost, where that is from, and what a round now is worth."""
+    """The prices with their sources, and the estimated saving and cost of a round."""
     found = ", ".join(
         f"{name} {price.us:,.2f} µs a {price.per} ({_source(price)})"
         for name, price in (("hole", prices.hole), ("copy", prices.copy), ("plan", prices.plan))
     )
     if not prices.hole.us:
         return f"{found}; holes cost nothing here"
-    return f"{found}; a round now saves {prices.saving_us:,.0f} µs, costs {prices.cost_us:,.0f} µs"
+    saving, cost = prices.saving_us, prices.cost_us
+    return f"{found}; a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs"
 
 
 def calibration_line(found: wire.Calibration) -> str:
-    """Where the policy in force takes its signal from, and the profile or why there is none."""
+    """The layers and heads of the policy's signal, and the profile or why there is none."""
     if found.fingerprint:
-        made = "" if found.created_ts is None else f", of {when(found.created_ts)}"
-        profile = f"profile {found.fingerprint[:12]}{made} ({found.file})"
+        date = "" if found.created_ts is None else f", of {when(found.created_ts)}"
+        profile = f"profile {found.fingerprint[:12]}{date} ({found.file})"
     else:
         profile = f"no profile: {found.detail}"
     if found.signal is None:
@@ -134,7 +132,7 @@ def _source(price: wire.Price) -> str:
 
 def _shadow(shadow: wire.Shadow) -> str:
     if shadow.error is not None:
-        return f"{shadow.policy.name} has failed: {shadow.error}"
+        return f"{shadow.policy.name} failed: {shadow.error}"
     share = f"{shadow.agreed / shadow.victims:.0%}" if shadow.victims else "-"
     return (
         f"{shadow.policy.name} would have evicted {share} of the same tokens "
@@ -143,8 +141,8 @@ def _shadow(shadow: wire.Shadow) -> str:
 
 
 def canary_line(canary: wire.CanaryStatus) -> str:
-    """What the full cache says of what was generated with eviction, and of the control group."""
-    given_up = [
+    """The canary's means for evicting requests and for the control group."""
+    unchecked = [
         f"{number:,} {what}"
         for number, what in (
             (canary.dropped, "dropped"),
@@ -153,16 +151,16 @@ def canary_line(canary: wire.CanaryStatus) -> str:
         )
         if number
     ]
-    parts = [_canary_figures(canary), f"control {_canary_figures(canary.control)}"]
-    return "; ".join([*parts, ", ".join(given_up)] if given_up else parts)
+    parts = [_canary_group(canary), f"control {_canary_group(canary.control)}"]
+    return "; ".join([*parts, ", ".join(unchecked)] if unchecked else parts)
 
 
-def _canary_figures(figures: wire.CanaryFigures) -> str:
-    if not figures.count:
+def _canary_group(group: wire.CanaryFigures) -> str:
+    if not group.count:
         return "none checked"
-    agreement = _mean(figures.agreement, figures.agreement_se, 100, " %")
-    lost = _mean(figures.logprob_lost, figures.logprob_lost_se)
-    return f"agreement {agreement}, log-probability lost {lost} ({figures.count:,} checked)"
+    agreement = _mean(group.agreement, group.agreement_se, 100, " %")
+    lost = _mean(group.logprob_lost, group.logprob_lost_se)
+    return f"agreement {agreement}, log-probability lost {lost} ({group.count:,} checked)"
 
 
 def _mean(mean: float | None, error: float | None, scale: float = 1, unit: str = "") -> str:
@@ -172,12 +170,12 @@ def _mean(mean: float | None, error: float | None, scale: float = 1, unit: str =
 
 
 def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
-    """One line of `watch`; columns never change their width. No rate: a dash."""
+    """One line of `watch` with fixed columns; an unknown rate is a dash."""
     cause = status.fragmentation.cause
     state = cause if status.scheduling == "running" else "paused"
     rate = "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
     return (
-        f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {tinted(f'{state:<10}', cause)}  "
+        f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {coloured(f'{state:<10}', cause)}  "
         f"free {status.blocks.free:>7,}/{status.blocks.total:<7,}  "
         f"run {status.requests.running:>4} wait {status.requests.waiting:>4}  "
         f"{rate:>8} tok/s  moved {status.reclamation.moved_tokens:>10,}  "
@@ -186,15 +184,15 @@ def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
 
 
 def silence_line(status: wire.Status, now_ts: float) -> str:
-    """What `watch` says at `now_ts` when no step has come since `status`."""
-    waiting = status.requests.running + status.requests.waiting
-    who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
-    text = f"no step for {now_ts - status.ts:,.0f} s while {who} for it"
-    return f"{clock(now_ts)}  {tinted(text, 'full')}"
+    """The line of `watch` at `now_ts` if no step has run since `status`."""
+    num_waiting = status.requests.running + status.requests.waiting
+    waiting = "1 request waits" if num_waiting == 1 else f"{num_waiting:,} requests wait"
+    text = f"no step for {now_ts - status.ts:,.0f} s while {waiting}"
+    return f"{clock(now_ts)}  {coloured(text, 'full')}"
 
 
 def event_line(event: wire.Event) -> str:
-    return f"{clock(event.ts)}  {event.seq:>6}  {tinted(event.kind, event.kind)}: {event.summary}"
+    return f"{clock(event.ts)}  {event.seq:>6}  {coloured(event.kind, event.kind)}: {event.summary}"
 
 
 def config_lines(config: wire.ConfigDocument) -> list[str]:
@@ -203,15 +201,15 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
     desired = msgspec.to_builtins(config.desired)
     rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
-        shown = plain(value)
+        text = plain(value)
         if desired[name] != value:
-            shown += f" (desired: {plain(desired[name])})"
+            text += f" (desired: {plain(desired[name])})"
         bound = config.bounds.get(name)
         limits = "" if bound is None else _bound(bound)
-        if len(shown) > WIDE_VALUE:  # the others' bounds stay where they are read
-            rows += [(name, "", shown), ("", "", limits)]
+        if len(text) > WIDE_VALUE:  # keeps the bounds of other fields aligned near their values
+            rows += [(name, "", text), ("", "", limits)]
         else:
-            rows.append((name, shown, limits))
+            rows.append((name, text, limits))
     head = [f"revision {config.revision}{behind(config.revision, config.effective_revision)}"]
     if config.trial is not None:
         head.append(trial_line(config.trial))
@@ -219,26 +217,27 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
 
 
 def behind(revision: int, effective_revision: int) -> str:
-    """What the engine still runs with, where that is not the newest revision."""
-    if effective_revision in (0, revision):  # 0: a server that does not tell
+    """A note if the engine does not run the newest revision yet."""
+    if effective_revision in (0, revision):  # 0: the server does not report it
         return ""
     return f", not in force yet: the newest step ran with revision {effective_revision}"
 
 
 def trial_line(trial: wire.Trial) -> str:
-    """What ends the trial of a change, and how."""
+    """The conditions under which a change on trial is reverted."""
     ends = []
     if trial.expires_ts is not None:
         ends.append(f"unless confirmed by {clock(trial.expires_ts)} (vtoken confirm)")
     if trial.guard is not None and trial.guard.inter_token_p95_ms is not None:
-        ends.append(f"if p95 between tokens passes {trial.guard.inter_token_p95_ms:g} ms")
+        ends.append(f"if p95 inter-token latency exceeds {trial.guard.inter_token_p95_ms:g} ms")
     if trial.guard is not None and trial.guard.preemptions is not None:
         ends.append(f"if more than {trial.guard.preemptions:,} requests are preempted")
     if trial.guard is not None and trial.guard.canary_agreement is not None:
         ends.append(f"if the canary's agreement is below {trial.guard.canary_agreement:g}")
     if trial.guard is not None and trial.guard.canary_logprob_lost is not None:
-        ends.append(f"if it loses more than {trial.guard.canary_logprob_lost:g} nats a token")
-    return f"revision {trial.revision} is on trial: taken back {', or '.join(ends)}"
+        lost = trial.guard.canary_logprob_lost
+        ends.append(f"if the canary's log-probability lost is above {lost:g} nats a token")
+    return f"revision {trial.revision} is on trial: reverted {', or '.join(ends)}"
 
 
 def _bound(bound: wire.Bound) -> str:
@@ -253,7 +252,7 @@ def _bound(bound: wire.Bound) -> str:
 
 
 def patch_lines(result: wire.PatchResult) -> list[str]:
-    """What a change did, or would do."""
+    """The effect of a change or of a dry run."""
     changed = [
         f"{name}: {plain(old)} -> {plain(new)}" for name, (old, new) in result.changes.items()
     ]
@@ -276,38 +275,38 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
         return [*changed, "dry run: nothing was changed"]
     waiting = effect.waiting_tokens
     later = f" (and {waiting:,} once they are scored)" if waiting else ""
-    outlook = (
+    preview = (
         f"dry run: would evict {effect.evicted_tokens:,} tokens{later}, free "
         f"{effect.freed_blocks:,} "
         f"blocks, move {effect.moved_tokens:,} tokens ({size(effect.moved_bytes)})"
     )
     if effect.deferred_reason:
-        outlook += f"; deferred: {effect.deferred_reason}"
-    closed = [f"no round by itself: {gate.detail}" for gate in effect.gates if not gate.open]
-    return [*changed, outlook, *closed]
+        preview += f"; deferred: {effect.deferred_reason}"
+    closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
+    return [*changed, preview, *closed]
 
 
 def confirm_lines(result: wire.PatchResult) -> list[str]:
-    """That a change on trial stays, or would."""
+    """The result of confirming a change on trial, or of the dry run."""
     if result.outcome == "dry_run":
         return [*result.notes, "dry run: nothing was changed"]
     return result.notes or [f"revision {result.revision} is confirmed and stays"]
 
 
 def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
-    """Every policy and its parameters; what was measured of it where anything was."""
+    """Every policy with its parameters and measured quality, if any."""
     rows = [("NAME", "NEEDS", "SOURCE", "SUMMARY")]
     for policy in policies:
         if policy.error is not None:
             rows.append(
-                (policy.name, "-", "-", tinted(f"{policy.summary}: {policy.error}", "full"))
+                (policy.name, "-", "-", coloured(f"{policy.summary}: {policy.error}", "full"))
             )
             continue
         rows.append((policy.name, ",".join(policy.needs) or "-", policy.source, policy.summary))
         if policy.quality:
             points = sorted(policy.quality, key=lambda point: -point.keep)
             found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
-            rows.append(("", "", "measured", f"needles left whole: {found} of the prompt"))
+            rows.append(("", "", "measured", f"needles kept intact: {found} of the prompt"))
         for name, schema in policy.params_schema.get("properties", {}).items():
             limits = {k: schema[k] for k in ("minimum", "maximum", "enum") if k in schema}
             default = f"default {plain(schema['default'])}" if "default" in schema else ""
@@ -318,7 +317,7 @@ def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
 
 
 def operation_lines(operation: wire.Operation) -> list[str]:
-    """A compaction, planned or over."""
+    """A compaction, planned or finished."""
     plan, result = operation.plan, operation.result
     if operation.dry_run and plan is not None:
         line = (

@@ -1,7 +1,4 @@
-"""How requests, their tokens, blocks and the audit log look as text.
-
-Knows the wire; says nothing itself.
-"""
+"""Documents formatted as text: requests, tokens, blocks and the audit log."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ BLOCKS_A_LINE = 16
 
 
 def request_lines(rows: list[wire.RequestRow]) -> list[str]:
-    """A line a request, those that hold most blocks first."""
+    """One line for each request, ordered by blocks held."""
     if not rows:
         return ["no request holds or waits for blocks"]
     head = ("REQUEST", "STATE", "LIVE", "DEAD", "BLOCKS/BOUND", "POLICY", "BUDGET")
@@ -53,7 +50,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
             f"{detail.naive_blocks:,} under naive eviction",
         ),
         *_protection(detail),
-        ("layout", "dense: the stock attention path" if detail.dense else "has holes"),
+        ("layout", "dense: stock attention path" if detail.dense else "has holes"),
         (
             "so far",
             f"{detail.moved_tokens:,} tokens moved, {detail.recycled_slots:,} slots recycled, "
@@ -73,23 +70,25 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
 
 def _protection(detail: wire.RequestDetail) -> list[tuple[str, str]]:
     spans = ", ".join(f"{start:,}-{end - 1:,}" for start, end in detail.protected)
-    said = [("protected", f"tokens {spans}")] if spans else []
+    fields = [("protected", f"tokens {spans}")] if spans else []
     if detail.protection_cut:
-        said.append(("no room", f"to protect all of: {', '.join(detail.protection_cut)}"))
-    return said
+        fields.append(
+            ("cut", f"budget too small to protect all of: {', '.join(detail.protection_cut)}")
+        )
+    return fields
 
 
 def token_line(row: wire.TokenRow) -> str:
-    """One token; columns never change their width."""
-    where = "-" if row.block is None else f"{row.block}:{row.offset}"
+    """One token, in fixed columns."""
+    slot = "-" if row.block is None else f"{row.block}:{row.offset}"
     score = "" if row.score is None else f"  {row.score:.6g}"
-    spared = "  protected" if row.protected else ""
-    life = "live" if row.live else "dead"
-    return f"{row.token_id:>8}  {life}  {where:<12}{score}{spared}".rstrip()
+    protected = "  protected" if row.protected else ""
+    state = "live" if row.live else "dead"
+    return f"{row.token_id:>8}  {state}  {slot:<12}{score}{protected}".rstrip()
 
 
 def block_lines(block: wire.BlockDetail) -> list[str]:
-    """One block, its owners, and a mark a slot."""
+    """One block with its owners and one mark for each slot."""
     flags = [word for flag, word in FLAG_WORDS.items() if block.flags & flag]
     marks = "".join(SLOT_MARKS[slot.state] for slot in block.slots)
     rows = [
@@ -99,15 +98,15 @@ def block_lines(block: wire.BlockDetail) -> list[str]:
         ("slots", f"{marks}  (# live, x dead, . free)"),
     ]
     rows += [
-        ("owner", f"{owner.request_id}: {owner.live:,} live, block {owner.index:,} of its own")
+        ("owner", f"{owner.request_id}: {owner.live:,} live, logical block {owner.index:,}")
         for owner in block.owners
     ]
     return table(rows)
 
 
 def audit_lines(page: wire.AuditPage) -> list[str]:
-    """A line an entry, oldest first."""
-    lines = [audit_line(entry) for entry in page.entries] or ["nobody has changed anything"]
+    """One line for each entry, oldest first."""
+    lines = [audit_line(entry) for entry in page.entries] or ["no changes so far"]
     if page.dropped:
         lines.insert(0, f"{page.dropped:,} older entries are no longer held")
     return lines
@@ -118,5 +117,5 @@ def audit_line(entry: wire.AuditEntry) -> str:
         f"{name} {plain(old)} -> {plain(new)}" for name, (old, new) in entry.changes.items()
     )
     action = f"{entry.action} (dry run)" if entry.dry_run else entry.action
-    said = f"{clock(entry.ts)}  {entry.actor}  {action}  revision {entry.revision}"
-    return f"{said}: {changes}" if changes else said
+    line = f"{clock(entry.ts)}  {entry.actor}  {action}  revision {entry.revision}"
+    return f"{line}: {changes}" if changes else line

@@ -1,6 +1,6 @@
 """The commands that follow the stream: `watch`, `events`.
 
-Knows the client and how documents look. They end with the stream (1), or when interrupted.
+They exit with 1 when the stream ends, or when interrupted.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ import msgspec
 from vtoken import wire
 from vtoken.cli.errors import CommandError
 from vtoken.cli.show import event_line, silence_line, watch_line
-from vtoken.cli.text import say, say_document, say_json, tinted
+from vtoken.cli.text import coloured, echo, echo_document, echo_json
 from vtoken.client import Client
 
-SILENT_S = 5.0  # without a step while requests wait for one
+SILENT_S = 5.0  # without a step while requests wait
 EVERY_EVENT = 2**31  # more than any engine holds
 
 
 def watch(arguments: Namespace, client: Client) -> int:
-    """A line for every state; with `--json`, every message of the stream as it came."""
+    """One line for every state; with `--json`, every message of the stream as received."""
     num_lines = 0
     before: wire.Status | None = None
-    said = 0.0  # when the last line was, by the server's clock
+    printed_ts = 0.0  # when the last line was printed, by the server's clock
     with client.stream(["metrics"], fps=1 / arguments.interval, format="json") as stream:
         for message in stream:
             now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
             if arguments.json:
-                say(str(stream.raw))
+                echo(str(stream.raw))
             elif now is not None:
-                say(watch_line(now, _tokens_per_s(before, now)))
+                echo(watch_line(now, _tokens_per_s(before, now)))
             elif isinstance(message, wire.Hello):
-                say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
+                echo(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
-            elif before is not None and (line := quiet_line(before, message.ts)):
-                if message.ts - said < arguments.interval:
+            elif before is not None and (line := idle_line(before, message.ts)):
+                if message.ts - printed_ts < arguments.interval:
                     continue
-                said = message.ts
-                say(line)
+                printed_ts = message.ts
+                echo(line)
             else:
                 continue
             if now is not None:
-                before, said = now, message.ts
+                before, printed_ts = now, message.ts
             num_lines += 1
             if num_lines == arguments.count:
                 return 0
     return 1
 
 
-def quiet_line(last: wire.Status, now_ts: float) -> str:
-    """What is to be said at `now_ts` when nothing newer than `last` has come; empty: nothing."""
+def idle_line(last: wire.Status, now_ts: float) -> str:
+    """The line at `now_ts` if no status after `last` arrived; empty if there is none to print."""
     idle = not (last.requests.running or last.requests.waiting)
-    if idle or last.scheduling != "running":  # as it was
+    if idle or last.scheduling != "running":  # the status is unchanged
         return watch_line(msgspec.structs.replace(last, ts=now_ts), 0.0)
     return silence_line(last, now_ts) if now_ts - last.ts > SILENT_S else ""
 
@@ -64,36 +64,36 @@ def _tokens_per_s(before: wire.Status | None, now: wire.Status) -> float | None:
 
 
 def events(arguments: Namespace, client: Client) -> int:
-    """The newest events; with `--follow`, those that come, without a gap between the two."""
+    """The newest events; with `--follow`, also new ones, without a gap between the two."""
     epoch = client.status().epoch
     newest = client.newest_events(EVERY_EVENT if arguments.kind else arguments.limit)
-    for event in [event for event in newest if _wanted(arguments, event)][-arguments.limit :]:
-        _say_event(arguments, event)
+    for event in [event for event in newest if _matches(arguments, event)][-arguments.limit :]:
+        _echo_event(arguments, event)
     if not arguments.follow:
         return 0
     place = f"{epoch}:{newest[-1].seq if newest else 0}"
     with client.stream(["events"], format="json", resume=place) as stream:
         for message in stream:
             if isinstance(message, wire.EventMessage):
-                if _wanted(arguments, message.event):
-                    _say_event(arguments, message.event)
+                if _matches(arguments, message.event):
+                    _echo_event(arguments, message.event)
             elif isinstance(message, wire.Dropped):
-                _say_dropped(arguments, message)
+                _echo_dropped(arguments, message)
             elif isinstance(message, wire.Hello) and not message.resumed:
-                raise CommandError("the engine has restarted meanwhile", "call the command again")
+                raise CommandError("the engine has restarted", "run the command again")
     return 1
 
 
-def _wanted(arguments: Namespace, event: wire.Event) -> bool:
+def _matches(arguments: Namespace, event: wire.Event) -> bool:
     return not arguments.kind or event.kind in arguments.kind
 
 
-def _say_event(arguments: Namespace, event: wire.Event) -> None:
-    say_document(arguments, event, lambda event: [event_line(event)])
+def _echo_event(arguments: Namespace, event: wire.Event) -> None:
+    echo_document(arguments, event, lambda event: [event_line(event)])
 
 
-def _say_dropped(arguments: Namespace, message: wire.Dropped) -> None:
+def _echo_dropped(arguments: Namespace, message: wire.Dropped) -> None:
     if arguments.json:
-        say_json(message)
+        echo_json(message)
     else:
-        say(tinted(f"{message.n:,} events were lost on the way here", "violation"))
+        echo(coloured(f"{message.n:,} events were dropped", "violation"))

@@ -1,7 +1,4 @@
-"""Lines of text: said at once, aligned, with units, coloured only where it carries meaning.
-
-Knows the terminal, no documents.
-"""
+"""Terminal output: unbuffered lines, aligned tables, units, colours."""
 
 from __future__ import annotations
 
@@ -20,35 +17,35 @@ T = TypeVar("T")
 _COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
 
 
-def say(line: str) -> None:
-    """One line to standard output, at once."""
+def echo(line: str) -> None:
+    """Print one line to standard output and flush it."""
     print(line, flush=True)
 
 
-def say_json(document: Any) -> None:
-    """One document a line."""
-    say(msgspec.json.encode(document).decode())
+def echo_json(document: Any) -> None:
+    """Print a document as one line of JSON."""
+    echo(msgspec.json.encode(document).decode())
 
 
-def say_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
-    """`document` as it is with `--json`, else as `lines` puts it."""
+def echo_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
+    """Print `document` as JSON with `--json`, else as `lines(document)`."""
     if arguments.json:
-        say_json(document)
+        echo_json(document)
         return
     for line in lines(document):
-        say(line)
+        echo(line)
 
 
-def tinted(text: str, meaning: str) -> str:
-    """`text` in the colour of `meaning`, on a terminal that has colours and wants them."""
-    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    if not wanted or os.environ.get("TERM") == "dumb" or meaning not in _COLORS:
+def coloured(text: str, meaning: str) -> str:
+    """`text` in the colour of `meaning`, if standard output is a terminal with colours."""
+    enabled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    if not enabled or os.environ.get("TERM") == "dumb" or meaning not in _COLORS:
         return text
     return f"\x1b[{_COLORS[meaning]}m{text}\x1b[0m"
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns; the last column is left as it is."""
+    """Rows as lines with aligned columns; the last column is not padded."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return [
@@ -58,7 +55,7 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes in the largest unit that leaves at least one."""
+    """A number of bytes in the largest unit in which it is at least 1."""
     amount, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
         amount /= 1000
@@ -71,7 +68,7 @@ def clock(ts: float) -> str:
 
 
 def when(ts: float) -> str:
-    """The time of day, with the date where that is not today's."""
+    """The time of day, with the date unless it is today."""
     then = time.localtime(ts)
     today = then[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

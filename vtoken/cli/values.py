@@ -1,7 +1,4 @@
-"""What stands on the command line, read: durations with units, KEY=VALUE pairs, bounded numbers.
-
-Knows argparse's way of refusing an argument; nothing of commands or of the server.
-"""
+"""Parsers of argument values: durations with units, KEY=VALUE pairs, bounded numbers."""
 
 from __future__ import annotations
 
@@ -22,10 +19,12 @@ def duration_s(text: str) -> float:
     """Seconds of `90`, `90s`, `5m`, `1h` or `250ms`; a bare number is seconds."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected 90s, 5m, 1h or 250ms")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration; expected 90s, 5m, 1h or 250ms"
+        )
     seconds = float(match[1]) * UNITS_S[match[2] or "s"]
     if not 0 < seconds <= MAX_DURATION_S:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 7d")
+        raise argparse.ArgumentTypeError(f"{text} is out of range; expected above 0, at most 7d")
     return seconds
 
 
@@ -38,7 +37,7 @@ def whole_seconds(text: str) -> int:
 
 
 def latency_ms(text: str) -> float:
-    """Milliseconds of `40ms` or `0.04s`; the unit must be there."""
+    """Milliseconds of `40ms` or `0.04s`; the unit is required."""
     if text[-1:].isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}ms or {text}s")
     return round(duration_s(text) * 1e3, 6)
@@ -59,7 +58,7 @@ def count(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A finite number; its bounds are the server's."""
+    """A finite number; the server checks its bounds."""
     try:
         value = float(text)
     except ValueError:
@@ -89,9 +88,9 @@ def _within(value: float, minimum: float, maximum: float) -> float:
 
 
 def assignments(pairs: list[str]) -> dict[str, Any]:
-    """`a.b=1 c=text` as {"a": {"b": 1}, "c": "text"}: a value is JSON, or else text.
+    """`a.b=1 c=text` as {"a": {"b": 1}, "c": "text"}: a value is JSON, else text.
 
-    Raises ValueError for what is not KEY=VALUE, or given twice.
+    Raises ValueError for a pair that is not KEY=VALUE or repeats a key.
     """
     tree: dict[str, Any] = {}
     for pair in pairs:

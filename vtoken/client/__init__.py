@@ -5,8 +5,8 @@
     with Client("http://127.0.0.1:8000") as client:
         print(client.status().fragmentation.sentence)
 
-Knows the wire only. Every answer is a document of `vtoken.wire`, every failure a ProblemError.
-numpy, httpx and websockets are imported when they are needed, not with this package.
+Every call returns a document of `vtoken.wire` or raises ProblemError. numpy, httpx and websockets
+are imported on first use.
 """
 
 from vtoken.client.asynchronous import AsyncClient, AsyncStream

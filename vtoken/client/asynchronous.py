@@ -1,7 +1,6 @@
-"""The client for event loops: the methods of `Client`, to be awaited.
+"""The asyncio client: the methods of `Client`, to be awaited.
 
-Knows httpx and websockets, which are imported when a call or a stream needs them. What is called
-and what an answer means is not said here.
+httpx and websockets are imported on first use. `calls` defines the calls, `answers` decodes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _run(make: Callable[P, Steps[T]]) -> Callable[Concatenate[AsyncClient, P], A
 
 def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        return self._turn(make(*args, **kwargs))
+        return self._iterate(make(*args, **kwargs))
 
     return as_method(method, make)
 
@@ -54,8 +53,8 @@ def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P],
 class AsyncClient:
     """One server. Every method raises ProblemError; a refused call has changed nothing.
 
-    `server`: its address, a `Server` with a token, or None for what the environment says
-    (VTOKEN_URL, VTOKEN_TOKEN).
+    `server`: its address, a `Server` with a token, or None for VTOKEN_URL and VTOKEN_TOKEN of the
+    environment.
     """
 
     def __init__(self, server: Server | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -77,7 +76,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the connections back; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()
@@ -120,7 +119,7 @@ class AsyncClient:
     # ------------------------------------------------------------ transport
 
     async def send(self, call: Call[T]) -> T:
-        """Send one call; the document that it is answered with."""
+        """Send one call and return the decoded answer."""
         import httpx
 
         if self._http is None:
@@ -145,21 +144,21 @@ class AsyncClient:
         content_type = response.headers.get("Content-Type")
         return answer(self.server, call, response.status_code, content_type, response.content)
 
-    async def _drive(self, steps: Steps[T]) -> T:
-        told: object = None
+    async def _drive(self, sequence: Steps[T]) -> T:
+        answered: object = None
         while True:
             try:
-                step = steps.send(told)
+                step = sequence.send(answered)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            told = None
+            answered = None
             if isinstance(step, Call):
-                told = await self.send(step)
+                answered = await self.send(step)
             else:
                 await asyncio.sleep(step)
 
-    async def _turn(self, pages: Pages[T]) -> AsyncIterator[T]:
+    async def _iterate(self, pages: Pages[T]) -> AsyncIterator[T]:
         call = next(pages, None)
         while call is not None:
             page = await self.send(call)
@@ -171,21 +170,21 @@ class AsyncClient:
 
 
 class AsyncStream(Reader):
-    """Iterate over it with `async for`; `aclose`, or the end of `async with`, leaves."""
+    """Iterate over it with `async for`; `aclose`, or the end of `async with`, closes it."""
 
     _socket: ClientConnection | None = None
-    _left = False
+    _closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> wire.StreamMessage:
-        while not self._left:
+        while not self._closed:
             try:
                 return self._take(await self._receive())
             except ProblemError as error:
-                await self._hang_up()
-                if self._left:
+                await self._disconnect()
+                if self._closed:
                     break
                 await asyncio.sleep(self._wait_s(error))
         raise StopAsyncIteration
@@ -202,11 +201,11 @@ class AsyncStream(Reader):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave; the iteration ends."""
-        self._left = True
-        await self._hang_up()
+        """Close the stream; the iteration ends."""
+        self._closed = True
+        await self._disconnect()
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
@@ -233,7 +232,7 @@ class AsyncStream(Reader):
                 proxy=None if self.server.is_loopback else True,
                 **CONNECT,
             )
-        except InvalidStatus as refusing:
-            raise refused(self.server, refusing.response) from refusing
+        except InvalidStatus as invalid:
+            raise refused(self.server, invalid.response) from invalid
         except (OSError, WebSocketException) as error:
             raise unreachable(self.server, error) from error

@@ -1,7 +1,7 @@
-"""Every REST call of the server, once: method, path, what is sent, what is answered.
+"""Definitions of all REST calls: method, path, input and type of the answer.
 
-Knows the wire, no sockets. A function here makes a `Call`, a plain value; `Client` and
-`AsyncClient` have each of them as a method of the same name that sends it.
+A function here makes a `Call`, a plain value. `Client` and `AsyncClient` have a method of the same
+name that sends it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OCTETS = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One call; `decode` makes the answer of a successful response's body."""
+    """One call; `decode` turns the body of a successful response into the answer."""
 
     method: str
     path: str  # below /vtoken/v1
@@ -38,7 +38,7 @@ class Call(Generic[T]):
 
 
 def status() -> Call[wire.Status]:
-    """Everything that matters now, in one document."""
+    """The state of the KV cache in one document."""
     return _get(wire.Status, "/status")
 
 
@@ -60,13 +60,13 @@ def patch_config(
     guard_canary_count: int | None = None,
     guard_for_s: int | None = None,
 ) -> Call[wire.PatchResult]:
-    """Merge-patch the configuration, all or nothing, between two engine steps.
+    """Merge-patch the configuration atomically, between two engine steps.
 
-    `revision`: refuse (412) unless it is still the newest. `validate_only`: say what would happen,
-    change nothing; a token that may only read is enough. `confirm_within_s` puts the change on
-    trial: the engine takes it back unless `confirm` comes in time; `guard_…`: or as soon as p95
-    inter-token latency, the preemptions or the quality canary's means since the change pass the
-    guard, watched for `guard_for_s` seconds. Means rest on `guard_canary_count` requests at least.
+    `revision`: refuse (412) unless it is still the newest. `validate_only`: report the effect and
+    change nothing; a read token is enough. `confirm_within_s` puts the change on trial: the engine
+    reverts it unless `confirm` arrives in time. `guard_…`: the engine also reverts it if p95
+    inter-token latency, preemptions or the quality canary's means since the change cross the bound
+    within `guard_for_s` seconds. The means need at least `guard_canary_count` requests.
     """
     params = _params(
         validate_only="true" if validate_only else None,
@@ -84,12 +84,12 @@ def patch_config(
 
 
 def confirm(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
-    """Keep the change that is on trial, `revision` only (412) if given; 409 when none is."""
+    """Keep the change on trial. Refused without one (409), or if `revision` is stale (412)."""
     return _settle("/confirm", revision, validate_only)
 
 
 def undo(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
-    """A new revision that restores the one before; `validate_only`: say what that would do.
+    """Restore the previous revision as a new one; `validate_only`: report what that would do.
 
     `revision`: refuse (412) unless it is still the newest.
     """
@@ -104,7 +104,7 @@ def policies() -> Call[list[wire.PolicyInfo]]:
 def compact(
     *, request_id: str | None = None, batch_size: int | None = None, dry_run: bool = False
 ) -> Call[wire.Operation]:
-    """Start one compaction round, of one request or of all; `wait_operation` waits for its end."""
+    """Start one compaction round for one request or all; `wait_operation` waits for its end."""
     body: dict[str, Any] = {"dry_run": dry_run}
     if request_id is not None:
         body["request_id"] = request_id
@@ -116,7 +116,7 @@ def compact(
 
 
 def operation(operation_id: str) -> Call[wire.Operation]:
-    """How a compaction is going."""
+    """The state of a compaction."""
     return _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}")
 
 
@@ -126,12 +126,12 @@ def blocks() -> Call[wire.BlocksDocument]:
 
 
 def block_live() -> Call[npt.NDArray[np.uint8]]:
-    """Live tokens of every block, u8[num_blocks], at most 255: the cheap form of `blocks`."""
+    """Live tokens of every block, u8[num_blocks], at most 255: a cheaper `blocks`."""
     return Call("GET", "/blocks", _octets, headers={"Accept": OCTETS})
 
 
 def block(block_id: int) -> Call[wire.BlockDetail]:
-    """One block: its owners, why it is pinned, slot by slot."""
+    """One block: its owners, its slots and why it is pinned."""
     return _get(wire.BlockDetail, f"/blocks/{block_id}")
 
 
@@ -146,14 +146,14 @@ def request(request_id: str) -> Call[wire.RequestDetail]:
 
 
 def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TokenPage]:
-    """One page of a request's token table, at most 4096 rows; `token_pages` goes through all."""
+    """One page of a request's token table, at most 4096 rows; `token_pages` yields all pages."""
     path = f"/requests/{quote(request_id, safe='')}/tokens"
     return _get(wire.TokenPage, path, start=start, limit=limit)
 
 
 def text(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TextPage]:
-    """One page of a request's text, at most 4096 tokens. Refused (403) unless the server shows
-    texts, and to those who may only read.
+    """One page of a request's text, at most 4096 tokens. Refused (403) if the server does not show
+    text or the caller is read-only.
     """
     path = f"/requests/{quote(request_id, safe='')}/text"
     return _get(wire.TextPage, path, start=start, limit=limit)
@@ -165,12 +165,12 @@ def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:
 
 
 def audit(limit: int = 100) -> Call[wire.AuditPage]:
-    """Who changed or tried out what, newest last, at most 1000."""
+    """The audit log: changes and dry runs with their callers, newest last, at most 1000."""
     return _get(wire.AuditPage, "/audit", limit=limit)
 
 
 def recording(seconds: int | None = None) -> Call[bytes]:
-    """The flight recorder's last `seconds` (the server's default if None), as a gzip recording."""
+    """The flight recorder's last `seconds` (None: the server's default) as a gzip recording."""
     return Call("GET", "/recording", bytes, _params(seconds=seconds), {"Accept": "*/*"})
 
 

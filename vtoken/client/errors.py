@@ -1,16 +1,16 @@
-"""How a call or a stream fails: one tree, which scripts, the CLI and the console share.
+"""The errors of calls and streams; scripts, the CLI and the console share them.
 
 VTokenError
-├── RefusedError        an argument that was refused here: nothing was sent
-└── ProblemError        `problem` says what went wrong, as a document
-    ├── Unauthorized    the server wants a token, or another one (401)
-    ├── Unreachable     nothing answers there, or not in time
-    ├── NotVToken       something answers, but it is not vToken, or not of this schema
-    └── StreamClosed    the stream has ended, and why
-        └── StreamGap   a message is missing: what is held is not the server's state any more
+├── RefusedError        an argument was refused by the client: nothing was sent
+└── ProblemError        `problem` is the problem document
+    ├── Unauthorized    the server needs a token, or another one (401)
+    ├── Unreachable     no server answers, or not in time
+    ├── NotVToken       the server is not vToken, or has another schema version
+    └── StreamClosed    the stream ended, with the reason
+        └── StreamGap   a message is missing, so the accumulated state is invalid
 
 A plain ProblemError is the server's own problem document: `problem.status` is its HTTP status. In
-the others it is 0 where no server has said anything.
+the subclasses it is 0 if no server responded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ProblemError(VTokenError):
-    """`problem` names field, value and bound, where there are any; nothing was changed."""
+    """`problem` names field, value and bound, if there are any; nothing was changed."""
 
     title = "Refused"
 
@@ -43,7 +43,7 @@ class ProblemError(VTokenError):
 
     @classmethod
     def of(cls, detail: str, *, status: int = 0) -> Self:
-        """An error of this kind that no problem document came with."""
+        """An error of this kind without a problem document from a server."""
         return cls(wire.Problem(status=status, title=cls.title, detail=detail))
 
 
@@ -60,7 +60,7 @@ class NotVToken(ProblemError):  # noqa: N818
 
 
 class StreamClosed(ProblemError):  # noqa: N818
-    title = "The stream has ended"
+    title = "The stream ended"
 
 
 class StreamGap(StreamClosed):

@@ -1,10 +1,10 @@
-"""What a stream has said: decodes its messages, holds their order, knows where to go on from.
+"""The protocol part of a stream: decodes messages, checks their order, tracks where to resume.
 
-Knows the wire, no sockets; both clients' streams are one of these around a websocket.
+Both clients' streams subclass `Reader` and add a websocket.
 
-1. `seq` rises by one a message on one connection; a break raises StreamGap, never passes unseen.
-2. `place` is the newest event that was seen: a connection that resumes from it misses none, or its
-   `hello` says that it has not resumed.
+1. On one connection `seq` rises by one with every message; a gap raises StreamGap.
+2. `place` is the newest event seen. A connection that resumes from it misses no event, or
+   `resumed` in its `hello` is false.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Topic: TypeAlias = Literal["blocks", "requests", "events", "metrics"]
 Format: TypeAlias = Literal["json", "msgpack"]
 
 ALL_TOPICS: tuple[Topic, ...] = ("blocks", "requests", "events", "metrics")
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # wait after the n-th failure in a row; the last repeats
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # wait after the n-th consecutive failure; the last repeats
 CLOSE_CODE_BASE = 4000  # the server closes a refused stream with 4000 + HTTP status
 
-# What both websocket connections are opened with.
+# Options of both clients' websocket connections.
 CONNECT: dict[str, Any] = {
     "compression": None,
     "max_size": None,
@@ -39,12 +39,12 @@ CONNECT: dict[str, Any] = {
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after the `failures`-th failure in a row."""
+    """Seconds to wait after the `failures`-th consecutive failure."""
     return BACKOFF_S[min(max(failures, 1), len(BACKOFF_S)) - 1]
 
 
 class Reader:
-    """The part of a stream that no socket changes; `raw` is the newest message as it came."""
+    """The socket-independent part of a stream; `raw` is the newest message as received."""
 
     def __init__(
         self,
@@ -76,38 +76,38 @@ class Reader:
         self._ever_open = True
 
     def _take(self, raw: str | bytes) -> wire.StreamMessage:
-        """The message, once it is the next one."""
+        """Decode a message and check that it is the next one; raises NotVToken, StreamGap."""
         self.raw = raw
         self.received_bytes += len(raw)
         try:
             message = self._decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise NotVToken.of(f"a message is not what the schema says: {error}") from error
+            raise NotVToken.of(f"a message does not fit the schema: {error}") from error
         if isinstance(message, wire.Hello) and message.schema != wire.SCHEMA_VERSION:
             raise NotVToken.of(
-                f"{self.server.url} speaks schema {message.schema} (vToken "
+                f"{self.server.url} uses schema {message.schema} (vToken "
                 f"{message.vtoken_version}), this client schema {wire.SCHEMA_VERSION}: "
-                "bring both to one version"
+                "install the same version of vToken on both"
             )
         if self._seq is not None and message.seq != self._seq + 1:
-            raise StreamGap.of(f"expected message {self._seq + 1}, found {message.seq}")
+            raise StreamGap.of(f"expected message {self._seq + 1}, received {message.seq}")
         self._seq, self._failures = message.seq, 0
         if isinstance(message, wire.EventMessage):
             self.place = f"{message.epoch}:{message.event.seq}"
         elif isinstance(message, wire.Hello) and not message.resumed and self.place is not None:
-            self.place = None  # the events in between are lost: what comes counts anew
+            self.place = None  # the events in between are lost
         return message
 
     def _wait_s(self, error: ProblemError) -> float:
-        """Seconds until the next try; raises `error` where none is wanted, or of any use."""
-        if not self.reconnect or not self._ever_open or _lasts(error):
+        """Seconds until the next attempt; raises `error` if there is to be none."""
+        if not self.reconnect or not self._ever_open or _is_permanent(error):
             raise error
         self._failures += 1
-        return backoff_s(self._failures) * _spread()
+        return backoff_s(self._failures) * _jitter()
 
 
-def _lasts(error: ProblemError) -> bool:
-    """Whether the next try would end as this one did."""
+def _is_permanent(error: ProblemError) -> bool:
+    """Whether another attempt would fail in the same way."""
     status = error.problem.status
     return (400 <= status < 500 and status != 429) or (
         isinstance(error, NotVToken) and status < 500
@@ -115,7 +115,7 @@ def _lasts(error: ProblemError) -> bool:
 
 
 def refused(server: Server, response: Any) -> ProblemError:
-    """The error of a handshake that was answered with an HTTP status."""
+    """The error for a handshake that the server answered with an HTTP status."""
     return refusal(
         server,
         response.status_code,
@@ -125,16 +125,16 @@ def refused(server: Server, response: Any) -> ProblemError:
 
 
 def broken(server: Server, closed: Any) -> ProblemError:
-    """The error of a connection that was closed; `closed` is websockets' ConnectionClosed."""
+    """The error for a closed connection; `closed` is websockets' ConnectionClosed."""
     if closed.rcvd is None:
-        return StreamClosed.of("the stream has ended: connection lost")
+        return StreamClosed.of("the stream ended: connection lost")
     status, reason = closed.rcvd.code - CLOSE_CODE_BASE, closed.rcvd.reason
     if status == 401:
-        return Unauthorized.of(reason or f"{server.url} wants a token", status=status)
-    detail = f"the stream has ended: {reason or 'the server closed it'}"
+        return Unauthorized.of(reason or f"{server.url} needs a token", status=status)
+    detail = f"the stream ended: {reason or 'the server closed it'}"
     return StreamClosed.of(detail, status=max(0, status))
 
 
-def _spread() -> float:
-    """So that clients that lost the same server do not all return in one moment."""
+def _jitter() -> float:
+    """A random factor, so that clients that lost the same server do not reconnect all at once."""
     return random.uniform(0.9, 1.1)

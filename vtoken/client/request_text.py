@@ -1,7 +1,7 @@
 """The text of one request, kept up to date with few calls.
 
-Knows the calls, no sockets. Text never changes, and what became of a token only when something died
-or the configuration changed: unless that is so, only the new tokens are asked for.
+A token's text never changes. Its state changes only after an eviction or a change of the
+configuration; without one, a refresh fetches only the new tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PAGE_TOKENS = 2048
 
 
 class RequestText:
-    """`tokens`: every token whose text is known; their scores are those of when they were read.
+    """`tokens`: every token fetched; a token's score is as of its fetch.
 
     `refresh_text` of a client keeps it up to date.
     """
@@ -28,14 +28,14 @@ class RequestText:
         self._read_at: tuple[int, int] | None = None
 
     def refresh(self, num_dead: int, revision: int) -> Pages[wire.TextPage]:
-        """Read what may have changed. `num_dead`: dead tokens of the request, `revision`: of the
-        configuration, both read before the first call. Changes nothing before its end.
+        """Fetch what may have changed. `num_dead` dead tokens of the request and the `revision` of
+        the configuration must be read before the first call. `self` changes only at the end.
         """
         is_current = self._read_at == (num_dead, revision)
         tokens = list(self.tokens) if is_current else []
         while True:
             page = yield calls.text(self.request_id, len(tokens), PAGE_TOKENS)
-            if page.total < len(tokens):  # it was preempted, and begins anew
+            if page.total < len(tokens):  # the request was preempted and starts again
                 tokens = []
                 continue
             tokens += page.rows
@@ -46,7 +46,7 @@ class RequestText:
         self.num_prompt, self.step = page.prompt_tokens, page.step
 
     def page(self) -> wire.TextPage:
-        """All of it as one document."""
+        """The entire text as one document."""
         return wire.TextPage(
             request_id=self.request_id,
             step=self.step,
@@ -59,7 +59,7 @@ class RequestText:
 
 
 def refresh_text(text: RequestText, num_dead: int, revision: int) -> Steps[None]:
-    """Read what has changed of a request's text: its new tokens, or all of it when `num_dead` (dead
-    tokens of the request) or `revision` (of the configuration) differ from those of the last call.
+    """Update a request's text: fetch its new tokens, or all of them if `num_dead` (dead tokens of
+    the request) or `revision` (of the configuration) differ from those of the last call.
     """
     return text.refresh(num_dead, revision)

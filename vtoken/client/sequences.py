@@ -1,7 +1,7 @@
-"""What takes several calls: waiting for an operation, the newest events, all pages of tokens.
+"""Operations of several calls: waiting for a compaction, the newest events, all pages of tokens.
 
-Knows the calls, no sockets. Each is a generator of calls that is told the answers, so that the sync
-and the async client run the same code.
+Each is a generator that yields calls and is sent the answers, so that the sync and the async client
+share the code.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from vtoken.client.calls import Call
 
 T = TypeVar("T")
 
-Pause: TypeAlias = float  # seconds until the sequence goes on
-Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]  # sent: the answer; returned: the result
-Pages: TypeAlias = Generator[Call[T], T, None]  # sent: the page that was asked for
+Pause: TypeAlias = float  # seconds to sleep before the next call
+Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]  # is sent the answer; returns the result
+Pages: TypeAlias = Generator[Call[T], T, None]  # is sent the requested page
 
-POLL_S = (0.02, 0.5)  # shortest and longest wait between two looks at an operation
+POLL_S = (0.02, 0.5)  # shortest and longest polling interval of an operation
 MAX_EVENTS = 1000  # the server's bounds of a page
 MAX_TOKENS = 4096
 
 
 def wait_operation(operation_id: str, *, timeout_s: float = 60.0) -> Steps[wire.Operation]:
-    """The operation once it is over; after `timeout_s` as it is then, pending or running."""
+    """Wait for the operation to end; after `timeout_s`, returns it pending or running."""
     deadline, pause_s = time.monotonic() + timeout_s, POLL_S[0]
     while True:
         operation: wire.Operation = yield calls.operation(operation_id)
@@ -54,7 +54,7 @@ def newest_events(limit: int = 100) -> Steps[list[wire.Event]]:
 def token_pages(
     request_id: str, *, start: int = 0, limit: int = MAX_TOKENS
 ) -> Pages[wire.TokenPage]:
-    """Every page of a request's token table; each is of one step, not all of the same."""
+    """Every page of a request's token table; pages may be of different steps."""
     while True:
         page = yield calls.tokens(request_id, start, limit)
         start = page.start + len(page.rows)

@@ -1,7 +1,7 @@
-"""Which server, with which token, in whose name: one frozen value, checked when it is made.
+"""A server's address with token and actor: one frozen value, validated on construction.
 
-Knows addresses and headers, opens nothing. The token travels in a header only: an address that
-carries one is refused, and nothing here prints it.
+The token is sent in a header only. An address with a token is refused, and the token is never
+printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`url` is http:// or https://; `actor` stands in the audit log, your login name if empty."""
+    """`url` is http:// or https://; `actor`, by default the login name, is for the audit log."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -38,7 +38,7 @@ class Server:
     def from_environment(
         cls, url: str | None = None, *, token_file: str | Path | None = None
     ) -> Server:
-        """`url`, else VTOKEN_URL, else the default; the token of the file, else VTOKEN_TOKEN."""
+        """`url`, else VTOKEN_URL, else DEFAULT_URL; the token in the file, else VTOKEN_TOKEN."""
         token = os.environ.get("VTOKEN_TOKEN")
         if token_file is not None:
             try:
@@ -54,11 +54,11 @@ class Server:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this machine is meant, so that no proxy applies."""
+        """Whether the server is on this machine, so that no proxy applies."""
         return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
 
     def headers(self) -> dict[str, str]:
-        """What every call and every stream carries."""
+        """The headers of every call and every stream."""
         headers = {ACTOR_HEADER: self.actor or _login_name()}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -85,7 +85,7 @@ def _checked_url(url: str) -> str:
     if parts.username is not None or parts.query or parts.fragment:
         # The value is not repeated: it may hold a password.
         raise RefusedError(
-            "a server's address has no user, password, query or fragment; a token goes into "
+            "a server's address must have no user, password, query or fragment; put a token into "
             "VTOKEN_TOKEN or a file",
             field="url",
             bound=EXPECTED_URL,

@@ -1,7 +1,6 @@
-"""The client for scripts: every call as a method that answers the wire document.
+"""The synchronous client: every call as a method that returns the wire document.
 
-Knows httpx and websockets, which are imported when a call or a stream needs them. What is called
-and what an answer means is not said here.
+httpx and websockets are imported on first use. `calls` defines the calls, `answers` decodes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _run(make: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], T]:
 
 def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return self._turn(make(*args, **kwargs))
+        return self._iterate(make(*args, **kwargs))
 
     return as_method(method, make)
 
@@ -55,8 +54,8 @@ def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iter
 class Client:
     """One server. Every method raises ProblemError; a refused call has changed nothing.
 
-    `server`: its address, a `Server` with a token, or None for what the environment says
-    (VTOKEN_URL, VTOKEN_TOKEN). A client may be used by several threads.
+    `server`: its address, a `Server` with a token, or None for VTOKEN_URL and VTOKEN_TOKEN of the
+    environment. A client is thread-safe.
     """
 
     def __init__(self, server: Server | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -78,7 +77,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         if self._http is not None:
             self._http.close()
             self._http = None
@@ -115,18 +114,18 @@ class Client:
         resume: str | None = None,
         reconnect: bool = False,
     ) -> Stream:
-        """The messages as they come, `fps` states a second at most; connects on the first one.
+        """Iterate over messages, at most `fps` states a second; connects on the first one.
 
-        `resume`: EPOCH:SEQ of the last event seen, see `Stream.place`. `reconnect`: come back after
-        a loss, from there; every connection opens with a `hello`, whose `resumed` says whether no
-        event was missed, and a `snapshot`. Without it, the end raises StreamClosed.
+        `resume`: EPOCH:SEQ of the last event seen, see `Stream.place`. `reconnect`: reconnect after
+        a loss and resume there. Every connection begins with a `hello`, whose `resumed` is true if
+        no event was missed, and a `snapshot`. Without `reconnect`, a loss raises StreamClosed.
         """
         return Stream(self.server, topics, fps, format, resume, reconnect)
 
     # ------------------------------------------------------------ transport
 
     def send(self, call: Call[T]) -> T:
-        """Send one call; the document that it is answered with."""
+        """Send one call and return the decoded answer."""
         import httpx
 
         if self._http is None:
@@ -151,21 +150,21 @@ class Client:
         content_type = response.headers.get("Content-Type")
         return answer(self.server, call, response.status_code, content_type, response.content)
 
-    def _drive(self, steps: Steps[T]) -> T:
-        told: object = None
+    def _drive(self, sequence: Steps[T]) -> T:
+        answered: object = None
         while True:
             try:
-                step = steps.send(told)
+                step = sequence.send(answered)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            told = None
+            answered = None
             if isinstance(step, Call):
-                told = self.send(step)
+                answered = self.send(step)
             else:
                 time.sleep(step)
 
-    def _turn(self, pages: Pages[T]) -> Iterator[T]:
+    def _iterate(self, pages: Pages[T]) -> Iterator[T]:
         call = next(pages, None)
         while call is not None:
             page = self.send(call)
@@ -191,20 +190,20 @@ class Stream(Reader):
         super().__init__(server, topics, fps, format, resume, reconnect)
         self._socket: ClientConnection | None = None
         self._exits = ExitStack()
-        self._left = threading.Event()
+        self._closed = threading.Event()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> wire.StreamMessage:
-        while not self._left.is_set():
+        while not self._closed.is_set():
             try:
                 return self._take(self._receive())
             except ProblemError as error:
-                self._hang_up()
-                if self._left.is_set():
+                self._disconnect()
+                if self._closed.is_set():
                     break
-                self._left.wait(self._wait_s(error))
+                self._closed.wait(self._wait_s(error))
         raise StopIteration
 
     def __enter__(self) -> Self:
@@ -219,11 +218,11 @@ class Stream(Reader):
         self.close()
 
     def close(self) -> None:
-        """Leave; the iteration ends."""
-        self._left.set()
-        self._hang_up()
+        """Close the stream; the iteration ends."""
+        self._closed.set()
+        self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         self._socket = None
         self._exits.close()
 
@@ -252,8 +251,8 @@ class Stream(Reader):
                     **CONNECT,
                 )
             )
-        except InvalidStatus as refusing:
-            raise refused(self.server, refusing.response) from refusing
+        except InvalidStatus as invalid:
+            raise refused(self.server, invalid.response) from invalid
         except (OSError, WebSocketException) as error:
             raise unreachable(self.server, error) from error
         return socket

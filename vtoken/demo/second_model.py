@@ -1,8 +1,7 @@
-"""A larger model of another architecture, with random weights: a Qwen3 of 26 million parameters.
+"""A larger random model of another architecture: a Qwen3 of 26 million parameters.
 
-For shape alone: what it writes means nothing. Its keys and queries are normalised; `GAIN` makes its
-attention as uneven as a trained model's is, so that scores differ. The tokenizer is the demo
-model's, a token a byte.
+Its output is meaningless. Keys and queries are normalised; `GAIN` makes attention as uneven as in a
+trained model, so that scores differ. The tokenizer is the demo model's, one token for each byte.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SEED = 0
 
 
 def build(path: Path) -> Path:
-    """Make the model in `path`, or reuse the one that is there; returns `path`."""
+    """Make the model in `path`, or reuse an existing one; returns `path`."""
     if (path / "model.safetensors").is_file():
         return path
     import torch
@@ -54,8 +53,8 @@ def build(path: Path) -> Path:
         model.save_pretrained(scratch)
         scratch.chmod(0o755)
         try:
-            os.replace(scratch, path)  # whole, or not at all
-        except OSError:  # another process was faster
+            os.replace(scratch, path)  # atomic
+        except OSError:  # another process may have made it meanwhile
             if not (path / "model.safetensors").is_file():
                 raise
     finally:

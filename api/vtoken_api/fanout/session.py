@@ -1,12 +1,12 @@
-"""One client of the stream: what it is sent, in which order, at its own pace.
+"""One client of the stream: builds its messages and sends them at the client's pace.
 
-Knows the hub and a way to send bytes, not the websocket. Order: hello, snapshot, missed events if
-it resumed, then events before the delta of the same moment. `seq` rises by one a message.
+The order is hello, snapshot, missed events after a resume, then events before the delta of the same
+time. `seq` rises by one with every message.
 
-1. The event queue holds at most MAX_QUEUED; beyond that it loses the frequent kinds, or all where
-   the others are too many too, and the client is told how many it has missed (`dropped`), with a
-   fresh snapshot behind it.
-2. State is never queued: a delta is computed when it is sent, against what was last sent.
+1. The event queue holds at most MAX_QUEUED. When it overflows, events of the frequent kinds are
+   dropped; if too many remain, all are. A `dropped` message with the count follows, then a fresh
+   snapshot.
+2. State is never queued: a delta is computed on sending, against the state last sent.
 3. A send that takes longer than SEND_TIMEOUT_S ends the session (TimeoutError).
 """
 
@@ -33,7 +33,7 @@ HEARTBEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """What a client asked for in the URL."""
+    """The parsed query of the stream's URL."""
 
     topics: frozenset[str]
     fps: float
@@ -42,7 +42,8 @@ class StreamQuery:
 
 
 class Session:
-    """Runs until the client or the engine goes; `passive`: no state is asked for on its behalf."""
+    """Runs until the client leaves or the engine stops; `passive`: does not make the hub subscribe
+    to state."""
 
     def __init__(
         self,
@@ -61,20 +62,20 @@ class Session:
         self._encoder = msgspec.msgpack.Encoder() if query.packed else msgspec.json.Encoder()
         self._cursor = StateCursor(query.topics, packed=query.packed)
         self._wants_events = "events" in query.topics
-        self._queue: deque[wire.Event | int] = deque()  # a number: so many are lost here
+        self._queue: deque[wire.Event | int] = deque()  # an int: that many events are lost here
         self._wake = asyncio.Event()
         self._describe: wire.Describe
         self._view: FrameView | None = None
-        self._last_event = 0  # `seq` of the last event that was sent
-        self._replayed = 0  # events up to this seq were replayed: not sent again when they come
+        self._last_event = 0  # `seq` of the last event sent
+        self._replayed = 0  # events up to this seq were replayed and are not sent again
         self._seq = 0
         self._resumed = False
         self._sent_at = 0.0
 
-    # ------------------------------------------------------------ the hub's doors
+    # ------------------------------------------------------------ called by the hub
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Queue events; an overfull queue keeps none of the frequent kinds."""
+        """Queue events; when the queue overflows, drop the frequent kinds."""
         if not self._wants_events:
             return
         events = [event for event in events if event.seq > self._replayed]
@@ -82,13 +83,13 @@ class Session:
         if len(self._queue) + len(events) > MAX_QUEUED:
             waiting = [*self._queue, *events]
             unread = [e for e in waiting if not isinstance(e, int)]
-            told = sum(e for e in waiting if isinstance(e, int))
+            lost_before = sum(e for e in waiting if isinstance(e, int))
             events = [e for e in unread if e.kind not in wire.FREQUENT_KINDS]
             if len(events) > MAX_QUEUED:
                 events = []
             dropped = len(unread) - len(events)
             self._hub.num_dropped += dropped
-            lost += told + dropped
+            lost += lost_before + dropped
             self._queue.clear()
         if lost:
             self._queue.append(lost)
@@ -96,19 +97,19 @@ class Session:
         self._wake.set()
 
     def wake(self) -> None:
-        """There is a newer frame."""
+        """Wake the sender for a newer view."""
         if self._takes_state:
             self._wake.set()
 
     @property
     def resume_from(self) -> tuple[str, int] | None:
-        """Where another session would go on without a gap; None before the first event."""
+        """Where another session resumes without a gap; None before the first event."""
         return (self._describe.epoch, self._last_event) if self._last_event else None
 
     # ------------------------------------------------------------ the life of a session
 
     async def prepare(self) -> None:
-        """Fetch the first frame and missed events, before anything is sent; raises ProblemError."""
+        """Fetch the first view and the missed events before sending; raises ProblemError."""
         if not self._hub.alive:
             raise refuse(503, "the engine has stopped")
         self._last_event = self._hub.last_event
@@ -148,7 +149,7 @@ class Session:
                 await self._send(self._message(wire.Heartbeat))
 
     async def _idle_until(self, deadline: float) -> bool:
-        """Wait for a wake-up, at most until `deadline`; whether one came."""
+        """Wait for a wake-up until `deadline`; returns whether one came."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._wake.wait()
@@ -166,7 +167,7 @@ class Session:
                 self._view = await self._hub.current()
                 await self._send_snapshot()
             else:
-                self._last_event = event.seq  # the recorder ends a segment within `_send`
+                self._last_event = event.seq  # before `_send`, in which the recorder may stop
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
 
     async def _send_snapshot(self) -> None:

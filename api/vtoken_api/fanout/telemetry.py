@@ -1,9 +1,9 @@
-"""The subscriber of the engine's telemetry: frames while wanted, events always.
+"""The ZMQ subscriber of the engine's telemetry: frames on demand, events always.
 
-Knows ZMQ and the two topics of the wire, neither what a frame is nor who listens. The state topic
-is subscribed only while somebody wants it, because the engine publishes it only then. A frame that
-is of no use, because others were lost before it, is answered by subscribing anew: the engine sends
-a whole one to whoever does. That too may be lost, so it is done again every `RESYNC_S`.
+The reader subscribes to the state topic only while a client wants state, because the engine
+publishes frames only for subscribers. After a lost frame the reader subscribes again, since the
+engine sends a full frame to every new subscriber. That frame may be lost too, so the reader repeats
+this every `RESYNC_S`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zmq.constants import SocketOption, SocketType
 
 from vtoken import wire
 
-EVENTS_HWM = 100_000  # messages that may wait here; each carries the events of one step
+EVENTS_HWM = 100_000  # messages, each with the events of one step
 STATE_HWM = 256  # frames
 RESYNC_S = 1.0
 
 
 class TelemetryReader:
-    """Two SUB sockets on one endpoint; `on_frame` gets payloads and says whether it could use it,
-    `on_events` gets decoded events."""
+    """Two SUB sockets on one endpoint. `on_frame` takes a payload and returns False if a frame
+    before it is missing; `on_events` takes decoded events."""
 
     def __init__(
         self,

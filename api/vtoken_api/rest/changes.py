@@ -1,8 +1,7 @@
 """The REST routes that change something: configuration, confirm, undo, compaction.
 
-Knows HTTP and the service. A call that is refused here or by the engine changes nothing. Who may
-only read may try all of them out (`validate_only`, `dry_run`): that changes nothing either, and a
-route asks `permit` before it does anything else.
+A call that is refused, here or by the engine, changes nothing. Readers may call all of them as a
+dry run (`validate_only`, `dry_run`). A route calls `permit` as soon as it knows whether it is one.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from vtoken_api.rest.inputs import (
     if_match,
     query,
     read_compaction,
-    read_nothing,
     read_patch,
+    refuse_body,
 )
 from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
 from vtoken_api.rest.routes import NO_QUERY, Served, document, etag
@@ -38,28 +37,28 @@ IF_MATCH = {
     "name": "If-Match",
     "in": "header",
     "required": False,
-    "description": "apply only if this is still the revision (ETag of GET /config)",
+    "description": "apply only if this is still the current revision (ETag of GET /config)",
     "schema": {"type": "string"},
 }
 
 
-def _changed(told: str) -> dict[int | str, dict[str, Any]]:
-    """Answers of a call that changes the configuration; `told`: what the result is."""
+def _changed(description: str) -> dict[int | str, dict[str, Any]]:
+    """Responses of a call that changes the configuration; `description` is of the good one."""
     return answers(
         ref(wire.PatchResult),
-        told,
+        description,
         400,
         408,
         409,
         412,
         413,
         415,
-        headers={"ETag": "the revision now"},
+        headers={"ETag": "the current revision"},
     )
 
 
 def _caller(request: Request) -> Caller:
-    """Who is calling, and whether it is somebody who may change things."""
+    """The caller's name and rights."""
     grant: Grant = request.scope[GRANT]
     return Caller(actor_of(request.headers, request.client), grant.can_control)
 
@@ -71,9 +70,9 @@ async def _settled(
     *,
     dry_run: bool,
 ) -> Response:
-    """Keep the change that is on trial, or restore the revision before; or say what it does."""
+    """Confirm or undo a change, or report what that would do."""
     permit(request.scope, service.auth, dry_run=dry_run)
-    await read_nothing(request, commands.name_of(kind))
+    await refuse_body(request, commands.name_of(kind))
     call = kind(if_match=if_match(request), validate_only=dry_run)
     result = await service.settle(call, _caller(request))
     return document(result, headers=etag(result.revision))
@@ -81,20 +80,20 @@ async def _settled(
 
 @router.patch(
     "/config",
-    summary="Change the configuration, all or nothing, between two steps",
+    summary="Change the configuration atomically, between two steps",
     operation_id="vtoken_patch_config",
     openapi_extra={
         **parameters(PatchQuery, IF_MATCH),
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
     },
-    responses=_changed("What the engine has applied, or would"),
+    responses=_changed("The change that the engine applied, or would apply"),
 )
 async def patch_config(
-    request: Request, service: Served, asked: Annotated[PatchQuery, Depends(query(PatchQuery))]
+    request: Request, service: Served, options: Annotated[PatchQuery, Depends(query(PatchQuery))]
 ) -> Response:
-    permit(request.scope, service.auth, dry_run=asked.validate_only)
+    permit(request.scope, service.auth, dry_run=options.validate_only)
     patch = await read_patch(request)
-    call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(asked))
+    call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(options))
     result = await service.patch_config(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
@@ -104,18 +103,18 @@ async def patch_config(
     summary="Keep the change that is on trial",
     operation_id="vtoken_confirm",
     openapi_extra=parameters(ChangeQuery, IF_MATCH),
-    responses=_changed("It stays; the revision is the same"),
+    responses=_changed("The change stays; the revision is the same"),
 )
 async def post_confirm(
-    request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
+    request: Request, service: Served, options: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    return await _settled(request, service, commands.Confirm, dry_run=asked.validate_only)
+    return await _settled(request, service, commands.Confirm, dry_run=options.validate_only)
 
 
 @router.post(
     "/compactions",
     status_code=202,
-    summary="Compact now: the gates are overridden, the safety rules are not",
+    summary="Compact now: overrides the gates, not the safety rules",
     operation_id="vtoken_compact",
     openapi_extra=body(ref(CompactionRequest), JSON_TYPES[0], required=False),
     responses=answers(
@@ -133,9 +132,9 @@ async def post_confirm(
     dependencies=NO_QUERY,
 )
 async def post_compaction(request: Request, service: Served) -> Response:
-    wanted = await read_compaction(request)
-    permit(request.scope, service.auth, dry_run=wanted.dry_run)
-    call = commands.Compact(**structs.asdict(wanted))
+    compaction = await read_compaction(request)
+    permit(request.scope, service.auth, dry_run=compaction.dry_run)
+    call = commands.Compact(**structs.asdict(compaction))
     operation = await service.compact(call, _caller(request))
     root = request.scope.get("root_path", "")
     location = {"Location": f"{root}/operations/{operation.id}"}
@@ -144,12 +143,12 @@ async def post_compaction(request: Request, service: Served) -> Response:
 
 @router.post(
     "/undo",
-    summary="Restore the revision before, as a new revision",
+    summary="Restore the previous revision as a new revision",
     operation_id="vtoken_undo",
     openapi_extra=parameters(ChangeQuery, IF_MATCH),
-    responses=_changed("What the engine has applied, or would"),
+    responses=_changed("The change that the engine applied, or would apply"),
 )
 async def post_undo(
-    request: Request, service: Served, asked: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
+    request: Request, service: Served, options: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    return await _settled(request, service, commands.Undo, dry_run=asked.validate_only)
+    return await _settled(request, service, commands.Undo, dry_run=options.validate_only)

@@ -1,7 +1,6 @@
-"""`GET /recording`: what the flight recorder holds of the last seconds, as one recording.
+"""`GET /recording`: the last seconds of the flight recorder as one recording.
 
-Knows HTTP, the recorder and its segments. Any process of the server answers, also one that does not
-record itself.
+Any process of the server can answer, even if another process records.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ def _answers() -> dict[int | str, dict[str, Any]]:
 
 @router.get(
     "/recording",
-    summary="What happened just now: the flight recorder's last seconds",
+    summary="The last seconds of the flight recorder",
     operation_id="vtoken_recording",
-    description="A recording: one JSON document a line, a header, then stream messages "
+    description="A recording has one JSON document a line: a header, then stream messages "
     f"({1 / STATE_S:g} state a second, every event) and audit entries. It begins at the key frame "
-    "before the time asked for. 503 while nothing is recorded, with the reason.",
+    "before the requested time. 503 while nothing is recorded, with the reason.",
     openapi_extra=parameters(RecordingQuery),
     responses=_answers(),
 )
 async def get_recording(
-    service: Served, asked: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
+    service: Served, options: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
 ) -> Response:
     flight = service.flight
     await flight.flush()
     _check_recorder(flight)
     try:
-        segments = await asyncio.to_thread(flight.segments.since, time.time() - asked.seconds)
+        segments = await asyncio.to_thread(flight.segments.since, time.time() - options.seconds)
     except OSError as error:
-        raise _not_recording(f"what was recorded cannot be read: {error}") from error
+        raise _not_recording(f"the recorded segments cannot be read: {error}") from error
     if not segments or (not flight.recording and _age_s(segments[-1]) > STALE_S):
-        raise _not_recording("the flight recorder has written nothing of that time")
+        raise _not_recording("the flight recorder has no data for that time")
     name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_read(segments), media_type=GZIP, headers=headers)
@@ -64,8 +63,8 @@ def _check_recorder(flight: FlightRecorder) -> None:
     if flight.problem:
         stopped = time.strftime("%H:%M:%S", time.localtime(flight.stopped_ts))
         raise _not_recording(
-            f"the flight recorder has stopped at {stopped}: {flight.problem}; what it recorded "
-            f"before lies in {flight.segments.directory} on the server"
+            f"the flight recorder stopped at {stopped}: {flight.problem}; earlier recordings are "
+            f"in {flight.segments.directory} on the server"
         )
 
 

@@ -1,7 +1,7 @@
-"""Examples of every answer, body and message: real documents, in `examples.json`.
+"""Examples of every answer, body and message, from `examples.json`.
 
-Knows operation ids and HTTP statuses. The file is made from a real server (tests/examples/make.py);
-it is read when a description is asked for, not before.
+tests/examples/make.py records the file from a real server. It is read when a description is first
+requested.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Examples(msgspec.Struct):
 
 @cache
 def examples() -> Examples:
-    """All of them."""
+    """The examples in `examples.json`."""
     return msgspec.json.decode(
         files("vtoken_api.rest").joinpath("examples.json").read_bytes(), type=Examples
     )
 
 
 def add_to(paths: dict[str, Any]) -> None:
-    """Put the examples into the `paths` of an OpenAPI document."""
+    """Add the examples to the `paths` of an OpenAPI document."""
     known = examples()
     for operations in paths.values():
         for operation in operations.values():

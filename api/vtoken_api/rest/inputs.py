@@ -1,8 +1,8 @@
-"""What clients send: the models of queries and bodies, and how they are read.
+"""Parsing of client input: models of queries and bodies.
 
-Knows HTTP, not the meaning of a value: what depends on the engine's state is the engine's to say.
-A model has every name, type and bound, and takes no other name. Everything here raises
-`RefusedError` or `ProblemError`, which are answered with a problem document, and changes nothing.
+A model has the name, type and bound of every field and accepts no other field. The engine checks
+what depends on its state. All functions here raise `RefusedError` or `ProblemError`, which become
+problem documents.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}\.[0-9]{1,6}")
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a call takes."""
+    """Base of queries and bodies."""
 
 
 class NoQuery(Model, frozen=True):
@@ -74,63 +74,63 @@ class RecordingQuery(Model, frozen=True):
 class ChangeQuery(Model, frozen=True):
     validate_only: Annotated[
         bool,
-        Meta(description="answer what would happen, change nothing; open to whoever may read"),
+        Meta(description="dry run: report the effect and change nothing; needs read access only"),
     ] = False
 
 
 class PatchQuery(ChangeQuery, frozen=True):
-    """What puts a change on trial has the names that `vtoken.commands.PatchConfig` has."""
+    """The fields of a trial have the names of `vtoken.commands.PatchConfig`."""
 
     confirm_within_s: Annotated[
         TrialSeconds | None,
-        Meta(description="the engine takes the change back unless confirmed by then"),
+        Meta(description="revert the change unless it is confirmed within this time"),
     ] = None
     guard_inter_token_p95_ms: Annotated[
         GuardP95 | None,
         Meta(
-            description="take the change back when p95 of the times between tokens since then is "
+            description="revert the change if the p95 inter-token latency since the change is "
             "above this"
         ),
     ] = None
     guard_preemptions: Annotated[
         GuardPreemptions | None,
         Meta(
-            description="take the change back when more requests than this were preempted since "
-            "then"
+            description="revert the change if more requests than this are preempted after the "
+            "change"
         ),
     ] = None
     guard_canary_agreement: Annotated[
         GuardAgreement | None,
         Meta(
-            description="take the change back when the quality canary's agreement since then is "
+            description="revert the change if the quality canary's agreement since the change is "
             "below this"
         ),
     ] = None
     guard_canary_logprob_lost: Annotated[
         GuardLogprobLost | None,
         Meta(
-            description="take the change back when the log-probability lost since then, in nats a "
+            description="revert the change if the log-probability lost since the change, in nats a "
             "token, is above this"
         ),
     ] = None
     guard_canary_count: Annotated[
         GuardCanaries | None,
         Meta(
-            description="checked requests that a guard on the canary rests on at least; else "
+            description="minimum of checked requests for a canary guard; default "
             f"{wire.GUARD_CANARIES}"
         ),
     ] = None
     guard_for_s: Annotated[
         TrialSeconds | None,
         Meta(
-            description="how long the guard holds; else until confirm_within_s, or "
-            f"{wire.GUARD_SECONDS} s"
+            description="how long the guard is active; default confirm_within_s, or "
+            f"{wire.GUARD_SECONDS} s without it"
         ),
     ] = None
 
 
 class CompactionRequest(Model, frozen=True):
-    """Body of `POST /compactions`; every field may be left out."""
+    """Body of `POST /compactions`; every field is optional."""
 
     request_id: str | None = None  # None: every request
     batch_size: int | None = None  # None: the configured B
@@ -149,20 +149,20 @@ def read_model(values: dict[str, Any], kind: type[M]) -> M:
 
 
 def query(kind: type[M]) -> Callable[[Request], Awaitable[M]]:
-    """The dependency that reads the query as a `kind`; no parameter may be given twice."""
+    """The dependency that reads the query as a `kind`; refuses repeated parameters."""
 
     async def read(request: Request) -> M:
         values = request.query_params
         for name in values:
             if len(values.getlist(name)) > 1:
-                raise refuse(422, "query parameter given twice", field=name, bound="once")
+                raise refuse(422, "repeated query parameter", field=name, bound="once")
         return read_model({name: plain(text) for name, text in values.items()}, kind)
 
     return read
 
 
 def plain(text: str) -> Any:
-    """A truth value or a number without a sign out of a URL; else its first characters."""
+    """Parse a query value: a boolean, an unsigned number, else its first 64 characters."""
     if text in ("true", "false"):
         return text == "true"
     if _INTEGER.fullmatch(text):
@@ -171,7 +171,7 @@ def plain(text: str) -> Any:
 
 
 async def read_body(request: Request, *, required: bool) -> bytes:
-    """The body, at most MAX_BODY_BYTES of JSON by its content type; raises 400, 408, 413, 415."""
+    """Read the body, at most MAX_BODY_BYTES declared as JSON; raises 400, 408, 413, 415."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and (len(declared) > 9 or int(declared) > MAX_BODY_BYTES):
         raise refuse(413, "the body is too long", bound=f"{MAX_BODY_BYTES} bytes")
@@ -202,18 +202,18 @@ async def read_body(request: Request, *, required: bool) -> bytes:
 
 
 async def read_patch(request: Request) -> dict[str, Any]:
-    """The merge patch in the body; raises 400 for what is not JSON, 422 for what is no object."""
+    """The merge patch in the body; raises 400 if it is not JSON, 422 if it is not an object."""
     return _object(await read_body(request, required=True), "a merge patch")
 
 
 async def read_compaction(request: Request) -> CompactionRequest:
-    """The body of `POST /compactions`; an empty one asks for everything."""
+    """The body of `POST /compactions`; an empty one compacts every request."""
     body = await read_body(request, required=False)
     return read_model(_object(body, "the body") if body else {}, CompactionRequest)
 
 
 def if_match(request: Request) -> int | None:
-    """The revision of `If-Match`, None without one or for `*`; raises 400."""
+    """The revision in `If-Match`; None if it is absent or `*`; raises 400."""
     header = request.headers.get("if-match")
     if header is None or header.strip() == "*":
         return None
@@ -221,7 +221,7 @@ def if_match(request: Request) -> int | None:
     if match is None:
         raise refuse(
             400,
-            "If-Match is not one entity tag of GET /config",
+            "If-Match is not a single entity tag of GET /config",
             field="If-Match",
             value=header[:64],
             bound='"REVISION" in double quotes, or *',
@@ -229,10 +229,10 @@ def if_match(request: Request) -> int | None:
     return int(match[1])
 
 
-async def read_nothing(request: Request, call: str) -> None:
-    """Raises 422 when `call`, which takes no body, has one."""
+async def refuse_body(request: Request, call: str) -> None:
+    """Raises 422 if the request has a body; `call` accepts none."""
     if await read_body(request, required=False) not in (b"", b"{}"):
-        raise refuse(422, f"{call} takes no body", bound="an empty body")
+        raise refuse(422, f"{call} accepts no body", bound="an empty body")
 
 
 def _object(body: bytes, what: str) -> dict[str, Any]:
@@ -241,5 +241,6 @@ def _object(body: bytes, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise refuse(400, str(error), title="Malformed JSON") from error
     if not isinstance(document, dict):
-        raise refuse(422, f"{what} is an object", value=type(document).__name__, bound="object")
+        got = type(document).__name__
+        raise refuse(422, f"{what} must be an object", value=got, bound="object")
     return document

@@ -1,7 +1,6 @@
-"""The OpenAPI description of the REST routes, from the wire's structs.
+"""The OpenAPI description of the REST routes, from the structs of `vtoken.wire`.
 
-Knows FastAPI's document and msgspec's schemas. Schema names carry the prefix `VToken`, so that they
-never meet those of the server that the routes are mounted on.
+Schema names have the prefix `VToken`, so that they do not collide with those of vLLM's server.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ DOCUMENTED: tuple[Any, ...] = (
 
 PROBLEMS: dict[int, str] = {
     400: "Malformed: not JSON, or not an entity tag",
-    401: "The token is missing or wrong, or stands in the URL",
-    403: "Refused: only the control token may, not shown, foreign page or foreign host name",
+    401: "The token is missing or wrong, or is in the URL",
+    403: "Forbidden: needs the control token, text is not shown, or another site's page or host",
     404: "Unknown id",
     408: "The body did not arrive within 10 s",
-    409: "In conflict with what is going on",
+    409: "Conflicts with the current state",
     412: "If-Match names a revision that is no longer current",
     413: "The body is longer than 64 KiB",
     415: "The body is not declared as JSON",
-    422: "A field, a value or a bound is wrong; nothing was changed",
-    429: "Too many calls are waiting, or have come from this address",
-    503: "The engine is gone or does not answer",
+    422: "A field or a value is invalid; nothing was changed",
+    429: "Too many calls are waiting, or came from this address",
+    503: "The engine has stopped or does not answer",
 }
 
 MERGE_PATCH_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "Any of the fields of `desired` in GET /config; the rest stays.",
+    "description": "Any fields of `desired` in GET /config; the others are unchanged.",
     "examples": [{"theta_f": 0.25}, {"policy": {"name": "h2o", "params": {}}}],
 }
 
@@ -77,7 +76,7 @@ def answers(
     headers: dict[str, str] | None = None,
     more_content: dict[str, Any] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: the good one, and problem documents for the rest."""
+    """The `responses` of a route: the successful one, and problem documents for the rest."""
     good: dict[str, Any] = {
         "description": description,
         "content": {"application/json": {"schema": schema}, **(more_content or {})},
@@ -99,12 +98,12 @@ def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[st
 
 
 def parameters(kind: type[msgspec.Struct], *others: dict[str, Any]) -> dict[str, Any]:
-    """The `parameters` of a route: `others`, and those of its query's model."""
+    """The `parameters` of a route: `others` and the fields of its query model."""
     _, schemas = msgspec.json.schema_components([kind])
     found = [*others]
     for name, schema in schemas[kind.__name__]["properties"].items():
         description = schema.pop("description", "")
-        if schema.get("default", msgspec.UNSET) is None:  # it may be left out: there is no null
+        if schema.get("default", msgspec.UNSET) is None:  # optional: a query has no null
             del schema["default"]
             (schema,) = [part for part in schema["anyOf"] if part != {"type": "null"}]
         found.append(
@@ -126,7 +125,7 @@ def components() -> dict[str, Any]:
 
 
 def merge_into(app: FastAPI, mounted: FastAPI, path: str) -> None:
-    """Let `app.openapi()` describe the routes of `mounted` too, under `path`."""
+    """Add the routes of `mounted`, under `path`, to `app.openapi()`."""
     own = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The REST routes that read: status, configuration, blocks, requests, events, audit.
 
-Knows HTTP and the service. A route asks the engine, so that an answer is the state between two
-steps, never a copy that has aged in this process.
+Every route but `/audit` queries the engine, so that an answer is the state between two steps and
+never a stale copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ router = APIRouter(tags=["vToken"])
 
 
 def service_of(request: Request) -> Service:
-    """The service of the server that the request came to."""
+    """The service of the request's server."""
     service: Service = request.app.state.service
     return service
 
@@ -64,7 +64,7 @@ def etag(revision: int) -> dict[str, str]:
 
 @router.get(
     "/status",
-    summary="Everything that matters now, in one document",
+    summary="The state of the KV cache in one document",
     operation_id="vtoken_status",
     responses=answers(ref(wire.Status), "The engine between two steps"),
     dependencies=NO_QUERY,
@@ -110,7 +110,7 @@ async def get_policies(service: Served) -> Response:
 
 @router.get(
     "/operations/{operation_id}",
-    summary="How a compaction is going",
+    summary="The state of a compaction",
     operation_id="vtoken_operation",
     responses=answers(ref(wire.Operation), "The operation", 404),
     dependencies=NO_QUERY,
@@ -162,7 +162,7 @@ async def get_block(block_id: str, service: Served) -> Response:
     summary="Every request that holds or waits for blocks",
     operation_id="vtoken_requests",
     responses=answers(
-        array_of(wire.RequestRow), "All that hold blocks; of those that wait, the first 64"
+        array_of(wire.RequestRow), "All requests that hold blocks, and the first 64 that wait"
     ),
     dependencies=NO_QUERY,
 )
@@ -183,7 +183,7 @@ async def get_request(request_id: str, service: Served) -> Response:
 
 @router.get(
     "/requests/{request_id}/tokens",
-    summary="The token table of a request, by page",
+    summary="The token table of a request, in pages",
     operation_id="vtoken_tokens",
     openapi_extra=parameters(TokensQuery),
     responses=answers(ref(wire.TokenPage), "Rows in logical order", 404),
@@ -197,11 +197,11 @@ async def get_tokens(
 
 @router.get(
     "/requests/{request_id}/text",
-    summary="The text of a request, token by token, with what became of each",
+    summary="The text of a request, token by token, with the state of each token",
     operation_id="vtoken_text",
-    description="The pieces of consecutive tokens are the text; a character of several tokens is "
-    "in the last one's piece. Only on a server that was started with --vtoken-show-text, and only "
-    "for callers who may change things: prompts may be confidential.",
+    description="The pieces of consecutive tokens concatenate to the text; a character of several "
+    "tokens is in the last one's piece. Needs a server started with --vtoken-show-text and the "
+    "right to change things, because prompts may be confidential.",
     openapi_extra=parameters(TokensQuery),
     responses=answers(ref(wire.TextPage), "Tokens in logical order", 404, 409),
 )
@@ -220,7 +220,7 @@ async def get_text(
 
 @router.get(
     "/events",
-    summary="What happened, oldest first",
+    summary="Events of the engine, oldest first",
     operation_id="vtoken_events",
     openapi_extra=parameters(EventsQuery),
     responses=answers(ref(wire.EventPage), "Events after `after` that the engine still holds"),
@@ -234,10 +234,10 @@ async def get_events(
 
 @router.get(
     "/audit",
-    summary="Who changed or tried out what, newest last",
+    summary="The audit log: changes and dry runs with their callers, newest last",
     operation_id="vtoken_audit",
     openapi_extra=parameters(AuditQuery),
-    responses=answers(ref(wire.AuditPage), "Accepted calls, and what the engine took back"),
+    responses=answers(ref(wire.AuditPage), "Accepted calls, and changes that the engine reverted"),
 )
 async def get_audit(
     service: Served, page: Annotated[AuditQuery, Depends(query(AuditQuery))]
@@ -246,6 +246,6 @@ async def get_audit(
 
 
 def _prefers_octets(accept: str) -> bool:
-    """Whether `Accept` names octets, and not JSON before them."""
+    """Whether `Accept` names octets before JSON."""
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     return OCTETS in kinds and "application/json" not in kinds[: kinds.index(OCTETS)]

@@ -1,11 +1,11 @@
-"""The audit log: who changed or tried out what, newest last, on disk and across restarts.
+"""The audit log: changes and dry runs with their callers, on disk and across restarts.
 
-Knows accepted calls, and what the engine took back by itself; a refused call changes nothing and
-leaves no entry. `GET /events` has what the engine did, this has who wanted it.
+It records accepted calls and changes that the engine reverted. A refused call leaves no entry.
+`GET /events` lists what the engine did; the audit log lists who requested it.
 
-1. The event loop never waits for the disk: one thread writes, in the order of the entries.
-2. A disk that is full or gone stops nothing: entries stay in memory, `error` and the log say so,
-   and they are written, in order, as soon as the disk takes them (`probe`).
+1. The event loop never waits for the disk: one thread writes the entries in order.
+2. A disk error does not stop the server: entries stay in memory, `error` and the log report it, and
+   they are written, in order, when the disk accepts writes again (`probe`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vtoken_api.state.journal import Journal
 
 MAX_UNWRITTEN = 1000
 MAX_RECENT = 100
-SETTLE_S = 1.0  # how long a call waits for its entry to reach the disk
+SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
 
 
 class AuditLog:
@@ -34,13 +34,13 @@ class AuditLog:
 
     def __init__(self, journal: Journal | None = None, *, error: str = "") -> None:
         self.error = error  # why entries are in memory only
-        self.error_ts = time.time() if error else 0.0  # since when
+        self.error_ts = time.time() if error else 0.0  # when `error` began
         self._journal = journal
         self._recent: deque[wire.AuditEntry] = deque(maxlen=MAX_RECENT)
         self._unwritten: deque[wire.AuditEntry] = deque()
         self._stamp: tuple[int, int] | None = None  # of the journal when `_shared` was read
         self._shared: list[wire.AuditEntry] = []
-        self._lost = 0  # of these, pushed out by newer ones
+        self._lost = 0  # unwritten entries that newer ones displaced
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-audit")
         self._newest: Future[None] | None = None
 
@@ -66,7 +66,7 @@ class AuditLog:
         )
 
     def enter(self, entry: wire.AuditEntry) -> None:
-        """Append an entry as it is, and log it. Does not wait."""
+        """Append `entry` and log it. Does not wait."""
         self._recent.append(entry)
         self._newest = self._thread.submit(self._take, entry)
         if not entry.dry_run:
@@ -76,7 +76,7 @@ class AuditLog:
     def recent(self) -> list[wire.AuditEntry]:
         """The newest MAX_RECENT entries, oldest first, of all processes that share the journal.
 
-        Blocks on the disk, when there is something new; without a disk: those of this process.
+        Blocks on the disk if the journal changed. Without a disk: the entries of this process.
         """
         if self._journal is None or self.error:
             return list(self._recent)
@@ -90,27 +90,27 @@ class AuditLog:
         return self._shared
 
     async def settle(self) -> None:
-        """Wait, for SETTLE_S at most, until what was recorded has been written or has failed."""
+        """Wait, at most SETTLE_S, until the newest entry is written or has failed."""
         if self._newest is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await asyncio.shield(asyncio.wrap_future(self._newest))
 
     async def newest_event(self, epoch: str) -> int:
-        """The highest `event_seq` of an epoch that has an entry, 0 without; raises OSError."""
+        """The highest `event_seq` of an epoch in the log, 0 if none; raises OSError."""
         return await asyncio.wrap_future(self._thread.submit(self._newest_event, epoch))
 
     async def probe(self) -> None:
-        """Find out whether the disk takes entries, and write those that wait for it."""
+        """Check whether the disk accepts writes, and write the waiting entries."""
         if self._journal is not None:
             await asyncio.wrap_future(self._thread.submit(self._write, self._journal))
 
     async def page(self, limit: int) -> wire.AuditPage:
-        """The newest `limit` entries, oldest first; those that are not on disk come last."""
+        """The newest `limit` entries, oldest first; unwritten ones are last."""
         return await asyncio.wrap_future(self._thread.submit(self._page, limit))
 
     def close(self) -> None:
-        """Write what can be written, and end the thread."""
+        """Write what can be written and stop the thread."""
         self._thread.shutdown()
 
     # ------------------------------------------------------------ in the thread
@@ -133,11 +133,13 @@ class AuditLog:
         except OSError as error:
             if not self.error:
                 self.error_ts = time.time()
-                logger.error("vtoken: the audit log cannot be written, going on: %s", error)
+                logger.error(
+                    "vtoken: cannot write the audit log; keeping entries in memory: %s", error
+                )
             self.error = str(error)
             return
         if self.error:
-            logger.warning("vtoken: the audit log is written again, %d entries lost", self._lost)
+            logger.warning("vtoken: the audit log is written again; %d entries lost", self._lost)
             self.error = ""
 
     def _newest_event(self, epoch: str) -> int:
@@ -159,7 +161,7 @@ class AuditLog:
 
 
 def _decode(lines: list[bytes]) -> list[wire.AuditEntry]:
-    """The entries of these lines; one that was torn by a crash is passed over."""
+    """The entries of these lines; skips a line that a crash truncated."""
     entries = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):

@@ -1,12 +1,12 @@
-"""What the audit log needs without being called: the engine's own acts, and a disk that is tried.
+"""Background upkeep of the audit log: entries for the engine's own actions, and disk retries.
 
-Knows the hub, the audit log and who leads. A trial that is taken back, or kept, has nobody who
-called; every process of the server sees its event, and may end before the others or the engine.
+No call ends a trial that the engine reverts or keeps. Every process of the server sees the event of
+that end, and any process may exit before the others.
 
-1. Only the process that leads enters them; without a state directory each does, in memory.
-2. An entry carries the epoch and `seq` of its event; what the log has already is not entered again.
-3. Who leads asks the engine itself for the events after the newest entry, so that none is missed;
-   one that arrives only says that it is time to ask.
+1. Only the leader adds these entries; without a state directory every process does, in memory.
+2. An entry has the epoch and `seq` of its event, so no event is entered twice.
+3. The leader fetches the events after the newest entry from the engine, so none is missed. An
+   arriving event only triggers the fetch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtoken_api.problems import ProblemError
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.statedir import StateDir
 
-PERIOD_S = 5.0  # between two looks, when nothing is heard
+PERIOD_S = 5.0  # between two fetches without an event
 
 
 class AuditSync:
@@ -31,8 +31,8 @@ class AuditSync:
         self._hub = hub
         self._audit = audit
         self._state_dir = state_dir
-        self._seen_to: int | None = None  # every event up to it needs no look; None: not led yet
-        self._news = asyncio.Event()
+        self._synced_to: int | None = None  # `seq` of the last event handled; None: never led
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         hub.on_events = self._note
 
@@ -41,7 +41,7 @@ class AuditSync:
         self._task = asyncio.create_task(self._run(), name="vtoken-audit-sync")
 
     async def close(self) -> None:
-        """Stop; what was entered is written by the audit log."""
+        """Stop; the audit log still writes the entries it has."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -50,12 +50,12 @@ class AuditSync:
     # ------------------------------------------------------------ inside
 
     def _note(self, events: list[wire.Event], lost: int) -> None:
-        if lost or any(map(_is_own_act, events)):
-            self._news.set()
+        if lost or any(map(_is_engine_action, events)):
+            self._wake.set()
 
     async def _run(self) -> None:
         while True:
-            self._news.clear()
+            self._wake.clear()
             try:
                 await self._audit.probe()
                 if self._state_dir.error or self._state_dir.try_lead():
@@ -63,27 +63,25 @@ class AuditSync:
             except ProblemError:
                 pass  # the engine does not answer now
             except Exception:
-                logger.exception(
-                    "vtoken: the synchronization of the audit log failed, trying again"
-                )
+                logger.exception("vtoken: the synchronization of the audit log failed; retrying")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
-                    await self._news.wait()
+                    await self._wake.wait()
 
     async def _catch_up(self) -> None:
         epoch = (await self._hub.describe()).epoch
-        if self._seen_to is None:
-            self._seen_to = await self._audit.newest_event(epoch)
-        page = await self._hub.config_events(self._seen_to)
+        if self._synced_to is None:
+            self._synced_to = await self._audit.newest_event(epoch)
+        page = await self._hub.config_events(self._synced_to)
         while page.events:
-            for event in filter(_is_own_act, page.events):
+            for event in filter(_is_engine_action, page.events):
                 self._audit.enter(_entry(event, epoch))
-            self._seen_to = page.events[-1].seq
-            page = await self._hub.config_events(self._seen_to)
-        self._seen_to = max(self._seen_to, page.last_seq)
+            self._synced_to = page.events[-1].seq
+            page = await self._hub.config_events(self._synced_to)
+        self._synced_to = max(self._synced_to, page.last_seq)
 
 
-def _is_own_act(event: wire.Event) -> bool:
+def _is_engine_action(event: wire.Event) -> bool:
     return event.kind == "config" and event.data.get("actor") in ("trial", "guard")
 
 

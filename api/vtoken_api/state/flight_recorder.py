@@ -1,12 +1,12 @@
-"""The flight recorder: always on, it keeps the last of what happened on disk, bounded.
+"""The flight recorder: always on, it keeps a bounded recording of the recent past on disk.
 
-Knows the hub, a session and segments. It is a client of the hub like any other, except that it asks
-the engine for one state a second while nobody else does, and seldom while the engine is idle.
+It is a passive client of the hub. While no other client wants state, it polls the engine once a
+second, less often while the engine is idle.
 
-1. One process of a server records: the one that leads.
-2. What lies on disk is at most the segments' bound; the oldest segment goes first.
-3. A disk that refuses stops the recording, not the server: `problem` says why, `num_faults`
-   counts, and it goes on when the disk takes data again.
+1. Only the leading process of a server records.
+2. The segments on disk have a total bound; the oldest segment is deleted first.
+3. A disk error stops the recording, not the server: `problem` has the reason, `num_faults` the
+   count, and recording resumes when the disk accepts writes again.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ SEGMENT_BYTES = 1024 * 1024
 SEGMENT_S = 60.0
 STATE_S = 1.0  # between two states while the engine takes steps
 IDLE_STATE_S = 2.0
-WRITE_S = 1.0  # what a killed process loses at most
+WRITE_S = 1.0  # the most that a killed process loses
 WRITE_BYTES = 256 * 1024
 DISK_TIMEOUT_S = 10.0
 RETRY_S = 5.0
-AUDITED = 1000  # more than `audit` answers at once
+AUDITED = 1000  # more than `audit` returns at once
 
 T = TypeVar("T")
 
 
 class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
-    """The next segment begins."""
+    """The segment is complete; the next one begins."""
 
 
 class FlightRecorder:
-    """`start` once, inside the event loop; `audit` answers the newest entries, and may block."""
+    """`start` once, inside the event loop; `audit` returns the newest entries and may block."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class FlightRecorder:
     ) -> None:
         self.segments = Segments(state_dir.path / "flight", max_bytes=max_bytes)
         self.recording = False  # by this process, now
-        self.problem = ""  # why it has stopped
-        self.stopped_ts = 0.0  # when it has
-        self.num_faults = 0  # times that the disk refused
-        self._peer_wrote_ts: float | None = None  # by the process that leads, where that is another
+        self.problem = ""  # why it stopped; empty while it does not
+        self.stopped_ts = 0.0  # when it stopped
+        self.num_faults = 0  # failed writes
+        self._peer_wrote_ts: float | None = None  # last write of the leader, if another process
         self._hub = hub
         self._state_dir = state_dir
         self._audit = audit
@@ -80,21 +80,19 @@ class FlightRecorder:
         self._pending_bytes = 0
         self._written_at = 0.0
         self._started_ts = time.time()
-        self._audited: deque[tuple[float, str, str]] = deque(maxlen=AUDITED)  # entries written
+        self._audited: deque[tuple[float, str, str]] = deque(maxlen=AUDITED)  # written entries
         self._resume: tuple[str, int] | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="vtoken-flight")
         self._task: asyncio.Task[None] | None = None
 
     @property
     def peer_silent_s(self) -> float | None:
-        """How long ago another process, which leads, has written, counted from our own start on.
-
-        None where none was seen.
-        """
+        """Seconds since the leader's last write, at most since this process started; None if
+        another leader is not known."""
         return None if self._peer_wrote_ts is None else time.time() - self._peer_wrote_ts
 
     def start(self) -> None:
-        """Begin to record, in the background."""
+        """Start recording in the background."""
         self._task = asyncio.create_task(self._run(), name="vtoken-flight")
 
     async def close(self) -> None:
@@ -104,11 +102,11 @@ class FlightRecorder:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await self._finish(self._on_disk(self._end))  # the task may have been at just that
+            await self._finish(self._on_disk(self._end))  # the task may have been cancelled in it
         self._disk.shutdown(wait=False)
 
     async def flush(self) -> None:
-        """What was seen so far lies on disk, if this process records."""
+        """Write the pending messages to disk, if this process records."""
         if self.recording:
             with contextlib.suppress(RecordingError, TimeoutError):
                 await self._write()
@@ -126,14 +124,15 @@ class FlightRecorder:
                         self._stop(self._state_dir.error, fault=True)
                     else:
                         wrote_ts = await self._on_disk(self.segments.newest_write_ts)
-                        self._peer_wrote_ts = max(wrote_ts, self._started_ts)  # it may begin yet
+                        # A leader that has not written yet is silent since our own start.
+                        self._peer_wrote_ts = max(wrote_ts, self._started_ts)
                 except ProblemError as error:
                     self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
                 except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
                     self._stop(str(error) or "the disk does not answer", fault=True)
                 except Exception as error:
-                    logger.exception("vtoken: the flight recorder failed, starting it again")
-                    self._stop(f"a fault: {error}", fault=True)
+                    logger.exception("vtoken: the flight recorder failed; restarting it")
+                    self._stop(f"internal error: {error}", fault=True)
                 await asyncio.sleep(self._retry_s)
         finally:
             fresh.cancel()
@@ -142,7 +141,7 @@ class FlightRecorder:
         if not self.problem:
             self.stopped_ts = time.time()
         if problem != self.problem:
-            logger.warning("vtoken: the flight recorder has stopped: %s", problem)
+            logger.warning("vtoken: the flight recorder stopped: %s", problem)
         self.problem = problem
         self.num_faults += fault
 
@@ -165,7 +164,7 @@ class FlightRecorder:
             await session.prepare()
             await self._on_disk(self._begin)
             if self.problem:
-                logger.info("vtoken: the flight recorder records again")
+                logger.info("vtoken: the flight recorder is recording again")
             self.recording, self.problem = True, ""
             with contextlib.suppress(SegmentFull):
                 await session.run(read_only_reason="this is a recording")
@@ -177,14 +176,14 @@ class FlightRecorder:
             await self._finish(self._on_disk(self._end))
 
     async def _finish(self, work: Awaitable[None]) -> None:
-        """The rest of a segment, also on the way out, so it must not raise."""
+        """Await the rest of a segment's work; reports errors instead of raising, also on exit."""
         try:
             await work
         except (RecordingError, OSError) as error:
             self._stop(str(error) or "the disk does not answer", fault=True)
 
     async def _take(self, message: bytes) -> None:
-        """The session's way to send."""
+        """Buffer a message of the session; raises SegmentFull."""
         loop = asyncio.get_running_loop()
         self._pending.append(message)
         self._pending_bytes += len(message)
@@ -202,12 +201,12 @@ class FlightRecorder:
         await self._on_disk(lambda: self._put(lines))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
-        """`work` in the disk's own thread; raises TimeoutError when the disk hangs."""
+        """Run `work` in the disk thread; raises TimeoutError if the disk hangs."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(DISK_TIMEOUT_S):
             return await loop.run_in_executor(self._disk, work)
 
-    # ------------------------------------------------------------ in the disk's thread
+    # ------------------------------------------------------------ in the disk thread
 
     def _begin(self) -> None:
         self.segments.prune(self._segment_bytes)

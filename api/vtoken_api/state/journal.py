@@ -1,11 +1,11 @@
-"""A journal: JSON lines on disk, appended by several processes, bounded, in two files.
+"""A journal: JSON lines on disk, appended by several processes, bounded by rotating two files.
 
-Knows files and bytes, not what a line means. `NAME` is written; when it is full it becomes
-`NAME.1`, over the older one. Blocks on the disk: call it from a thread.
+Lines are appended to `NAME`; when it is full it replaces `NAME.1`. All calls block on the disk:
+call them from a thread.
 
-1. A line is whole or absent: writers take turns (flock), a write that was cut short is taken back,
-   and a line torn by a crash is ended before the next one begins.
-2. Each file opens with how many lines came before it, so that what is no longer held is counted.
+1. A line is complete or absent: writers hold a lock (flock), a short write is truncated, and a line
+   that a crash truncated is terminated before the next one begins.
+2. The first line of each file has the number of lines before it, so that dropped lines are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vtoken_api.state.statedir import FILE_MODE
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_HEAD_BYTES = 64
-MOST_READ_BYTES = 2 * MAX_BYTES  # of one file, whatever it is: a device without an end too
+MOST_READ_BYTES = 2 * MAX_BYTES  # of one file, which might be an endless device
 
 
 class _Head(msgspec.Struct):
@@ -41,7 +41,7 @@ class Journal:
         self._max_bytes = max_bytes
 
     def check(self) -> None:
-        """Raises OSError when the next line could not be added, as far as can be told before."""
+        """Raises OSError if the disk is full or the file cannot be opened for writing."""
         with self._locked():
             space = os.statvfs(self.path)
             free = space.f_bfree if os.geteuid() == 0 else space.f_bavail
@@ -49,17 +49,17 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def stamp(self) -> tuple[int, int]:
-        """Differs once a line was added; raises OSError."""
-        seen = self.path.stat()
-        return seen.st_ino, seen.st_size
+        """A value that changes when a line is added; raises OSError."""
+        stat = self.path.stat()
+        return stat.st_ino, stat.st_size
 
     def append(self, line: bytes) -> None:
-        """Add a line without its end; raises OSError, and then nothing was added."""
+        """Append `line`, given without its newline; on OSError nothing is added."""
         while True:
             with self._locked() as file:
                 size = os.fstat(file).st_size
                 if size <= MAX_HEAD_BYTES or size + len(line) <= self._max_bytes:
-                    _write(file, size, self._seam(file, size) + line + b"\n")
+                    _write(file, size, self._separator(file, size) + line + b"\n")
                     return
                 os.rename(self.path, self._older)
 
@@ -71,11 +71,11 @@ class Journal:
                 lines = [*_lines(older), *_lines(newer)]
                 return lines[-limit:], _head(older or newer)
 
-    def _seam(self, file: int, size: int) -> bytes:
-        """What stands before the next line: the head of an empty file, or the end of a torn line.
+    def _separator(self, file: int, size: int) -> bytes:
+        """The bytes before the next line: the head of an empty file, or the end of a cut-off line.
 
-        Whoever finds the file empty takes its head from the older one, which nobody writes to any
-        more: it is the same for every process, and after a crash between rename and head.
+        The head is computed from the older file, which is no longer written. So every process
+        writes the same head, also after a crash between rename and head.
         """
         if not size:
             return msgspec.json.encode(_Head(_count(_read(self._older)))) + b"\n"
@@ -84,7 +84,7 @@ class Journal:
     def _both(self) -> tuple[bytes, bytes, bool]:
         """Both files' contents, and whether the newer was renamed meanwhile."""
         try:
-            with self.path.open("rb") as file:  # open until compared, so its inode stays its own
+            with self.path.open("rb") as file:  # stays open, so that its inode is not reused
                 newer, older = file.read(MOST_READ_BYTES), _read(self._older)
                 return newer, older, not _is_at(file.fileno(), self.path)
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class Journal:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """The file's descriptor, ours alone until the end, and certainly that of `path`."""
+        """The descriptor of the file that is now at `path`, locked exclusively."""
         while True:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             file = os.open(self.path, flags, FILE_MODE)
@@ -106,7 +106,7 @@ class Journal:
 
 
 def _write(file: int, size: int, data: bytes) -> None:
-    """Append all of `data` to a file of `size` bytes, or nothing."""
+    """Append all of `data` to a file of `size` bytes or nothing; raises OSError."""
     written = os.write(file, data)
     if written < len(data):
         os.ftruncate(file, size)
@@ -114,7 +114,7 @@ def _write(file: int, size: int, data: bytes) -> None:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file still has this name."""
+    """Whether the open file `file` is still at `path`."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -142,5 +142,5 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _count(data: bytes) -> int:
-    """Lines up to the end of a file with these contents, from the journal's very first."""
+    """The number of lines from the journal's first to the end of a file with these contents."""
     return _head(data) + len(_lines(data))

@@ -1,8 +1,7 @@
-"""The flight recorder's files: which there are, what of them covers a time, when they go.
+"""The flight recorder's files: listing, selection by time, pruning.
 
-Knows names, sizes and gzip, not the engine. A segment is a recording that can be read alone;
-several behind one another are one too. The segment being written has `.open` in its name, and keeps
-it when its writer is killed.
+A segment is a complete recording, and so are several concatenated segments. The segment being
+written has `.open` in its name, which stays if its writer is killed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Segments:
         return self.directory / f"flight-{time.time() * 1000:013.0f}-{os.getpid()}.open.jsonl.gz"
 
     def finish(self, path: Path) -> None:
-        """Rename a segment that was written to its end."""
+        """Rename a completed segment."""
         path.rename(path.with_name(path.name.replace(".open.", ".")))
 
     def listed(self) -> list[Segment]:
@@ -63,33 +62,34 @@ class Segments:
         return sorted(found, key=lambda segment: segment.path.name)
 
     def newest_write_ts(self) -> float:
-        """When a segment was last written to, Unix seconds; 0 without any."""
+        """The time of the last write to a segment, Unix seconds; 0 if there is none."""
         newest = 0.0
         for segment in self.listed()[-2:]:
             with contextlib.suppress(FileNotFoundError):
                 newest = max(newest, segment.path.stat().st_mtime)
         return newest
 
-    def prune(self, room_bytes: int = 0) -> None:
-        """Delete the oldest until `room_bytes` more fit into the bound, and what is too old."""
+    def prune(self, reserve_bytes: int = 0) -> None:
+        """Delete expired segments, then the oldest until `reserve_bytes` more fit the bound."""
         segments = self.listed()
         total = sum(segment.num_bytes for segment in segments)
         oldest_ts = time.time() - self.max_age_s
         for segment in segments:
-            if total + room_bytes <= self.max_bytes and segment.start_ts >= oldest_ts:
+            if total + reserve_bytes <= self.max_bytes and segment.start_ts >= oldest_ts:
                 break
             segment.path.unlink(missing_ok=True)
             total -= segment.num_bytes
 
     def since(self, ts: float) -> list[Segment]:
-        """What covers the time from `ts` on; begins a little earlier, at a key frame."""
+        """The segments that cover the time from `ts` on; the first begins earlier, at a key
+        frame."""
         segments = self.listed()
         ends = [*(segment.start_ts for segment in segments[1:]), float("inf")]
         return [segment for segment, end in zip(segments, ends, strict=True) if end > ts]
 
 
 def chunks(segment: Segment) -> Iterator[bytes]:
-    """The segment as whole gzip members; nothing of one that was deleted meanwhile."""
+    """The segment as complete gzip members; nothing if it has been deleted."""
     if segment.open:
         with contextlib.suppress(RecordingError), RecordingReader(segment.path) as reader:
             lines = [line + b"\n" for _, line in iter(reader.raw, None)]

@@ -1,13 +1,11 @@
-"""The state directory of one server: what must survive it, and who of its processes may lead.
+"""The state directory of one server: files that survive a restart, and leader election.
 
-Knows paths, modes and locks, not what is kept. Several API server processes of one server share
-the directory; each may append to its files.
+The API processes of one server share the directory; each may append to its files.
 
-1. The directory is made with mode 0700; its files are for this user alone (0600).
-2. At most one process at a time leads (`try_lead`): what must be written once, and not once a
-   process, is its leader's to write. The kernel ends a leadership with its process.
-3. A directory that cannot be used is no reason not to serve: `error` says why, and writers go on
-   in memory.
+1. The directory has mode 0700, its files 0600.
+2. At most one process at a time is the leader (`try_lead`), which writes what must be written only
+   once. The kernel releases the lock when the process ends.
+3. The server runs without a usable directory: `error` has the reason, and writers use memory.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _NOT_NAME = re.compile(r"[^\w.-]+")
 
 
 class StateDir:
-    """`path` exists and can be written to, or `error` says why not."""
+    """`path` exists and is writable, or `error` has the reason why not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,13 +39,13 @@ class StateDir:
         except OSError as error:
             self.error = str(error)
             logger.warning(
-                "vtoken: the state directory cannot be used, the audit log is kept in memory "
-                "only and is lost with this process: %s",
+                "vtoken: cannot use the state directory; the audit log is kept in memory only, "
+                "until this process ends: %s",
                 error,
             )
 
     def try_lead(self) -> bool:
-        """Whether this process leads, from now on or already; never waits."""
+        """Become the leader if no other process is; returns whether this one leads. Never waits."""
         if self._lock is not None:
             return True
         try:
@@ -63,7 +61,7 @@ class StateDir:
         return True
 
     def close(self) -> None:
-        """Let another process lead."""
+        """Give up leadership."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
@@ -73,7 +71,7 @@ class StateDir:
 def default_path(
     port: int, unix_socket: str | None, environment: Mapping[str, str] | None = None
 ) -> Path:
-    """`$XDG_STATE_HOME/vtoken/PORT`, or of the socket's name; one server, one directory."""
+    """`$XDG_STATE_HOME/vtoken/PORT`, or with the socket's name instead of the port."""
     environment = os.environ if environment is None else environment
     home = Path(environment.get("XDG_STATE_HOME", ""))
     if not home.is_absolute():  # also when it is not set

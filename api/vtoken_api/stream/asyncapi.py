@@ -1,7 +1,4 @@
-"""The AsyncAPI description of the stream, from the wire's structs.
-
-Knows the messages and the query of `/vtoken/v1/stream`, serves them as `GET /asyncapi.json`.
-"""
+"""The AsyncAPI 3.0 description of `/vtoken/v1/stream`, served as `GET /asyncapi.json`."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from vtoken_api.rest.routes import NO_QUERY, document
 from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
 
 DESCRIPTION = f"""\
-hello, snapshot, then deltas and events, a heartbeat after {HEARTBEAT_S:g} s of silence. `seq` rises
-by one a message. State is coalesced to the client's rate, newest wins; a snapshot with every later
-delta applied is the newest state. Blocks are of the `step` of their message; status, requests and
-configuration come twice a second, and at once where a request came or went or a command was
-answered; `status.step` says of which step they are. Up to {MAX_QUEUED:,} events wait for a slow
-client; beyond that they are dropped, `dropped` says how many, and a fresh snapshot follows. A
-refused client gets an HTTP problem document before the handshake, or close code 4000 + HTTP status
-after it; 1008: the client reads too slowly; 1011: a fault in the server. Packed arrays are
-little-endian bytes in msgpack and lists of integers in JSON."""
+The stream sends hello, a snapshot, then deltas and events, and a heartbeat after {HEARTBEAT_S:g} s
+without a message. `seq` rises by one with every message. State is coalesced to the client's rate,
+newest wins; a snapshot with every later delta applied is the newest state. Blocks are of the `step`
+of their message. Status, requests and configuration are updated twice a second, and at once when a
+request arrives or ends or a command is answered; `status.step` is their step. Up to {MAX_QUEUED:,}
+events are queued for a slow client. Beyond that events are dropped; `dropped` has their number, and
+a fresh snapshot follows. A refused client gets an HTTP problem document before the handshake, or
+close code 4000 + HTTP status after it. Code 1008: the client reads too slowly; 1011: an internal
+server error. Packed arrays are little-endian bytes in msgpack and lists of integers in JSON."""
 
 QUERY: dict[str, Any] = {
     "type": "object",
@@ -36,7 +33,7 @@ QUERY: dict[str, Any] = {
     "properties": {
         "topics": {
             "type": "string",
-            "description": f"comma-separated, of {', '.join(TOPICS)}; default: all",
+            "description": f"comma-separated list of {', '.join(TOPICS)}; default: all",
         },
         "fps": {
             "type": "number",
@@ -47,7 +44,7 @@ QUERY: dict[str, Any] = {
         "format": {"type": "string", "enum": ["json", "msgpack"], "default": "json"},
         "resume": {
             "type": "string",
-            "description": "EPOCH:SEQ, with SEQ of the last event seen; hello says `resumed`",
+            "description": "EPOCH:SEQ, with the SEQ of the last event seen; see `resumed` in hello",
         },
     },
 }

@@ -1,8 +1,7 @@
-"""The websocket `/vtoken/v1/stream`: admits clients, authenticates them, ends their sessions.
+"""The websocket `/vtoken/v1/stream`: admits and authenticates clients and ends their sessions.
 
-Knows the websocket and the session, not what is sent. A client that cannot be served is refused
-before the handshake, with an HTTP problem document; after it, with close code 4000 + HTTP status.
-1008: the client reads too slowly. 1011: a fault here.
+A refused client gets an HTTP problem document before the handshake, or close code
+4000 + HTTP status after it. Code 1008: the client reads too slowly. 1011: an internal error.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class AuthMessage(msgspec.Struct, tag_field="type", tag="auth"):
 
 
 async def stream(websocket: WebSocket) -> None:
-    """Serve one client until it goes, is too slow, or the engine stops."""
+    """Serve one client until it leaves, is too slow, or the engine stops."""
     service: Service = websocket.app.state.service
     try:
         query = parse_query(websocket)
@@ -59,7 +58,7 @@ async def stream(websocket: WebSocket) -> None:
         pass
     except Exception:
         logger.exception("vtoken: a stream session failed")
-        await _close(websocket, 1011, "a fault in the server, see its log")
+        await _close(websocket, 1011, "internal server error; see the server's log")
 
 
 async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, grant: Grant) -> None:
@@ -69,9 +68,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
                 await websocket.send_bytes(data)
             else:
                 await websocket.send_text(data.decode())
-        except (
-            RuntimeError
-        ) as error:  # the server has closed it already: the client broke the rules
+        except RuntimeError as error:  # the server closed it after a protocol error of the client
             raise WebSocketDisconnect(1006) from error
 
     session = Session(service.hub, query, send)
@@ -144,10 +141,10 @@ def _parse_resume(text: str | None) -> tuple[str, int] | None:
     if match is None:
         raise refuse(
             422,
-            "not a place to resume from",
+            "malformed resume position",
             field="resume",
             value=text[:96],
-            bound="EPOCH:SEQ, with SEQ of the last event seen (0: none)",
+            bound="EPOCH:SEQ, with the SEQ of the last event seen (0: none)",
         )
     return match[1], int(match[2])
 
@@ -173,15 +170,15 @@ async def _first_message(websocket: WebSocket, service: Service) -> Grant:
 
 
 async def _until_disconnect(websocket: WebSocket) -> None:
-    """Returns when the client has gone; raises 400 for one that goes on talking.
+    """Wait for the client to disconnect; raises 400 after MAX_CLIENT_MESSAGES messages.
 
-    What it says is not looked at: the stream takes nothing but the first message.
+    Messages after authentication are ignored.
     """
-    said = 0
+    num_messages = 0
     while (await websocket.receive())["type"] != "websocket.disconnect":
-        said += 1
-        if said > MAX_CLIENT_MESSAGES:
-            raise refuse(400, "the stream takes no messages", bound=f"{MAX_CLIENT_MESSAGES}")
+        num_messages += 1
+        if num_messages > MAX_CLIENT_MESSAGES:
+            raise refuse(400, "the stream accepts no messages", bound=f"{MAX_CLIENT_MESSAGES}")
 
 
 async def _refuse(websocket: WebSocket, error: ProblemError) -> None:
@@ -192,7 +189,7 @@ async def _refuse(websocket: WebSocket, error: ProblemError) -> None:
 
 
 async def _close(websocket: WebSocket, code: int, reason: str) -> None:
-    """Say goodbye, unless the client does not even read that."""
+    """Close the websocket, without waiting longer than CLOSE_TIMEOUT_S."""
     with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await websocket.close(code, reason.encode()[:120].decode(errors="ignore"))
