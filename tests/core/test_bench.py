@@ -18,7 +18,7 @@ from vtoken.bench.overhead import GROUPS, Run, claims, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import BINS, sample, summary
 from vtoken.bench.sizes import deep_bytes
-from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
+from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, longest_tokens, step_metrics
 from vtoken.bench.target import Target
 
 PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmore prose\n"
@@ -112,7 +112,7 @@ def test_a_summary_weighs_requests_and_blocks_alike_in_every_step() -> None:
 def reads(variant: Variant, slice_number: int, slice_steps: int, count: int) -> int:
     """Tokens that requests of `variant` read together when a slice begins, if none is evicted."""
     texts = [[0] * longest_tokens(slice_steps)] * count
-    spec = variant.held(texts, slice_steps)["hold"]
+    spec = variant.hold_message(texts, slice_steps)["hold"]
     lives, total = spec["lives_slices"], 0
     for request in spec["requests"]:
         behind = (slice_number + request["phase"]) % lives
@@ -175,7 +175,7 @@ def slices_of(group: str, instructions: int | None) -> Run:
             "tokens": 24,
             "hook_seconds": {"scheduler": 3e-4, "worker": 6e-4},
         }
-        found[variant.name] = figures(answer)
+        found[variant.name] = step_metrics(answer)
     return Run("demo", 8, group, [found] * 20)
 
 
@@ -238,7 +238,7 @@ def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
     array = np.zeros(10_000, dtype=np.int64)
     assert 80_000 < deep_bytes([{"a": array, "b": [array], "view": array[5:10]}]) < 81_000
     assert 80_000 < deep_bytes([array[5:10]]) < 81_000
-    assert deep_bytes([{"a": array}], of_others=[[array]]) < 1_000
+    assert deep_bytes([{"a": array}], excluded=[[array]]) < 1_000
 
 
 def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) -> None:

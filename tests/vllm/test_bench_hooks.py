@@ -34,7 +34,7 @@ def test_every_hook_extends_a_method_of_vllm(
 
 
 class Clock:
-    """Each look at it is a second later."""
+    """Advances by a second at every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def test_what_stands_between_the_mixin_and_vllm_counts_as_vtokens(
+def test_code_between_the_mixin_and_vllm_counts_as_vtokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -68,5 +68,5 @@ def test_what_stands_between_the_mixin_and_vllm_counts_as_vtokens(
     timer: Any = HookTimer(None, None)
     timer._wrap("worker", Mixin, Mixin, "step")
     Mixin().step()
-    looks = 2  # of the inner pair, inside the outer one
-    assert timer.seconds["worker"] == 23 + looks
+    readings = 2  # of the inner pair, inside the outer one
+    assert timer.seconds["worker"] == 23 + readings
