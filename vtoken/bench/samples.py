@@ -17,7 +17,8 @@ BINS = 4  # of block utilisation: up to 25%, 50%, 75%, 100%
 def sample(runtime: Runtime) -> dict[str, Any] | None:
     """One sample; None if no request decodes.
 
-    A shared block counts once per request in `held` and `bound`, and once in `used`.
+    A shared block counts once per request in `held` and `bound`, and once in `used`,
+    as in the pool.
     """
     size = runtime.geometry.block_size
     requests = runtime.state.requests
@@ -25,7 +26,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     if not tables:
         return None
     pool = runtime.tables.pool
-    live = pool.live[pool.holders > 0].astype(np.int64)  # the bins need negative numbers
+    live = pool.live[pool.holders > 0].astype(np.int64)  # unsigned numbers cannot be negated
     bins = np.bincount(np.maximum(0, -(-live * BINS // size) - 1), minlength=BINS)
     return {
         "requests": len(tables),

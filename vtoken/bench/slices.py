@@ -22,8 +22,8 @@ import numpy as np
 
 from vtoken.bench.engines import Engine
 
-LIVE_TOKENS = 384  # that a request reads on average; the budget of evicting requests
-EVICTED_TOKENS = 256  # that an evicting request evicts at the end of its prompt
+LIVE_TOKENS = 384  # read by a request on average; the budget of evicting requests
+EVICTED_TOKENS = 256  # evicted by an evicting request at the end of its prompt
 LIFE_STEPS = 320
 SPARE_STEPS = 8  # most steps of a slice that are not measured
 CHECKED_TOKENS = 64  # of a canary check, computed per step
@@ -36,8 +36,8 @@ Rounds = list[dict[str, dict[str, Any]]]
 class Variant:
     """`config` is the initial vToken configuration, None for stock vLLM.
 
-    `lengths`: whether requests grow or evict down to the budget. `forced`: each request evicts the
-    oldest token that its policy may name at the end of its prompt, and none afterwards.
+    `lengths`: whether requests grow or evict down to the budget. `forced`: each request evicts one
+    token at the end of its prompt, the oldest that its policy may name, and none afterwards.
     `checked`: the canary computes a part of a check in every measured step.
     """
 

@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("cpu", "cuda"), help="(default: what torch finds)")
     group.add_argument("--dtype", choices=DTYPES, help="(default: float32 on cpu, else bfloat16)")
     group.add_argument("--max-model-len", type=int, help="(default: what the workload needs)")
-    group.add_argument("--cache-bytes", type=int, help="KV cache (default: the bench's)")
+    group.add_argument("--cache-bytes", type=int, help="KV cache (default: what the bench needs)")
     group.add_argument("--graphs", action="store_true", default=None, help="CUDA graphs on")
     group.add_argument(
         "--no-graphs", action="store_false", dest="graphs", help="off (on CPU: always)"
@@ -207,7 +207,7 @@ def target(args: argparse.Namespace) -> Target:
 
 
 def paged_attention(capability: int, dtype: str) -> str:
-    """The backend that reads page size 1: FlashAttention 3 on Hopper, not in float32; Triton."""
+    """The backend that reads page size 1: FlashAttention 3 on Hopper (not float32), else Triton."""
     hopper = capability == HOPPER and dtype != "float32"
     return "FLASH_ATTN" if hopper else "TRITON_ATTN"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|\][^\x07]*\x07|[PX^_].*?\x1b\\|.)", re.DOTALL)
 _TICKS = os.sysconf("SC_CLK_TCK")
+REACTION_S = 5.0  # longest wait for any output
 
 
 class Terminal:
@@ -89,11 +90,11 @@ class Terminal:
                 tail = self.text(since)[-300:]
                 raise TimeoutError(f"{wanted!r} was not written in {limit_s:g} s; last: {tail!r}")
 
-    def wait_for_any(self, since: int, limit_s: float = 5.0) -> float:
+    def wait_for_any(self, since: int) -> float:
         """Wait for the first chunk after a mark; return its monotonic time."""
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._chunks) > since, limit_s):
-                raise TimeoutError(f"nothing was written in {limit_s:g} s")
+            if not self._changed.wait_for(lambda: len(self._chunks) > since, REACTION_S):
+                raise TimeoutError(f"nothing was written in {REACTION_S:g} s")
             return self._chunks[since][0]
 
     def type(self, keys: bytes) -> float:

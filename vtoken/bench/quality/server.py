@@ -50,12 +50,11 @@ class QualityServer:
         *,
         length: int,
         in_flight: int,
-        calibration: Path | None = None,
-        target: Target | None = None,
+        calibration: Path | None,
+        target: Target,
     ) -> None:
         """`length`: of the longest request [tokens], output included. `calibration`: a profile."""
         folder.mkdir(parents=True, exist_ok=True)
-        target = target or Target()
         tokens = in_flight * (length + BLOCK_SIZE)
         self.num_blocks = target.num_blocks(model, tokens, block_size=BLOCK_SIZE)
         self._server = Server(
