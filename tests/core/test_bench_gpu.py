@@ -197,9 +197,9 @@ def test_a_dead_engine_fails_its_group_alone(
         assert (folder, where) == (llama, Target())
         if group == "eviction":
             raise RuntimeError("the engine of 'h2o' died:\nno kernel")
-        figures = dict.fromkeys([*METRICS, "cpu_ms", "tokens_per_second"], 1.0)
-        figures |= {"scheduler_us": 1.0, "worker_us": 1.0}
-        return [Run(name, 8, group, [{v.name: figures for v in GROUPS[group]}] * 9)]
+        metrics = dict.fromkeys([*METRICS, "cpu_ms", "tokens_per_second"], 1.0)
+        metrics |= {"scheduler_us": 1.0, "worker_us": 1.0}
+        return [Run(name, 8, group, [{v.name: metrics for v in GROUPS[group]}] * 9)]
 
     monkeypatch.setattr(overhead, "_measure", measured)
     path = tmp_path / "overhead.json"

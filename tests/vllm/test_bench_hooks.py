@@ -1,4 +1,4 @@
-"""Which methods the benchmarks' worker times in each of vToken's model runners."""
+"""The methods that the benchmark worker times in each of vToken's model runners."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_hook_extends_a_method_of_vllm(
 
 
 class Clock:
-    """Advances by a second at every reading."""
+    """Advances by one second at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,5 +68,5 @@ def test_code_between_the_mixin_and_vllm_counts_as_vtokens(
     timer: Any = HookTimer(None, None)
     timer._wrap("worker", Mixin, Mixin, "step")
     Mixin().step()
-    readings = 2  # of the inner pair, inside the outer one
-    assert timer.seconds["worker"] == 23 + readings
+    looks = 2  # of the inner pair, inside the outer one
+    assert timer.seconds["worker"] == 23 + looks
