@@ -214,11 +214,11 @@ def _measure(args: argparse.Namespace) -> Result:
     runs: list[Run] = []
     for repeat in range(repeats):
         for variant in VARIANTS:
-            found = _served(situation, variant, client, repeat)
-            runs.append(_reported(Run(variant, repeat, CLIENT, found)))
+            found = _measure_server(situation, variant, client, repeat)
+            runs.append(_print_run(Run(variant, repeat, CLIENT, found)))
         for variant in VARIANTS if repeat < in_process else ():
-            found = _in_process(situation, variant, [ids for _, ids in texts])
-            runs.append(_reported(Run(variant, repeat, IN_PROCESS, found)))
+            found = _measure_in_process(situation, variant, [ids for _, ids in texts])
+            runs.append(_print_run(Run(variant, repeat, IN_PROCESS, found)))
     result.raw = {"runs": [asdict(run) for run in runs], "situation": _described(situation)}
     _fill(result, runs)
     result.seconds = time.monotonic() - started
@@ -244,7 +244,7 @@ def _described(situation: Situation) -> dict[str, Any]:
     }
 
 
-def _reported(run: Run) -> Run:
+def _print_run(run: Run) -> Run:
     shown = f"{run.figures['output_tokens_per_second']:.1f} output tokens/s"
     print(f"{run.variant}, repeat {run.repeat + 1}, {run.where}: {shown}", file=sys.stderr)
     return run
@@ -280,7 +280,7 @@ def server_arguments(situation: Situation, variant: str) -> list[str]:
     return flags
 
 
-def _served(
+def _measure_server(
     situation: Situation, variant: str, client: ServingClient, repeat: int
 ) -> dict[str, float]:
     """Start a server of `variant` and measure it under the client's load."""
@@ -312,7 +312,7 @@ def _served(
     found["preemptions"] = counter(counters, "vllm:num_preemptions_total") or 0.0
     evicted = counter(counters, "vllm:vtoken_evicted_tokens_total")
     if (evicted is None) != stock or evicted == 0:
-        expected = "none" if stock else "more than 0"
+        expected = "no counter" if stock else "more than 0"
         raise ClientError(f"{variant}: {evicted} evicted tokens in /metrics, expected {expected}")
     if evicted is not None:
         found["evicted_tokens"] = evicted
@@ -326,7 +326,9 @@ def counter(metrics: str, name: str) -> float | None:
     return sum(map(float, values)) if values else None
 
 
-def _in_process(situation: Situation, variant: str, prompts: list[list[int]]) -> dict[str, float]:
+def _measure_in_process(
+    situation: Situation, variant: str, prompts: list[list[int]]
+) -> dict[str, float]:
     """Measure the same closed loop in the engine's process, without HTTP and detokenization."""
     settings = configuration(situation, variant)
     if settings is not None:

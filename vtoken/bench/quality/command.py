@@ -281,7 +281,7 @@ class Bench:
                         started = True
                     if missing:
                         self.server.configure(self.live | patch)
-                        # Batch size may change the last bit of a logit.
+                        # Batch size may change the last bit of a logit, so exact jobs run alone.
                         alone = name.startswith(EXACT)
                         if not self._run_jobs(name, missing, 1 if alone else self.args.in_flight):
                             print("time limit reached; run it again to continue", file=sys.stderr)
