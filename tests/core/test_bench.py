@@ -1,4 +1,4 @@
-"""Benchmarks without an engine: the core's runs end to end, results land between their markers."""
+"""Benchmarks without an engine: runs of the core end to end, results between their markers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vtoken.bench.overhead import GROUPS, Run, claims, goals_table, ratios_table
 from vtoken.bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken.bench.samples import BINS, sample, summary
 from vtoken.bench.sizes import deep_bytes
-from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, figures, longest_tokens
+from vtoken.bench.slices import LIVE_TOKENS, Rounds, Variant, compare, longest_tokens, step_metrics
 from vtoken.bench.target import Target
 
 PAGE = "# Results\n\nprose\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n\nmore prose\n"
@@ -32,7 +32,7 @@ def saved(folder: Path, rows: list[list[str | int | float | None]]) -> Path:
     return folder
 
 
-def test_a_result_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
+def test_a_result_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
     text, filled, missing = fill_in(PAGE, saved(tmp_path, [["x", 1234.5], ["y", None]]))
     assert (filled, missing) == (["planner"], [])
     assert text.startswith("# Results\n\nprose\n\n<!-- bench:planner -->\n")
@@ -110,9 +110,9 @@ def test_a_summary_weighs_requests_and_blocks_alike_in_every_step() -> None:
 
 
 def reads(variant: Variant, slice_number: int, slice_steps: int, count: int) -> int:
-    """Tokens that requests of `variant` read together when a slice begins, if none is evicted."""
+    """Tokens that all requests of `variant` read when a slice begins, if none is evicted."""
     texts = [[0] * longest_tokens(slice_steps)] * count
-    spec = variant.held(texts, slice_steps)["hold"]
+    spec = variant.hold_message(texts, slice_steps)["hold"]
     lives, total = spec["lives_slices"], 0
     for request in spec["requests"]:
         behind = (slice_number + request["phase"]) % lives
@@ -148,34 +148,34 @@ def test_a_ratio_whose_spread_exceeds_its_effect_is_shown_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratios", "says"),
+    ("ratios", "verdict"),
     [
         ([1.0] * 20, "met"),
         ([1.3] * 20, "missed"),
         ([1.0, 1.3] * 10, "not decided"),  # the median may be on either side of the goal
-        ([1.0], "not decided"),  # one round says nothing about the next
+        ([1.0], "not decided"),  # one round gives no interval
     ],
 )
 def test_a_goal_is_decided_by_the_confidence_interval_of_the_median(
-    ratios: list[float], says: str
+    ratios: list[float], verdict: str
 ) -> None:
     found = compare(rounds(*ratios), "a", "b", "p50_ms")
     assert found is not None
-    assert found.verdict(1.1) == says
+    assert found.verdict(1.1) == verdict
 
 
 def slices_of(group: str, instructions: int | None) -> Run:
     """Twenty rounds in which every variant takes a tenth more than the one before it."""
     found = {}
     for i, variant in enumerate(GROUPS[group]):
-        answer = {
+        reply = {
             "steps_ms": [10.0 + i, 10.0 + i, 13.0 + i],
             "cpu_seconds": 0.03 * (1 + i / 10),
             "instructions": instructions,
             "tokens": 24,
             "hook_seconds": {"scheduler": 3e-4, "worker": 6e-4},
         }
-        found[variant.name] = figures(answer)
+        found[variant.name] = step_metrics(reply)
     return Run("demo", 8, group, [found] * 20)
 
 
@@ -205,14 +205,14 @@ def test_instructions_are_shown_where_they_are_counted() -> None:
     assert goals_table([slices_of("eviction", 6_000)]).rows == []  # those are of a trained model
 
 
-def test_instructions_that_nobody_counts_give_no_ratio() -> None:
+def test_uncounted_instructions_give_no_ratio() -> None:
     assert compare(rounds(1.0), "a", "b", "instructions") is None
     counted = compare(rounds(1.0, instructions=5.0), "a", "b", "instructions")
     assert counted is not None
     assert counted.ratio == 1.0
 
 
-def test_instructions_are_counted_or_the_reason_is_told() -> None:
+def test_instructions_are_counted_or_the_reason_is_reported() -> None:
     counter = Instructions()
     before = counter.read()
     sum(range(10_000))
@@ -238,10 +238,10 @@ def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
     array = np.zeros(10_000, dtype=np.int64)
     assert 80_000 < deep_bytes([{"a": array, "b": [array], "view": array[5:10]}]) < 81_000
     assert 80_000 < deep_bytes([array[5:10]]) < 81_000
-    assert deep_bytes([{"a": array}], of_others=[[array]]) < 1_000
+    assert deep_bytes([{"a": array}], excluded=[[array]]) < 1_000
 
 
-def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) -> None:
+def test_growth_skips_sizes_that_are_too_large(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
     sizes = ["--requests", "2", "4", "--tokens", "256", "1048576", "--memory-gb", "0.05"]
     sizes += ["--base", "2", "256", "--pools", "1", "3", "--block-sizes", "16", "32"]
@@ -264,7 +264,7 @@ def test_growth_is_measured_and_what_is_too_large_is_left_out(tmp_path: Path) ->
     assert list(axes.values()) == [[2, 4], [256], [1, 3], [16, 32]]
 
 
-def test_what_follows_for_a_gpu_is_calculated_from_the_measured_cell(
+def test_the_gpu_table_is_calculated_from_the_measured_cell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(growth, "GPU_REQUESTS", 2)

@@ -1,4 +1,4 @@
-"""The real-client bench without an engine: what is asked of servers and client, what is shown."""
+"""The client bench without an engine: flags of servers and client, tables, claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vtoken.bench.serving_client import (
     ClientError,
     Load,
     ServingClient,
-    figures,
+    read_metrics,
 )
 from vtoken.bench.target import Device, Target, model_folder
 from vtoken.bench.texts import passages
@@ -25,7 +25,7 @@ LOAD = Load(num_clients=4, num_requests=6, prompt_tokens=100, new_tokens=50)
 
 
 def result_file(**changes: Any) -> dict[str, Any]:
-    """What `vllm bench serve --save-result` writes, as far as it is read."""
+    """The fields of a `vllm bench serve --save-result` file that are read."""
     found: dict[str, Any] = {
         "duration": 12.5,
         "completed": 6,
@@ -60,8 +60,8 @@ def runs(*speeds: dict[str, float], where: str = client.CLIENT) -> list[Run]:
 TWO = ({NATIVE: 100.0, NAIVE: 50.0, VTOKEN: 120.0}, {NATIVE: 80.0, NAIVE: 50.0, VTOKEN: 120.0})
 
 
-def test_figures_are_those_of_the_clients_result_file() -> None:
-    found = figures(result_file(), LOAD)
+def test_metrics_come_from_the_clients_result_file() -> None:
+    found = read_metrics(result_file(), LOAD)
     assert found["seconds"] == 12.5
     assert found["output_tokens_per_second"] == 24.0
     assert found["ttft_p50_ms"] == 50.0
@@ -70,16 +70,18 @@ def test_figures_are_those_of_the_clients_result_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"completed": 5}, "completed is 5 in the client's result, not 6"),
         ({"total_input_tokens": 606}, "total_input_tokens is 606 .* not 600"),
         ({"total_output_tokens": 299}, "total_output_tokens is 299 .* not 300"),
     ],
 )
-def test_a_run_that_is_not_the_one_asked_for_is_refused(changes: dict[str, int], says: str) -> None:
-    with pytest.raises(ClientError, match=says):
-        figures(result_file(**changes), LOAD)
+def test_a_run_with_other_counts_than_requested_is_refused(
+    changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ClientError, match=message):
+        read_metrics(result_file(**changes), LOAD)
 
 
 def executable(folder: Path, script: str) -> Path:
@@ -99,7 +101,7 @@ def test_an_environment_without_the_packages_is_refused_before_any_server_starts
         ServingClient(executable(tmp_path, "echo pandas"))
 
 
-def test_a_client_that_fails_is_shown_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_client_is_reported_with_its_last_output(tmp_path: Path) -> None:
     script = 'case "$*" in *"bench serve"*) echo "no such dataset"; exit 3;; esac'
     runner = ServingClient(executable(tmp_path, script))
     with pytest.raises(ClientError, match="status 3:\nno such dataset"):
@@ -129,7 +131,7 @@ def test_the_servers_differ_in_vtokens_flags_alone() -> None:
     assert "--vtoken-experimental-cuda" in flags
 
 
-def test_the_requests_that_fit_are_whole_ones() -> None:
+def test_only_requests_of_full_length_count_as_fitting() -> None:
     assert situation(12).resident_requests == 2  # 150 tokens are 5 blocks
     assert situation(15).resident_requests == 3
 
@@ -199,7 +201,7 @@ def test_a_result_has_its_tables_claims_and_chart() -> None:
     assert "vToken / naive-evict" in as_text(result)
 
 
-def test_a_passage_alone_has_the_tokens_that_it_is_said_to_have(tmp_path: Path) -> None:
+def test_a_passage_encoded_alone_has_its_stated_tokens(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

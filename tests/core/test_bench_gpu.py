@@ -1,4 +1,4 @@
-"""Benchmarks of a machine with a GPU, up to the device: arguments, checks, report, `make bench`."""
+"""Benchmarks for a GPU, tested without one: arguments, checks, report, `make bench`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vtoken.bench.quality.server import arguments, environment
 from vtoken.bench.quality.settings import numbers_key
 from vtoken.bench.report import as_report, read_results
 from vtoken.bench.shapes import LLAMA_3_1_8B
-from vtoken.bench.slices import FIGURES
+from vtoken.bench.slices import METRICS
 from vtoken.bench.target import ModelShape, Target, as_flags, paged_attention
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ DEVICE = "a device"
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a Hopper GPU, as far as anybody asks."""
+    """Pretend that the machine has a Hopper GPU."""
     monkeypatch.setattr(target, "found_device", lambda: "cuda")
     monkeypatch.setattr(target, "_capability", lambda: 9)
 
@@ -78,8 +78,8 @@ def test_without_a_gpu_benchmarks_run_on_cpu_and_refuse_what_needs_one(
     assert parsed() == Target()
     for bench in ("overhead", "quality"):
         assert main([bench, "--device", "cuda"]) == 1
-        said = capsys.readouterr().err
-        assert said == f"vtoken bench {bench}: --device cuda: torch finds no CUDA device here\n"
+        message = capsys.readouterr().err
+        assert message == f"vtoken bench {bench}: --device cuda: torch finds no CUDA device here\n"
         assert main([bench, "--graphs"]) == 1
         assert "CUDA graphs need --device cuda" in capsys.readouterr().err
     assert main(["gpu"]) == 1
@@ -173,7 +173,7 @@ def test_the_quality_server_is_started_for_the_target(llama: Path) -> None:
     assert environment(Target(threads=1))["OMP_NUM_THREADS"] == "1"
 
 
-def test_answers_of_other_numbers_are_other_samples() -> None:
+def test_samples_of_other_devices_or_dtypes_have_other_keys() -> None:
     keys = [
         numbers_key(where)
         for where in (
@@ -188,7 +188,7 @@ def test_answers_of_other_numbers_are_other_samples() -> None:
 
 
 @pytest.mark.usefixtures("cpu")
-def test_an_engine_that_dies_costs_its_group_alone(
+def test_a_dead_engine_fails_its_group_alone(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(
@@ -197,14 +197,14 @@ def test_an_engine_that_dies_costs_its_group_alone(
         assert (folder, where) == (llama, Target())
         if group == "eviction":
             raise RuntimeError("the engine of 'h2o' died:\nno kernel")
-        figures = dict.fromkeys([*FIGURES, "cpu_ms", "tokens_per_second"], 1.0)
-        figures |= {"scheduler_us": 1.0, "worker_us": 1.0}
-        return [Run(name, 8, group, [{v.name: figures for v in GROUPS[group]}] * 9)]
+        metrics = dict.fromkeys([*METRICS, "cpu_ms", "tokens_per_second"], 1.0)
+        metrics |= {"scheduler_us": 1.0, "worker_us": 1.0}
+        return [Run(name, 8, group, [{v.name: metrics for v in GROUPS[group]}] * 9)]
 
     monkeypatch.setattr(overhead, "_measure", measured)
     path = tmp_path / "overhead.json"
-    asked = ["--model", str(llama), "--groups", "indirection", "eviction", "canary"]
-    assert main(["overhead", *asked, "--json", str(path)]) == 1
+    options = ["--model", str(llama), "--groups", "indirection", "eviction", "canary"]
+    assert main(["overhead", *options, "--json", str(path)]) == 1
     result = msgspec.json.decode(path.read_bytes(), type=Result)
     assert result.tables[0].rows == [[f"{llama.name}, eviction", "no kernel"]]
     assert {row["group"] for row in result.raw["rows"]} == {"indirection", "canary"}
@@ -345,7 +345,7 @@ def test_each_expectation_is_met_or_missed_by_the_worst_case() -> None:
     assert "| flash attention 3, 16, 8192 | 100 | 1.04 | 1.05 | 67% | yes |" in as_markdown(result)
 
 
-def test_a_copy_that_loses_a_row_is_missed_however_fast() -> None:
+def test_a_fast_copy_that_loses_a_row_misses_the_goal() -> None:
     found = printed()
     found["copies"]["rows"].append(copied(16384, 0.95, exact=False))
     (row,) = (r for r in reported(finished(found)).tables[0].rows if "relocation" in str(r[0]))
@@ -353,7 +353,7 @@ def test_a_copy_that_loses_a_row_is_missed_however_fast() -> None:
     assert row[3] == "missed"
 
 
-def test_a_host_that_waits_for_copies_is_missed() -> None:
+def test_a_host_that_waits_for_copies_misses_the_goal() -> None:
     found = printed()
     found["overlap"]["rows"][1] = stepped("own stream", 1040.0, 4)
     question = "4: host synchronisations in 4 steps, copies on their own stream"
@@ -392,7 +392,7 @@ def test_failing_tests_are_in_the_report(tmp_path: Path) -> None:
 
 
 class Checks:
-    """Commands in place of the checks: each prints what a device would, and is counted."""
+    """Stand-ins for the checks: each prints the output of a device and is recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.scripts = folder, {}
@@ -413,7 +413,7 @@ class Checks:
         )
 
 
-def test_what_is_finished_is_not_run_again_unless_asked_or_elsewhere(tmp_path: Path) -> None:
+def test_a_finished_check_runs_again_only_on_request_or_on_another_device(tmp_path: Path) -> None:
     checks = Checks(tmp_path)
     found = checks.measure()
     assert checks.ran == [*gpu.CHECKS]
@@ -429,7 +429,7 @@ def test_what_is_finished_is_not_run_again_unless_asked_or_elsewhere(tmp_path: P
     assert checks.ran == [*gpu.CHECKS]
 
 
-def test_a_check_that_fails_or_hangs_stops_no_other_and_is_run_again(tmp_path: Path) -> None:
+def test_a_failed_or_hung_check_stops_no_other_and_runs_again(tmp_path: Path) -> None:
     checks = Checks(tmp_path)
     good = dict(checks.scripts)
     checks.scripts |= {
@@ -451,7 +451,7 @@ def test_a_check_that_fails_or_hangs_stops_no_other_and_is_run_again(tmp_path: P
 
 
 @pytest.mark.parametrize(("test_fails", "status"), [(False, 0), (True, 1)])
-def test_the_bench_leaves_a_result_and_fails_with_its_tests(
+def test_the_bench_writes_a_result_and_fails_with_its_tests(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -492,7 +492,7 @@ def test_the_report_has_every_result_and_its_claims(
     assert "else" not in text
 
 
-def test_make_bench_runs_the_gpu_first_goes_on_after_a_failure_and_says_so(tmp_path: Path) -> None:
+def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     stubs = tmp_path / "stubs"
     stubs.mkdir()

@@ -1,10 +1,11 @@
-"""The quality bench without an engine: prompts, measures, what is kept, what the tables say."""
+"""The quality bench without an engine: prompts, metrics, log, tables."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from vtoken.bench.quality.tables import (
     continuation_row,
     continuation_tables,
     exact_table,
-    figure,
     full_row,
     task_rows,
     task_tables,
@@ -52,7 +52,7 @@ def words(sample: Sample) -> int:
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("length", [700, 5000])
-def test_a_sample_fills_its_length_and_holds_what_it_asks_for(name: str, length: int) -> None:
+def test_a_sample_fills_its_length_and_contains_its_gold_strings(name: str, length: int) -> None:
     sample = fitted(name, 3, length, words)
     spare = length - TASKS[name].num_new - words(sample)
     assert 0 <= spare < (80 if name == "fwe" else 30)  # no more than the next larger one needs
@@ -72,7 +72,7 @@ def test_a_sample_fills_its_length_and_holds_what_it_asks_for(name: str, length:
         ("niah_multiquery", 4, 4),
     ],
 )
-def test_needles_are_as_many_as_ruler_plants(name: str, needles: int, gold: int) -> None:
+def test_the_number_of_needles_is_rulers(name: str, needles: int, gold: int) -> None:
     sample = fitted(name, 0, 900, words)
     assert sample.context.count("One of the special magic numbers for ") == needles
     assert len(set(sample.gold)) == gold
@@ -81,7 +81,7 @@ def test_needles_are_as_many_as_ruler_plants(name: str, needles: int, gold: int)
     assert sample.context.startswith("A special" if one else "Some special")
 
 
-def test_a_chain_of_variables_is_followed_by_nobody_but_its_reader() -> None:
+def test_a_chain_of_variables_differs_from_the_worked_example() -> None:
     sample = fitted("vt", 0, 900, words)
     value = sample.question.split("the value ")[1].split()[0]
     chain = [line for line in sample.context.splitlines() if line.startswith("VAR")]
@@ -94,9 +94,7 @@ def test_a_chain_of_variables_is_followed_by_nobody_but_its_reader() -> None:
 
 
 @pytest.mark.parametrize(("length", "common", "uncommon"), [(900, 6, 1), (5000, 30, 3)])
-def test_common_words_are_as_common_as_ruler_has_them(
-    length: int, common: int, uncommon: int
-) -> None:
+def test_word_counts_are_rulers(length: int, common: int, uncommon: int) -> None:
     sample = fitted("cwe", 0, length, words)
     listed = sample.context.rpartition("ones that appear most often.\n")[2].split()[1::2]
     counts = {word: listed.count(word) for word in listed}
@@ -127,7 +125,7 @@ def test_the_largest_sample_is_the_one_before_the_first_that_does_not_fit() -> N
 # ---------------------------------------------------------------- measures
 
 
-def test_gold_strings_are_found_whatever_their_case() -> None:
+def test_gold_strings_are_found_regardless_of_case() -> None:
     assert string_match_all("It is ABC, and 12.", ["abc", "12", "13", "x y"]) == 0.5
 
 
@@ -206,7 +204,7 @@ def test_a_budget_is_the_share_of_the_prompt_and_no_less_than_the_policy_needs()
     assert FULL.arguments(1000) == {"vtoken_policy": "none"}
 
 
-def test_a_setting_is_another_one_when_a_parameter_changes() -> None:
+def test_settings_with_different_parameters_have_different_keys() -> None:
     keys = [
         Setting("x", make_policy("snapkv", {"window": window}), keep).key()
         for window in (8, 16)
@@ -216,7 +214,7 @@ def test_a_setting_is_another_one_when_a_parameter_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--samples", "0"], "0 is not 1 or more"),
         (["--keep", "4/3"], "4/3 is not between 0 and 1"),
@@ -224,14 +222,14 @@ def test_a_setting_is_another_one_when_a_parameter_changes() -> None:
     ],
 )
 def test_a_bad_option_is_named(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(["quality", *arguments])
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_what_cannot_be_measured_is_said_before_a_server_starts(
+def test_an_invalid_run_is_refused_before_a_server_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["quality", "--new-tokens", "500", "--lengths", "1024", "400"]) == 1
@@ -245,7 +243,7 @@ def test_what_cannot_be_measured_is_said_before_a_server_starts(
     assert f"{tmp_path} holds no weights" in capsys.readouterr().err
 
 
-def test_a_finished_sample_is_found_again_and_a_torn_line_is_not(tmp_path: Path) -> None:
+def test_a_log_returns_finished_samples_and_ignores_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "quality" / "samples.jsonl"
     log = Log(path)
     log.add({"task": "vt", "keep": 0.25}, {"score": 1.0}, 2.5)
@@ -263,7 +261,7 @@ def test_a_finished_sample_is_found_again_and_a_torn_line_is_not(tmp_path: Path)
     assert last.get({"task": "vt", "keep": 0.5}) == {"score": 0.5}
 
 
-def test_a_model_with_another_tokenizer_or_template_is_another_model(tmp_path: Path) -> None:
+def test_the_key_of_a_model_depends_on_tokenizer_and_template(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(1 << 20))
     first = model_key(tmp_path)
@@ -299,7 +297,7 @@ def test_policies_are_ranked_and_each_keep_has_a_column() -> None:
         *rows_of("h2o", 0.5, {"vt": [1.0, 0.8], "cwe": [0.5, 0.5]}),
         *rows_of("h2o", 0.25, {"vt": [0.0, 0.0], "cwe": [0.2, 0.2]}),
     ]
-    hard = {"task": "fwe", "length": 1024, "score": figure(mean([0.0, 0.2]))}
+    hard = {"task": "fwe", "length": 1024, "score": asdict(mean([0.0, 0.2]))}
     by_keep, by_task, dropped = task_tables(rows, [hard])
     assert by_keep.columns == ["policy", "0.5", "0.25"]
     assert [row[0] for row in by_keep.rows] == [FULL_CACHE, "h2o", "tova"]
@@ -330,7 +328,7 @@ def test_continuations_are_ranked_by_divergence_beside_the_full_cache() -> None:
     assert table.rows[1][3] == f"{perplexity} [{perplexity} .. {perplexity}]"
 
 
-def test_tokens_are_held_against_those_of_the_first_variant() -> None:
+def test_tokens_are_compared_with_those_of_the_first_variant() -> None:
     table = exact_table({"h2o": {"naive": [1, 2, 3], "plug": [1, 2, 3], "pack": [1, 9, 3]}}, "T")
     assert table.columns == ["policy", "plug", "pack"]
     assert table.rows == [["h2o", "equal, 3 tokens", "differs at token 1"]]

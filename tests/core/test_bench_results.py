@@ -1,4 +1,4 @@
-"""Results in the repository: pages and charts are those of the JSON, and claims are compared."""
+"""Committed results: pages and charts match their JSON files, and claims are compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vtoken.bench.output import (
 )
 
 ROOT = Path(__file__).parents[2]
-# Sections whose figures are older than the JSON files. Only shrinks.
+# Sections with results that are older than the JSON files. This set may only shrink.
 WITHOUT_JSON = {
     "console",
     "evaluation-frontier",
@@ -52,7 +52,7 @@ PAGE = (
 
 
 def stale(root: Path) -> list[str]:
-    """What in the pages below `root` is not what its JSON files say; sections without JSON."""
+    """Sections and charts below `root` that differ from their JSON; sections without JSON."""
     found, sections, shown = [], set(), set()
     for page in PAGES:
         text = (root / page).read_text()
@@ -76,7 +76,7 @@ def stale(root: Path) -> list[str]:
 
 
 def test_pages_and_charts_are_those_of_the_json_files() -> None:
-    """`vtoken bench results` mends it; a section that has JSON now leaves the set above."""
+    """`vtoken bench results` updates them. Once a section has JSON, remove it from the set."""
     assert stale(ROOT) == sorted(WITHOUT_JSON)
 
 
@@ -99,7 +99,7 @@ def save(result: Result, path: Path) -> Path:
 
 
 def published(root: Path) -> Path:
-    """A checkout with one result, published; the folder of its JSON."""
+    """Make a checkout with one published result; return the folder of its JSON."""
     pytest.importorskip("matplotlib")
     (root / "docs").mkdir()
     for page in PAGES:
@@ -124,7 +124,7 @@ def test_results_copies_the_json_draws_its_charts_and_shows_both(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "expected"),
     [
         (b"1.5]]", b"1.6]]", ["docs/results.md, planner"]),
         (b"[2.0,3.0]", b"[2.0,3.1]", ["planner.svg", "planner-other.svg"]),
@@ -132,12 +132,12 @@ def test_results_copies_the_json_draws_its_charts_and_shows_both(
     ],
 )
 def test_a_number_changed_in_the_json_makes_page_or_chart_stale(
-    tmp_path: Path, old: bytes, new: bytes, says: list[str]
+    tmp_path: Path, old: bytes, new: bytes, expected: list[str]
 ) -> None:
     path = published(tmp_path) / "planner.json"
     assert old in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(old, new))
-    assert stale(tmp_path) == [*says, "none"]
+    assert stale(tmp_path) == [*expected, "none"]
 
 
 def test_files_that_no_page_shows_are_named(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_files_that_no_page_shows_are_named(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_newer_result_in_the_repository_stays(
+def test_a_newer_result_in_the_repository_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = published(tmp_path)
@@ -165,7 +165,7 @@ def test_a_newer_result_in_the_repository_stays(
 # ---------------------------------------------------------------- charts
 
 
-def test_a_chart_is_the_same_again_and_carries_its_source(tmp_path: Path) -> None:
+def test_a_chart_is_drawn_reproducibly_with_its_source(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     bars = [
         Bars("a", [1.0, None], [0.5, None], [1.5, None]),
@@ -183,7 +183,7 @@ def test_a_chart_is_the_same_again_and_carries_its_source(tmp_path: Path) -> Non
     assert one == two
     assert source_of(paths[0]) == "0123"
     assert all(f">{text}<" in one for text in ("a", "b", "bound", "Bars", "64", "two", "Cost"))
-    # One name has one colour, whatever it marks: the second bars and the line in one panel each.
+    # A name has one colour in bars and lines: here the second bars and the line of a panel each.
     assert one.count("#ff7f0e") >= 3
 
 
@@ -209,7 +209,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_commit_is_that_of_the_package_and_says_when_it_differs(tmp_path: Path) -> None:
+def test_the_commit_is_the_packages_and_marks_uncommitted_changes(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     source = package / "__init__.py"
@@ -229,7 +229,7 @@ def test_the_commit_is_that_of_the_package_and_says_when_it_differs(tmp_path: Pa
     assert commit_of(package) == f"{commit}+"
 
 
-def test_a_new_result_knows_its_commit() -> None:
+def test_a_new_result_records_its_commit() -> None:
     assert new_result("planner", "", {}).commit == commit_of(ROOT / "vtoken")
 
 
@@ -247,7 +247,7 @@ def with_claims(path: Path, *claims: Claim) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("new", "says", "code"),
+    ("new", "verdict", "code"),
     [
         (claim("fewer blocks", 31.5), "reproduced", 0),
         (claim("fewer blocks", 32.1), "differs", 1),
@@ -257,7 +257,7 @@ def with_claims(path: Path, *claims: Claim) -> Path:
     ],
 )
 def test_a_claim_is_reproduced_when_the_ranges_overlap(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], new: Claim, says: str, code: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], new: Claim, verdict: str, code: int
 ) -> None:
     old = with_claims(tmp_path / "old" / "memory.json", claim("fewer blocks", 30.0))
     file = with_claims(tmp_path / "new" / "memory.json", new)
@@ -265,7 +265,7 @@ def test_a_claim_is_reproduced_when_the_ranges_overlap(
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if "Memory: fewer blocks" in line]
     assert "30 [29 .. 31] %" in line
-    assert line.endswith(says)
+    assert line.endswith(verdict)
 
 
 def test_claims_in_one_result_only_are_listed_and_change_nothing(
@@ -286,4 +286,4 @@ def test_what_cannot_be_compared_is_an_error(
     assert "gone.json" in capsys.readouterr().err
     with_claims(tmp_path / "two.json", claim("a", 2.0))
     assert main(["compare", str(one), str(tmp_path)]) == 2
-    assert "a second claim Memory, a, demo" in capsys.readouterr().err
+    assert "duplicate claim Memory, a, demo" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""`python -m tests.faults`: inject every fault, write the tables into docs/trust.md.
+"""`python -m tests.faults`: inject every fault and write the two tables of docs/trust.md.
 
-Two tables, generated between their markers; exit code 1 when a fault is not noticed by what must
-notice it. `python -m tests.faults core` writes the first table alone, in seconds and without vLLM.
+The exit code is 1 if the expected check does not notice a fault. `python -m tests.faults core`
+writes the first table alone, in seconds and without vLLM.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(names: list[str]) -> int:
             rf"<!-- {name} faults -->.*?<!-- end -->", lambda _, new=table: new, text, flags=re.S
         )
     DOCUMENT.write_text(text)
-    print(f"{DOCUMENT}: {missed} faults were not noticed by what must notice them")
+    print(f"{DOCUMENT}: {missed} faults not noticed by the expected check")
     return 1 if missed else 0
 
 

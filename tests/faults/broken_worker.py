@@ -1,4 +1,4 @@
-"""A worker whose copy engine forgets the last layer, once the self-test has passed."""
+"""A worker whose copy engine skips the last layer after the self-test has passed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.worker import VTokenCPUWorker
 
 
-class ForgetfulCopyEngine(CPUCopyEngine):
+class BrokenCopyEngine(CPUCopyEngine):
     def copy(self, source: Ints, destination: Ints) -> int:
         layers, self._layers = self._layers, self._layers[:-1]
         try:
@@ -20,5 +20,5 @@ class ForgetfulCopyEngine(CPUCopyEngine):
 
 class BrokenWorker(VTokenCPUWorker):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        self.model_runner.vtoken_copies.__class__ = ForgetfulCopyEngine
+        self.model_runner.vtoken_copies.__class__ = BrokenCopyEngine
         return super().execute_model(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""What a fault is, and how it is told what noticed it.
+"""Faults, and which check noticed one.
 
-A fault is injected on purpose. First only the product's own checks may notice it; only if none
-does, the oracle that watches every read is asked whether wrong contents were read.
+An injected fault first meets only the product's own checks. If none notices it, the oracle checks
+whether wrong contents were read.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from vtoken.errors import InvariantViolation, MirrorMismatchError
 
-REPORTERS = ("violated", "_violated")  # they pass on what somebody else has found
+REPORTERS = ("violated", "_violated")  # these pass on what another function found
 
 
 @dataclass(slots=True)
 class Hit:
-    """When the damage was first done; calling it says: now."""
+    """Records the step of the first damage; a fault calls it at every damage."""
 
     clock: Callable[[], int]
     at: int | None = None
@@ -41,8 +41,8 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`rule`: what it breaks. `inject(engine, hit)` arms it and calls `hit` when it does damage.
-    `by`: what must notice it, the beginning of `Noticed.by`.
+    """`rule`: what it breaks. `inject(engine, hit)` arms the fault, which calls `hit` at damage.
+    `by`: the expected beginning of `Noticed.by`.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Catalogue:
 
 
 def noticed(error: BaseException, hit: Hit) -> Noticed:
-    """Which check raised `error`, by its place in the code."""
+    """Which check raised `error`, from its traceback."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     codes = [f.f_code for f in frames if f.f_code.co_name not in REPORTERS]
-    place = codes[-1].co_qualname
+    check = codes[-1].co_qualname
     if isinstance(error, InvariantViolation):
-        by, detail = f"{error.invariant}, `{place}`", error.detail
+        by, detail = f"{error.invariant}, `{check}`", error.detail
     elif isinstance(error, MirrorMismatchError):
-        by, detail = f"mirror, `{place}`", str(error)
+        by, detail = f"mirror, `{check}`", str(error)
     elif isinstance(error, AssertionError):
         by, detail = "wrong contents are read", str(error).splitlines()[0]
     else:

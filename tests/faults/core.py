@@ -1,4 +1,4 @@
-"""Where faults of the scheduler's half are injected: the core engine of the tests, without vLLM."""
+"""Inject faults of the scheduler's half into the tests' core engine, without vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_BLOCKS = 32
 
 
 def run_core_fault(fault: Fault) -> Noticed | None:
-    """Inject it under traffic; None when neither a check nor the oracle notices."""
+    """Inject `fault` under traffic; None if neither a check nor the oracle notices it."""
     for watched in (False, True):
         found = _run(fault, watched=watched)
         if found is not None:
@@ -69,7 +69,7 @@ def _feed(engine: CoreEngine, wave: int) -> None:
 
 
 def each_plan(engine: CoreEngine, change: Callable[[Any], bool], hit: Hit) -> None:
-    """Every step plan on its way to the worker; `change` says whether it did damage."""
+    """Pass every step plan to `change` before the worker; it returns whether it did damage."""
     commit = engine.runtime.commit_step
 
     def commit_step(grown: Any) -> Any:
@@ -82,11 +82,11 @@ def each_plan(engine: CoreEngine, change: Callable[[Any], bool], hit: Hit) -> No
 
 
 def each_relocation(engine: CoreEngine, change: Callable[[Any], Any], hit: Hit) -> None:
-    """Every relocation plan between planner and table; `change` gives another one, or None."""
-    honest = planning_round.plan_round
+    """Pass every relocation plan to `change` before the table; it returns a new one or None."""
+    original = planning_round.plan_round
 
     def plan_round(*args: Any, **kwargs: Any) -> Any:
-        found = honest(*args, **kwargs)
+        found = original(*args, **kwargs)
         plans = []
         for plan in found.plans:
             changed = change(plan)
@@ -107,7 +107,7 @@ def swapped(array: Any) -> Any:
 
 
 def without_firsts(column: Ragged) -> tuple[Ragged, bool]:
-    """`column` without the first number of each request that has one, and whether one has."""
+    """`column` without the first number of each request, and whether there was any."""
     firsts = column.starts[:-1][column.counts > 0]
     starts = column.starts - np.concatenate([[0], np.cumsum(column.counts > 0)])
     return Ragged(np.delete(column.values, firsts), starts), len(firsts) > 0

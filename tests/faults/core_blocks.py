@@ -1,4 +1,4 @@
-"""Faults in planning, in who owns a block, in the engine's books: I4 and the sharing rules."""
+"""Faults in planning, block ownership and the engine's bookkeeping: I4 and the sharing rules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BLOCKS = Catalogue()
 
 @BLOCKS.fault("I4 snapshot", "I")
 def plan_from_an_old_snapshot(engine: CoreEngine, hit: Hit) -> None:
-    """The planner is shown a request as it was when it was first looked at."""
+    """The planner gets the layout that a request had when it was first planned."""
     planner, old = engine.runtime.round_planner, {}
-    honest = planner._layout_of
+    original = planner._layout_of
 
     def layout_of(table: Any, *args: Any) -> Any:
-        now = honest(table, *args)
+        now = original(table, *args)
         layout = old.setdefault(table.request_id, now)
         if layout is not now and layout.grid.tolist() != now.grid.tolist():
             hit()
@@ -53,14 +53,14 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
     planner, requests = engine.runtime.round_planner, engine.runtime.state.requests
-    honest = planner._layouts
+    original = planner._layouts
 
     def layouts(*args: Any) -> Any:
-        flying = {name: s.in_flight_step for name, s in requests.items() if s.in_flight_step}
-        for name in flying:
+        in_flight = {name: s.in_flight_step for name, s in requests.items() if s.in_flight_step}
+        for name in in_flight:
             requests[name].in_flight_step = 0
-        found = list(honest(*args))
-        for name, step in flying.items():
+        found = list(original(*args))
+        for name, step in in_flight.items():
             requests[name].in_flight_step = step
             hit()
         return found
@@ -68,12 +68,12 @@ def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     planner._layouts = layouts  # type: ignore[method-assign]
 
 
-def _lie_to_the_planner(engine: CoreEngine, hit: Hit) -> None:
+def _mark_all_writable(engine: CoreEngine, hit: Hit) -> None:
     planner = engine.runtime.round_planner
-    honest = planner._layout_of
+    original = planner._layout_of
 
     def layout_of(table: Any, *args: Any) -> Any:
-        layout = honest(table, *args)
+        layout = original(table, *args)
         if not layout.writable.all():
             hit()
         return replace(layout, writable=np.ones_like(layout.writable))
@@ -83,15 +83,15 @@ def _lie_to_the_planner(engine: CoreEngine, hit: Hit) -> None:
 
 @BLOCKS.fault("I4 private destination", "I4, `Relocator._apply`")
 def plan_into_shared_blocks(engine: CoreEngine, hit: Hit) -> None:
-    """The planner believes that hashed and shared blocks may be written."""
-    _lie_to_the_planner(engine, hit)
+    """The planner treats hashed and shared blocks as writable."""
+    _mark_all_writable(engine, hit)
 
 
 @BLOCKS.fault("I4 private destination", "I4, `Relocator._check_one_pass`")
-def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
-    """`is_writable` always says yes: two requests move into one shared block."""
+def treat_every_block_as_writable(engine: CoreEngine, hit: Hit) -> None:
+    """`is_writable` always returns true: two requests move into one shared block."""
     engine.store.is_writable = lambda _: True  # type: ignore[method-assign]
-    _lie_to_the_planner(engine, hit)
+    _mark_all_writable(engine, hit)
 
 
 @BLOCKS.fault(
@@ -100,11 +100,11 @@ def believe_every_block_writable(engine: CoreEngine, hit: Hit) -> None:
     config={"reclamation": "paused", "recycle": True},
 )
 def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
-    """`is_writable` always says yes and slots are recycled: the rule itself switched off."""
-    honest = engine.store.is_writable
+    """`is_writable` always returns true and slots are recycled: the rule is switched off."""
+    original = engine.store.is_writable
 
     def is_writable(block: int) -> bool:
-        if not honest(block):
+        if not original(block):
             hit()
         return True
 
@@ -118,14 +118,14 @@ def recycle_shared_slots(engine: CoreEngine, hit: Hit) -> None:
 )
 def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
     """A token is recycled into a hashed block."""
-    honest = engine.runtime.appender.choose_places
+    original = engine.runtime.appender.choose_places
 
     def choose_places() -> bool:
         for table in engine.runtime.tables:
             if table.readonly.any():
                 hit()
             table.protect(())
-        return honest()
+        return original()
 
     engine.runtime.appender.choose_places = choose_places  # type: ignore[method-assign]
 
@@ -137,7 +137,7 @@ def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
     prefix_caching=False,
 )
 def free_inside_the_pass(engine: CoreEngine, hit: Hit) -> None:
-    """Blocks that a plan empties are given back at once, and become destinations of the next."""
+    """Blocks that a plan empties are freed at once and become destinations of the next plan."""
     engine.store.__class__ = EagerlyFreeingStore
     engine.store.already = set()  # type: ignore[attr-defined]
     rebind = engine.store.rebind
@@ -174,7 +174,7 @@ def hash_after_an_eviction(engine: CoreEngine, hit: Hit) -> None:
 
 @BLOCKS.fault("engine's books", "I4, `Runtime.check`")
 def free_twice(engine: CoreEngine, hit: Hit) -> None:
-    """A block is given back once more than it was taken."""
+    """A block is freed once more than it was allocated."""
     engine.store.give_back([engine.store.tables[engine.running[-1].id][0]])
     hit()
 
@@ -188,11 +188,11 @@ def reorder_the_block_table(engine: CoreEngine, hit: Hit) -> None:
 
 @BLOCKS.fault("engine's books", "I4, ")
 def allocate_too_little(engine: CoreEngine, hit: Hit) -> None:
-    """The engine allocates a place less than it was told."""
-    ask = engine.runtime.required_extent
+    """The engine allocates one place less than required."""
+    original = engine.runtime.required_extent
 
     def required_extent(request_id: str, num_tokens: int) -> int | None:
-        extent = ask(request_id, num_tokens)
+        extent = original(request_id, num_tokens)
         if extent is not None and extent % 4 == 1:
             hit()
         return None if extent is None else extent - 1
@@ -200,16 +200,16 @@ def allocate_too_little(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.required_extent = required_extent  # type: ignore[method-assign]
 
 
-@BLOCKS.fault("lent blocks are free", "wrong contents are read", config={"reclamation": "off"})
-def lend_cached_blocks(engine: CoreEngine, hit: Hit) -> None:
-    """Free blocks that the prefix cache still needs are lent: the rule itself switched off."""
+@BLOCKS.fault("borrowed blocks are free", "wrong contents are read", config={"reclamation": "off"})
+def borrow_cached_blocks(engine: CoreEngine, hit: Hit) -> None:
+    """Free blocks that the prefix cache still needs are borrowed: the rule is switched off."""
     engine.store.__class__ = GreedyLender
     lend = engine.store.lend
 
     def note(num_blocks: int) -> list[int]:
-        lent = lend(num_blocks)
-        if any(engine.store.hash[block] is not None for block in lent):
+        borrowed = lend(num_blocks)
+        if any(engine.store.hash[block] is not None for block in borrowed):
             hit()
-        return lent
+        return borrowed
 
     engine.store.lend = note  # type: ignore[method-assign]

@@ -87,7 +87,7 @@ def lose_a_report(engine: CoreEngine, hit: Hit) -> None:
 
 @TOKENS.fault("I3 order", "I3, `Runtime._check_copies`")
 def stale_report(engine: CoreEngine, hit: Hit) -> None:
-    """The report of an earlier step is taken for this one's."""
+    """The report of an earlier step is used for this step."""
     finish, earlier = engine.runtime.finish_step, []
 
     def finish_step(report: Any, step: int) -> None:
@@ -176,11 +176,11 @@ def lose_a_reader(engine: CoreEngine, hit: Hit) -> None:
 
 @TOKENS.fault("mirror", "mirror, `Mirrors.apply`")
 def lose_an_eviction(engine: CoreEngine, hit: Hit) -> None:
-    """The worker is not told of one victim."""
+    """The plan to the worker omits one victim."""
 
     def change(plan: Any) -> bool:
-        plan.requests.evicted, told = without_firsts(plan.requests.evicted)
-        return told
+        plan.requests.evicted, changed = without_firsts(plan.requests.evicted)
+        return changed
 
     each_plan(engine, change, hit)
 
@@ -193,10 +193,10 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
             hit()
             return victims(view)
 
-    def tell(_policy: Policy, error: Exception) -> None:
-        raise error  # the engine itself goes on, without evicting
+    def suspend(_policy: Policy, error: Exception) -> None:
+        raise error  # the product would continue without evicting
 
-    engine.runtime.policy_runner._suspend = tell
+    engine.runtime.policy_runner._suspend = suspend
     engine.runtime.state.config = structs.replace(engine.runtime.config, policy=Wrong())
 
 
@@ -219,6 +219,6 @@ def evict_one_twice(engine: CoreEngine, hit: Hit) -> None:
 
 
 @TOKENS.fault("policy", "policy, `_checked`")
-def evict_strangers(engine: CoreEngine, hit: Hit) -> None:
+def evict_unknown_ids(engine: CoreEngine, hit: Hit) -> None:
     """The policy names tokens that do not exist."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims] + 10_000)

@@ -15,7 +15,7 @@ def row(fault: Fault, found: Noticed | None) -> str:
     if found is None:
         by, after = "nothing", ""
     elif found.by.startswith("wrong"):
-        by, after = f"{found.by}: {found.detail}", "judged at the end"
+        by, after = f"{found.by}: {found.detail}", "at the end"
     else:
         by = found.by
         after = (
@@ -27,10 +27,10 @@ def row(fault: Fault, found: Noticed | None) -> str:
 
 
 def is_current(fault: Fault, found: Noticed | None) -> bool:
-    """Whether the document has this row. How many tokens a control gets wrong may differ."""
+    """Whether the document has this row. The number of wrong tokens of a control may differ."""
     lines = DOCUMENT.read_text().splitlines(keepends=True)
-    return _without_figures(row(fault, found)) in map(_without_figures, lines)
+    return _without_counts(row(fault, found)) in map(_without_counts, lines)
 
 
-def _without_figures(line: str) -> str:
+def _without_counts(line: str) -> str:
     return re.sub(r"(\| wrong [a-z ]+): [^|]*\|", r"\1 |", line)

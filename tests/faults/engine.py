@@ -1,7 +1,7 @@
-"""Where faults of the worker's half are injected: a real vLLM engine in this process.
+"""Inject faults of the worker's half into a real vLLM engine in this process.
 
-Violations are collected instead of raised, so that one engine serves many faults. When no check
-notices anything, the sampled tokens are judged by the masked reference of the soak.
+Violations are collected instead of raised, so that one engine serves many faults. If no check
+notices a fault, the masked reference of the soak checks the sampled tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOLERANCE = 1e-3
 
 
 class EngineUnderFaults:
-    """A running engine; `heal` undoes a fault and everything that it did."""
+    """A running engine; `heal` undoes a fault and its effects."""
 
     def __init__(self, llm: Any, model: Path) -> None:
         from tests.soak.engine import Watch
@@ -64,12 +64,12 @@ class EngineUnderFaults:
         self._runs = 0
 
     def run(self, fault: Fault) -> Noticed | None:
-        """Inject `fault` under traffic; None when neither a check nor the oracle notices."""
+        """Inject `fault` under traffic; None if neither a check nor the oracle notices it."""
         found: list[Noticed] = []
         hit = Hit(lambda: self.runtime.step)
 
         def violated(violation: Any) -> None:
-            if violation.__traceback__ is not None:  # raised deeper down
+            if violation.__traceback__ is not None:  # raised by a check below
                 found.append(noticed(violation, hit))
                 return
             frame = sys._getframe(1)
@@ -86,7 +86,7 @@ class EngineUnderFaults:
             outputs = self._traffic(fault, hit, found)
         assert hit.times, f"{fault.name}: never injected"
         if not found and not self.broken:
-            found = self._judge(outputs)
+            found = self._compare(outputs)
         self.heal()
         return found[0] if found else None
 
@@ -130,36 +130,36 @@ class EngineUnderFaults:
         )
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
 
-    def _judge(self, outputs: dict[str, list[int]]) -> list[Noticed]:
-        wrong = judged = 0
+    def _compare(self, outputs: dict[str, list[int]]) -> list[Noticed]:
+        wrong = compared = 0
         for name, output in outputs.items():
             prompt = PROMPTS[int(name.rpartition("n")[2])]
             verdict = self.oracle.judge(prompt, output, self.watch.stretches[name])
-            judged += len(verdict.gaps)
+            compared += len(verdict.gaps)
             wrong += verdict.num_worse_than(TOLERANCE)
-        detail = f"{wrong} of {judged} tokens differ from the reference"
+        detail = f"{wrong} of {compared} tokens differ from the reference"
         return [Noticed("wrong tokens", detail, 0)] if wrong else []
 
     def heal(self) -> None:
-        """Everything is aborted and forgotten, the prefix cache too."""
+        """Abort all requests and reset the prefix cache."""
         self.stack.close()
         if self.broken:
             return
         running = [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]
         self.llm.llm_engine.abort_request(running, internal=True)
-        self.llm.llm_engine.step()  # the worker forgets them too
+        self.llm.llm_engine.step()  # so that the worker drops them too
         assert self.scheduler.reset_prefix_cache()
         try:
             self.runtime.check()
-        except InvariantViolation:  # nothing can undo that one
+        except InvariantViolation:  # the fault cannot be undone
             self.broken = True
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Until the fault is healed."""
+        """Patch an attribute until `heal`."""
         self.stack.enter_context(patch.object(owner, name, value))
 
     def each_plan(self, change: Callable[[Any], bool], hit: Hit) -> None:
-        """Every step plan on its way to the worker; `change` says whether it did damage."""
+        """Pass every step plan to `change` before the worker; it returns whether it did damage."""
         commit = self.runtime.commit_step
 
         def commit_step(grown: Any) -> Any:

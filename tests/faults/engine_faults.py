@@ -16,7 +16,7 @@ ENGINE = Catalogue()
 
 
 def _damage_copies(engine: Engine, hit: Hit, copy: Callable[[Any, Any, Any], int]) -> None:
-    """`copy(copies, source, destination)` instead of the copy engine's."""
+    """Call `copy(copies, source, destination)` instead of the copy engine's."""
     copies = engine.runner.vtoken_copies
 
     def damaged(source: Any, destination: Any) -> int:
@@ -26,7 +26,7 @@ def _damage_copies(engine: Engine, hit: Hit, copy: Callable[[Any, Any, Any], int
     engine.replace(copies, "copy", damaged)
 
 
-def _half(copies: Any, source: Any, destination: Any) -> int:
+def _copy_without_last_layer(copies: Any, source: Any, destination: Any) -> int:
     layers, copies._layers = copies._layers, copies._layers[:-1]
     try:
         return int(type(copies).copy(copies, source, destination))
@@ -37,20 +37,20 @@ def _half(copies: Any, source: Any, destination: Any) -> int:
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
 def skip_the_last_layer(engine: Engine, hit: Hit) -> None:
     """The copy engine leaves out the last layer."""
-    _damage_copies(engine, hit, _half)
+    _damage_copies(engine, hit, _copy_without_last_layer)
 
 
 @ENGINE.fault("I1 content", "wrong tokens", config={"verify_ratio": 0.0})
 def skip_the_last_layer_unverified(engine: Engine, hit: Hit) -> None:
     """The same with `verify_ratio` 0."""
-    _damage_copies(engine, hit, _half)
+    _damage_copies(engine, hit, _copy_without_last_layer)
 
 
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
 def copy_to_the_neighbour(engine: Engine, hit: Hit) -> None:
     """Every copy lands one slot further."""
-    honest = engine.runner.vtoken_copies.copy
-    _damage_copies(engine, hit, lambda _, a, b: honest(a, b // 16 * 16 + (b + 1) % 16))
+    original = engine.runner.vtoken_copies.copy
+    _damage_copies(engine, hit, lambda _, a, b: original(a, b // 16 * 16 + (b + 1) % 16))
 
 
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
@@ -58,10 +58,10 @@ def flip_a_bit(engine: Engine, hit: Hit) -> None:
     """One bit of one retained token's V, in one layer, flips during the copies."""
     import torch
 
-    honest = engine.runner.vtoken_copies.copy
+    original = engine.runner.vtoken_copies.copy
 
     def flip(_: Any, source: Any, destination: Any) -> int:
-        honest(source, destination)
+        original(source, destination)
         runner = engine.runner
         _, value = runner.vtoken_layout.views(runner.kv_caches[2])
         block, offset = divmod(int(destination[0]), value.shape[1])
@@ -74,7 +74,7 @@ def flip_a_bit(engine: Engine, hit: Hit) -> None:
 
 
 def _copy_late(engine: Engine, hit: Hit) -> None:
-    honest = engine.runner.vtoken_copies.copy
+    original = engine.runner.vtoken_copies.copy
     execute = engine.runner.execute_model
     held: list[Any] = []
     _damage_copies(engine, hit, lambda _, a, b: held.append((a, b)) or 0)
@@ -82,7 +82,7 @@ def _copy_late(engine: Engine, hit: Hit) -> None:
     def execute_and_copy(*args: Any, **kwargs: Any) -> Any:
         output = execute(*args, **kwargs)
         while held:
-            honest(*held.pop())
+            original(*held.pop())
         return output
 
     engine.replace(engine.runner, "execute_model", execute_and_copy)
@@ -103,10 +103,10 @@ def copy_after_the_forward_unverified(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
 def zero_a_block_in_use(engine: Engine, hit: Hit) -> None:
     """A block with live tokens is zeroed as if it were new."""
-    honest = engine.runner.vtoken_copies.copy
+    original = engine.runner.vtoken_copies.copy
 
     def zero(copies: Any, source: Any, destination: Any) -> int:
-        honest(source, destination)
+        original(source, destination)
         engine.runner._zero_block_ids([int(destination[0]) // 16])
         return 0
 
@@ -116,18 +116,20 @@ def zero_a_block_in_use(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("reports always arrive", "I1, `Runtime.finish_step`")
 def damage_in_a_step_without_tokens(engine: Engine, hit: Hit) -> None:
     """The last layer is left out in a step that schedules no token."""
-    honest, schedule = engine.runner.vtoken_copies.copy, engine.scheduler.schedule
-    due = engine.scheduler.max_num_scheduled_tokens
+    original, schedule = engine.runner.vtoken_copies.copy, engine.scheduler.schedule
+    limit = engine.scheduler.max_num_scheduled_tokens
 
     def copy(copies: Any, source: Any, destination: Any) -> int:
-        return honest(source, destination) if due_again() else _half(copies, source, destination)
+        if tokens_scheduled():
+            return int(original(source, destination))
+        return _copy_without_last_layer(copies, source, destination)
 
-    def due_again() -> bool:
-        return bool(engine.scheduler.max_num_scheduled_tokens == due)
+    def tokens_scheduled() -> bool:
+        return bool(engine.scheduler.max_num_scheduled_tokens == limit)
 
     def schedule_nothing(*args: Any, **kwargs: Any) -> Any:
         empty = engine.runtime.step % 3 == 0
-        engine.scheduler.max_num_scheduled_tokens = 0 if empty else due
+        engine.scheduler.max_num_scheduled_tokens = 0 if empty else limit
         output = schedule(*args, **kwargs)
         assert (output.total_num_scheduled_tokens == 0) == empty
         return output
@@ -135,18 +137,18 @@ def damage_in_a_step_without_tokens(engine: Engine, hit: Hit) -> None:
     copies = engine.runner.vtoken_copies
 
     def damaged(source: Any, destination: Any) -> int:
-        if not due_again():
+        if not tokens_scheduled():
             hit()
         return copy(copies, source, destination)
 
     engine.replace(copies, "copy", damaged)
     engine.replace(engine.scheduler, "schedule", schedule_nothing)
-    engine.stack.callback(setattr, engine.scheduler, "max_num_scheduled_tokens", due)
+    engine.stack.callback(setattr, engine.scheduler, "max_num_scheduled_tokens", limit)
 
 
 @ENGINE.fault("mirror", "I1, `Runtime.finish_step`")
 def exchange_in_the_mirror(engine: Engine, hit: Hit) -> None:
-    """The worker is told two moved tokens' places the wrong way round."""
+    """The plan to the worker swaps the places of two moved tokens."""
 
     def change(plan: Any) -> bool:
         moved = plan.requests.moved_slots
@@ -164,7 +166,7 @@ HOLES = {"reclamation": "off"}
 
 @ENGINE.fault("eviction is exact", "wrong tokens", config=HOLES)
 def read_dead_tokens(engine: Engine, hit: Hit) -> None:
-    """Holes are taken for dense: attention reads dead tokens instead of live ones."""
+    """Requests with holes are marked dense: attention reads dead tokens instead of live ones."""
 
     def change(plan: Any) -> bool:
         requests = plan.requests
@@ -177,19 +179,18 @@ def read_dead_tokens(engine: Engine, hit: Hit) -> None:
 
 
 @ENGINE.fault("eviction is exact", "wrong tokens", config=HOLES)
-def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
-    """One loose token is not packed."""
-
+def forget_a_token_of_a_partial_block(engine: Engine, hit: Hit) -> None:
+    """One token of a partial block is not packed."""
     mirrors = engine.runner.executor.mirrors
     split = mirrors.split
 
     def split_wrong(*args: Any) -> Any:
-        full, loose = split(*args)
-        firsts = loose.starts[:-1][loose.counts > 1]
+        full, packed = split(*args)
+        firsts = packed.starts[:-1][packed.counts > 1]
         if len(firsts):
             hit()
-            loose.values[firsts] = loose.values[firsts + 1]
-        return full, loose
+            packed.values[firsts] = packed.values[firsts + 1]
+        return full, packed
 
     engine.replace(mirrors, "split", split_wrong)
 
@@ -197,13 +198,13 @@ def forget_a_loose_token(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault(
     "write private blocks", "wrong tokens", config={"recycle": True, "reclamation": "paused"}
 )
-def believe_every_block_writable(engine: Engine, hit: Hit) -> None:
-    """`is_writable` always says yes: shared and cached blocks are recycled into."""
+def treat_every_block_as_writable(engine: Engine, hit: Hit) -> None:
+    """`is_writable` always returns true: slots of shared and cached blocks are recycled."""
     store = engine.runtime.state.store
-    honest = store.is_writable
+    original = store.is_writable
 
     def is_writable(block: int) -> bool:
-        if not honest(block):
+        if not original(block):
             hit()
         return True
 
@@ -230,18 +231,18 @@ def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
 
 @ENGINE.fault("mirror", "mirror, `Mirrors.apply`")
 def lose_an_eviction(engine: Engine, hit: Hit) -> None:
-    """The worker is not told of one victim."""
+    """The plan to the worker omits one victim."""
 
     def change(plan: Any) -> bool:
-        plan.requests.evicted, told = without_firsts(plan.requests.evicted)
-        return told
+        plan.requests.evicted, changed = without_firsts(plan.requests.evicted)
+        return changed
 
     engine.each_plan(change, hit)
 
 
 @ENGINE.fault("engine's books", "I4, `Runtime.check`")
 def free_twice(engine: Engine, hit: Hit) -> None:
-    """vLLM's pool is given back a block once more than it was taken."""
+    """A block is freed to vLLM's pool once more than it was allocated."""
     shared = next(iter(engine.runtime.tables)).blocks[0]
     engine.runtime.state.store.give_back([shared])
     hit()

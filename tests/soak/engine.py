@@ -1,7 +1,4 @@
-"""The soak's engine in this process, and what is watched of it: when which token died.
-
-Knows a phase and vLLM's engine; knows nothing of the traffic.
-"""
+"""The soak's engine in this process, and a record of when each token was evicted."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def make_engine(phase: Phase) -> Any:
 
 
 def sampling_params(sampling: dict[str, Any]) -> Any:
-    """vLLM's, from what was drawn."""
+    """vLLM's SamplingParams from the drawn `sampling`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -42,19 +39,19 @@ def sampling_params(sampling: dict[str, Any]) -> Any:
 
 
 def abort_during_step(engine: Any, name: str) -> None:
-    """The client goes away between the next step's schedule and its output."""
+    """Abort request `name` between the next step's schedule and its output."""
     core = engine.engine_core.engine_core
     core.aborts_queue.put(engine.output_processor.abort_requests([name], False))
 
 
 def is_busy(engine: Any) -> bool:
-    """Whether a step is due; of a request aborted in its step only the core still knows."""
+    """Whether a step is due. Only the core still lists a request aborted during its step."""
     core = engine.engine_core.engine_core
     return bool(engine.has_unfinished_requests() or core.scheduler.has_unfinished_requests())
 
 
 class Watch:
-    """Follows one runtime: when which token of which request died, and every (re)admission."""
+    """Records a runtime's evictions by request and token, and every (re)admission."""
 
     def __init__(self, scheduler: Any) -> None:
         self.stretches: dict[str, list[Stretch]] = {}
@@ -78,5 +75,5 @@ class Watch:
 
 
 def external(request_id: str) -> str:
-    """vLLM appends a random part to the ids it is given."""
+    """The request's own id: vLLM appends a random part."""
     return request_id.rsplit("-", 1)[0]

@@ -1,12 +1,12 @@
-"""The soak's judge: what a model would have said whose attention sees exactly the live tokens.
+"""The soak's reference: a model whose attention sees exactly the live tokens.
 
-Knows the model in Hugging Face transformers, what was sampled and when which token died; knows
-nothing of blocks, caches or vLLM. One masked forward pass over the whole sequence, teacher-forced:
-query q sees token k iff k <= q and k had not been evicted when q was computed. So every sampled
-token is judged by itself, and a difference in the last digit of a logit never cascades.
+It runs the model in Hugging Face transformers on the sampled tokens and the recorded evictions,
+without blocks, caches or vLLM. One masked, teacher-forced forward pass covers the entire sequence:
+query q sees token k iff k <= q and k had not been evicted when q was computed. Every sampled token
+is compared on its own, so a difference in the last digit of a logit never cascades.
 
-A request that was preempted has one `Stretch` for each admission: what it knew when it was
-(re)admitted was computed in full context.
+A preempted request has one `Stretch` per admission: the tokens that existed at its (re)admission
+were computed in full context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class Verdict:
-    """`gap` [n]: by how much the best logit beat that of each sampled token; 0 when it was best."""
+    """`gaps` [n]: the best logit minus that of each sampled token; 0 if it was the best."""
 
     gaps: np.ndarray[Any, np.dtype[np.float64]]
 
@@ -62,7 +62,7 @@ class Oracle:
     def _gaps(self, tokens: list[int], stretch: Stretch) -> Any:
         import torch
 
-        n = len(tokens) - 1  # the last token is judged, never a query
+        n = len(tokens) - 1  # the last token is compared, but is no query
         visible = torch.ones(n, n, dtype=torch.bool).tril()
         for num_tokens, ids in stretch.evictions:
             if num_tokens < n:

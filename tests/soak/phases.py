@@ -1,7 +1,7 @@
-"""The engines a soak runs in turn, one phase each. Knows vLLM's argument names, not vLLM.
+"""The engines that a soak runs in turn, one phase each. Does not import vLLM.
 
-Pools are small on purpose: a few requests fill them, so that eviction, relocation, lending and
-preemption meet all the time.
+Pools are small, so that a few requests fill them and eviction, relocation, borrowing and preemption
+coincide all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ COMMON: dict[str, Any] = {
     "max_num_seqs": 16,
 }
 
-
 START = {
     "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
     "budget_tokens": 32,
@@ -31,8 +30,8 @@ START = {
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """`arguments` of vLLM's engine; `overlap`: asynchronous scheduling, which CPU has switched off;
-    `environment`: of its process.
+    """`arguments`: of vLLM's engine. `environment`: of its process. `overlap`: asynchronous
+    scheduling, which vLLM disables on CPU.
     """
 
     arguments: dict[str, Any]
@@ -41,7 +40,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One engine under traffic for `seconds`, or for exactly `steps` rounds when that is given."""
+    """One engine under traffic for `seconds`, or for exactly `steps` rounds if given."""
 
     name: str
     seed: int
@@ -50,9 +49,8 @@ class Phase(msgspec.Struct, frozen=True):
     model: str
     log: str  # every action, one JSON line each
     steps: int | None = None
-    # A judged token's logit may be this far below the best one. Zero up to rounding in float32.
+    # How far a sampled token's logit may be below the best one; only rounding in float32.
     tolerance: float = 1e-3
-    judge: int = 24  # requests
 
 
 def _engine(
@@ -90,14 +88,14 @@ ENGINES: dict[str, Engine] = {
     "16 x 64, priorities": Engine(_engine(16, 64, 192, 768, **PRIORITIES)),
     "16 x 64, priorities overlap": Engine(_engine(16, 64, 192, 768, **PRIORITIES), overlap=True),
 }
-# Rounding, and with it the order of slots, shows in bfloat16.
+# In bfloat16 rounding depends visibly on the order of slots.
 TOLERANCES = {"bfloat16": 0.5}
 
 
 def plan_phases(
     *, seconds: float, seed: int, model: str, logs: str, only: str | None, phase_seconds: float
 ) -> list[Phase]:
-    """Phases of about `phase_seconds` that fill `seconds`, every engine as often as it fits."""
+    """Phases of about `phase_seconds` that fill `seconds`, the engines in turn."""
     names = [name for name in ENGINES if only is None or only in name]
     if not names:
         raise ValueError(f"no engine matches {only!r}: " + "; ".join(ENGINES))

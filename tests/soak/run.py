@@ -1,7 +1,6 @@
-"""Runs the phases of a soak, each engine in a child process under a watchdog, and sums them up.
+"""Run the phases of a soak, each engine in a child process with a watchdog, and sum them up.
 
-Knows what a phase answers, not what it does. A child that says nothing for too long has hung: it is
-ended, and that is a failure like any other.
+A child that sends nothing for too long is killed and counts as a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.soak.server import soak_server
 from tests.soak.tally import Tally, total
 
 SILENCE_S = 240.0  # starting an engine is the longest silence
-# Small tensors gain nothing from more, and lose much where the cores are shared.
+# More threads gain nothing for small tensors, and cost much on shared cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 COLUMNS = (
     ("requests", "requests"),
@@ -44,8 +43,8 @@ COLUMNS = (
 )
 
 
-class Answer(msgspec.Struct):
-    """One line of a child."""
+class Report(msgspec.Struct):
+    """One line from a child."""
 
     tally: Tally | None = None
     done: Tally | None = None
@@ -88,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
         _print_tally(names[-1], tallies[-1])
         for failure in tallies[-1].failures[:10]:
             print(f"  {failure}")
-    whole = total(tallies)
-    _print_tally("all", whole)
-    _summarise(args.logs / "soak.json", args.seed, names, tallies, whole)
-    return 0 if whole.ok else 1
+    sums = total(tallies)
+    _print_tally("all", sums)
+    _summarise(args.logs / "soak.json", args.seed, names, tallies, sums)
+    return 0 if sums.ok else 1
 
 
 def run_phase(phase: Phase) -> Tally:
-    """One phase in a child process; its tally, with a failure in it when the child died or hung."""
+    """Run one phase in a child process; its tally has a failure if the child died or hung."""
     read, write = os.pipe()
     errors = Path(phase.log).with_suffix(".err")
     with errors.open("w") as stderr:
@@ -111,26 +110,26 @@ def run_phase(phase: Phase) -> Tally:
         )
     os.close(write)
     assert child.stdin is not None
-    # A child that has died already breaks the pipe; its log says why.
+    # A dead child breaks the pipe; its log has the reason.
     with contextlib.suppress(BrokenPipeError), child.stdin:
         child.stdin.write(msgspec.json.encode(phase).decode() + "\n")
     tally, ended = Tally(), False
-    with os.fdopen(read, "rb", buffering=0) as answers:
+    with os.fdopen(read, "rb", buffering=0) as reports:
         buffer = b""
         while not ended:
-            ready, _, _ = select.select([answers], [], [], SILENCE_S)
-            chunk = answers.read(1 << 16) if ready else b""
+            ready, _, _ = select.select([reports], [], [], SILENCE_S)
+            chunk = reports.read(1 << 16) if ready else b""
             if not chunk:
                 _kill(child)
-                what = "ended without an answer" if ready else f"was silent for {SILENCE_S:.0f} s"
+                what = "exited without a result" if ready else f"sent nothing for {SILENCE_S:.0f} s"
                 tally.failures.append(f"{phase.name}: the engine {what}, see {errors}")
                 tally.failed += 1
                 break
             buffer += chunk
             *lines, buffer = buffer.split(b"\n")
             for line in lines:
-                answer = msgspec.json.decode(line, type=Answer)
-                tally, ended = answer.done or answer.tally or tally, answer.done is not None
+                report = msgspec.json.decode(line, type=Report)
+                tally, ended = report.done or report.tally or tally, report.done is not None
     try:
         child.wait(30)
     except subprocess.TimeoutExpired:
@@ -139,7 +138,7 @@ def run_phase(phase: Phase) -> Tally:
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """The child and the ranks that it may have started."""
+    """Kill the child and the ranks that it may have started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -160,16 +159,16 @@ def _print_row(name: str, cells: list[str]) -> None:
     print(f"{name:26}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
-def _summarise(path: Path, seed: int, names: list[str], tallies: list[Tally], whole: Tally) -> None:
+def _summarise(path: Path, seed: int, names: list[str], tallies: list[Tally], sums: Tally) -> None:
     document: dict[str, Any] = {
         "seed": seed,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "ok": whole.ok,
-        "total": whole,
+        "ok": sums.ok,
+        "total": sums,
         "phases": [
             {"name": name, "seed": seed + number, "tally": tally}
             for number, (name, tally) in enumerate(zip(names, tallies, strict=True))
         ],
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-    print(f"{'ok' if whole.ok else 'FAILED'}; the summary is in {path}", flush=True)
+    print(f"{'ok' if sums.ok else 'FAILED'}; the summary is in {path}", flush=True)

@@ -1,7 +1,6 @@
-"""The soak's last phase: a real `vtoken serve`, clients that break off, switches over HTTP.
+"""The soak's last phase: a real `vtoken serve`, clients that disconnect, changes over HTTP.
 
-Knows HTTP, the websocket and the wire. The moments depend on time here, unlike in the engine
-phases: this one is not repeatable step by step.
+Unlike the engine phases it depends on time, so it cannot be repeated step by step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ARGUMENTS = (
     "--vtoken-verify-ratio=1",
     "--vtoken-check-every-step",
 )
-BROKEN_OFF = object()
+DISCONNECTED = object()
 
 
 class ServerSoak:
@@ -68,7 +67,7 @@ class ServerSoak:
         self.tally.seconds = time.monotonic() - started
         return self.tally
 
-    # ------------------------------------------------------------ who talks to it
+    # ------------------------------------------------------------ clients, viewers, operator
 
     async def _client(
         self, http: httpx.AsyncClient, number: int, policies: list[PolicyInfo]
@@ -95,7 +94,7 @@ class ServerSoak:
                 self._fail(f"request of client {number}: {type(error).__name__}: {error}")
                 self.tally.failed += 1
                 continue
-            if used is BROKEN_OFF:
+            if used is DISCONNECTED:
                 self.tally.aborted += 1
                 continue
             self.tally.finished += 1
@@ -105,7 +104,7 @@ class ServerSoak:
                 self.tally.failed += 1
 
     async def _viewer(self, number: int) -> None:
-        """A console that comes, looks, and is gone without a word."""
+        """A console that connects, reads for a while and disconnects, sometimes abruptly."""
         from websockets.asyncio.client import connect
 
         chance = Chance(self._seed - 1 - number, max_model_len=2)
@@ -140,12 +139,12 @@ class ServerSoak:
                     self._fail(f"POST compactions: {answer.status_code} {answer.text}")
             bad = await http.patch(f"{base}/config", json=chance.bad_patch())
             if bad.status_code != 422:
-                self._fail(f"a bad patch was answered with {bad.status_code}")
+                self._fail(f"a bad patch got status {bad.status_code}, not 422")
 
     # ------------------------------------------------------------ afterwards
 
     async def _settle(self, http: httpx.AsyncClient) -> None:
-        """Idle: nothing is held, nothing was violated, the server is well."""
+        """Check that the idle server holds no block and is healthy; collect its counters."""
         deadline = time.monotonic() + 30
         while True:
             answer = await http.get("/vtoken/v1/status")
@@ -178,7 +177,7 @@ class ServerSoak:
 
 
 async def _complete(http: httpx.AsyncClient, body: dict[str, Any], patience: int | None) -> Any:
-    """Tokens of a streamed completion; BROKEN_OFF when left after `patience` chunks."""
+    """Tokens of a streamed completion; DISCONNECTED after `patience` chunks."""
     used = None
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -194,12 +193,12 @@ async def _complete(http: httpx.AsyncClient, body: dict[str, Any], patience: int
             used = usage["completion_tokens"] if usage else used
             chunks += 1
             if patience is not None and chunks >= patience:
-                return BROKEN_OFF
+                return DISCONNECTED
     return used
 
 
 def soak_server(*, model: str, seconds: float, seed: int, log: Path) -> Tally:
-    """Start a server, soak it, end it."""
+    """Start a server, soak it and stop it."""
     try:
         with Server(
             model,
@@ -218,8 +217,8 @@ def soak_server(*, model: str, seconds: float, seed: int, log: Path) -> Tally:
             try:
                 asyncio.run(soak.run(seconds))
             except Exception as error:
-                told = [error, *getattr(error, "exceptions", ())]
-                soak.tally.failures += [f"server: {part!r}" for part in told]
+                errors = [error, *getattr(error, "exceptions", ())]
+                soak.tally.failures += [f"server: {one!r}" for one in errors]
                 soak.tally.failures.append(f"server: first in {log}: {server.first_error()}")
                 soak.tally.failed += 1
             return soak.tally

@@ -1,4 +1,4 @@
-"""What a soak counts, and how phases add up. Knows no engine."""
+"""The counts of a soak, and their sum over phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Tally(msgspec.Struct):
-    """Sums over one phase or all; `failures` says in words what went wrong."""
+    """Sums over one phase or all; `failures`: what went wrong, one sentence each."""
 
     requests: int = 0
     finished: int = 0
@@ -22,13 +22,13 @@ class Tally(msgspec.Struct):
     preemptions: int = 0
     compactions: int = 0
     switches: int = 0
-    refused: int = 0  # patches that the engine refused with a bound: it must, now and then
+    refused: int = 0  # patches that the engine refused because of a bound, as expected
     checks: int = 0
     violations: int = 0
     judged: int = 0  # requests compared with the oracle
     judged_tokens: int = 0
     wrong_tokens: int = 0
-    largest_gap: float = 0.0  # of a judged token's logit to the best one
+    largest_gap: float = 0.0  # of a sampled token's logit to the best one
     seconds: float = 0.0
     failures: list[str] = []
 
@@ -38,7 +38,7 @@ class Tally(msgspec.Struct):
 
 
 def total(tallies: list[Tally]) -> Tally:
-    """The sum of all; of gaps the largest."""
+    """The sum of all; the largest of the gaps."""
     out = Tally()
     for tally in tallies:
         for name in Tally.__struct_fields__:

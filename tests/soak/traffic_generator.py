@@ -1,7 +1,7 @@
-"""Everything random in a soak: requests, live switches, moments. One seed gives one sequence.
+"""All random choices of a soak: requests, changes and their times. One seed gives one sequence.
 
-Knows the wire's configuration document, so that a new field is exercised from the day it has a
-bound; knows no engine.
+Patches follow the bounds of the configuration document, so a new field with a bound is covered
+automatically.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from vtoken.wire import Bound, ConfigDocument, PolicyInfo
 
 BOS = 256
 PRINTABLE = range(0x20, 0x7F)
-FIXED = {"verify_ratio"}  # every relocation is checked throughout
-# May be refused for not fitting each other.
+FIXED = {"verify_ratio"}  # stays 1: every relocation is checked
+# May be refused because their values do not fit each other.
 NEEDS_BUDGET = {"policy", "shadow", "budget_tokens", "budget_ratio", "budget_floor_tokens"}
 NUM_PREFIXES = 3
-ALTERS = {"stop", "repetition_penalty", "structured_outputs"}  # tokens are not the likeliest ones
+ALTERS = {
+    "stop",
+    "repetition_penalty",
+    "structured_outputs",
+}  # not the likeliest tokens
 STOPS = {"stop", "stop_token_ids", "structured_outputs"}
 GRAMMAR = "[a-z ]{1,60}"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDraw:
-    """`sampling`: keyword arguments of vLLM's SamplingParams. Greedy ones can be judged."""
+    """`sampling`: keyword arguments of vLLM's SamplingParams. The oracle checks greedy requests."""
 
     prompt: list[int]
     sampling: dict[str, Any]
@@ -36,16 +40,16 @@ class RequestDraw:
         return self.sampling["temperature"] == 0.0 and not ALTERS & self.sampling.keys()
 
     def may_end(self, reason: str, num_tokens: int, max_model_len: int) -> bool:
-        """Whether an answer of `num_tokens` may be its last word."""
+        """Whether an answer may finish after `num_tokens` tokens for `reason`."""
         may_stop = bool(STOPS & self.sampling.keys()) or not self.sampling["ignore_eos"]
         if reason == "stop" and may_stop:
             return True
-        owed: int = min(self.sampling["max_tokens"], max_model_len - len(self.prompt))
-        return num_tokens == owed
+        expected: int = min(self.sampling["max_tokens"], max_model_len - len(self.prompt))
+        return num_tokens == expected
 
 
 class Chance:
-    """Draws for one engine of `max_model_len` tokens and `num_blocks` blocks."""
+    """Random draws for one engine of `max_model_len` tokens."""
 
     def __init__(self, seed: int, *, max_model_len: int) -> None:
         self.rng = random.Random(seed)
@@ -59,11 +63,11 @@ class Chance:
 
     def request(self, policies: list[PolicyInfo]) -> RequestDraw:
         rng = self.rng
-        room = self._max_model_len
-        most_new = rng.choice((4, 80, 200, room // 3))
+        longest = self._max_model_len
+        most_new = rng.choice((4, 80, 200, longest // 3))
         num_new = rng.randint(1, most_new)
-        longest = rng.choice((8, 60, 200, room))
-        num_prompt = rng.randint(1, max(1, min(longest, room - num_new - 1)))
+        most_prompt = rng.choice((8, 60, 200, longest))
+        num_prompt = rng.randint(1, max(1, min(most_prompt, longest - num_new - 1)))
         prefix = rng.choice(self._prefixes)
         shared = rng.randint(0, num_prompt) if rng.random() < 0.6 else 0
         prompt = prefix[:shared] + rng.choices(PRINTABLE, k=num_prompt - shared)
@@ -83,12 +87,12 @@ class Chance:
         return RequestDraw(prompt, sampling)
 
     def unusual(self, draw: RequestDraw) -> RequestDraw:
-        """`draw` with what clients seldom ask for, and what not every endpoint lets them."""
+        """`draw` with rare options, some of which not every endpoint accepts."""
         rng, sampling = self.rng, dict(draw.sampling)
         if rng.random() < 0.05:
-            sampling["prompt_logprobs"] = 1  # its prompt is not looked up in the prefix cache
+            sampling["prompt_logprobs"] = 1  # vLLM then skips the prefix cache for its prompt
         if rng.random() < 0.05:
-            sampling["max_tokens"] = self._max_model_len  # ends at the longest that is served
+            sampling["max_tokens"] = self._max_model_len  # ends at `max_model_len`
         what = rng.choice(("stop_token_ids", "eos", "penalty", "grammar", "n", *[None] * 20))
         if what == "stop_token_ids":
             sampling["stop_token_ids"] = rng.choices(PRINTABLE, k=3)
@@ -103,7 +107,7 @@ class Chance:
         return RequestDraw(draw.prompt, sampling)
 
     def _own_rules(self, policies: list[PolicyInfo], num_prompt: int) -> dict[str, Any]:
-        """What a client sends as `vllm_xargs`: its own policy, budget, interval and span."""
+        """`vllm_xargs` of a request: its own policy, budget, interval and protected span."""
         rng = self.rng
         out: dict[str, Any] = {"vtoken_budget_tokens": rng.choice((40, 64, 96))}
         if rng.random() < 0.7:
@@ -116,7 +120,7 @@ class Chance:
             start = rng.randrange(num_prompt)
             end = min(num_prompt, start + rng.randint(1, 8))
             out["vtoken_protect"] = [start, end]
-            out["vtoken_budget_tokens"] += end - start  # the policy keeps what it needs beside them
+            out["vtoken_budget_tokens"] += end - start  # the policy's own minimum remains
         return out
 
     def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
@@ -126,7 +130,7 @@ class Chance:
         return {name: self._value(name, config.bounds[name], policies) for name in chosen}
 
     def bad_patch(self) -> dict[str, Any]:
-        """One that every engine must refuse as a whole."""
+        """A patch that every engine must refuse entirely."""
         wrong: dict[str, Any] = self.rng.choice(
             (
                 {"theta_f": 1.5},
@@ -169,7 +173,7 @@ class Chance:
         if name == "theta_f":
             return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
         if name == "recycle":
-            return rng.random() < 0.35  # where slots are recycled, little is left to relocate
+            return rng.random() < 0.35  # recycling leaves little to relocate
         if name == "reclamation":
             return rng.choice(("auto", "auto", "auto", "paused", "off"))
         return self._by_bound(bound)
@@ -186,7 +190,7 @@ class Chance:
         return rng.uniform(low, high)
 
     def _params(self, policy: PolicyInfo) -> dict[str, Any]:
-        """Some of the policy's parameters, within what its schema says."""
+        """Some of the policy's parameters, within its schema."""
         rng = self.rng
         params: dict[str, Any] = {}
         for name, schema in policy.params_schema.get("properties", {}).items():

@@ -1,8 +1,8 @@
 """One engine in this process under one phase of the soak; the other end of `tests.soak.run`.
 
-Reads a `Phase` as one JSON line on stdin; writes JSON lines on the descriptor named in the first
-argument: the tally so far now and then, at the end `{"done": tally}`. What is done when depends on
-the seed and on the engine's state alone, never on time: time only says when to stop.
+Reads a `Phase` as one JSON line on stdin. Writes JSON lines on the descriptor named in the first
+argument: the tally so far every second, and `{"done": tally}` at the end. All actions depend on the
+seed and the engine's state alone; time only ends the phase.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from vtoken.wire import ConfigDocument, Describe, Operation, PatchResult, Reply
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
 DRAIN_ROUNDS = 20_000
+NUM_COMPARED = 24  # requests compared with the oracle
 
 
 class Soak:
-    """Drives one engine; `tally` is right at any moment."""
+    """Drives one engine; `tally` has the counts so far."""
 
-    def __init__(self, phase: Phase, log: TextIO, answers: TextIO) -> None:
+    def __init__(self, phase: Phase, log: TextIO, reports: TextIO) -> None:
         self.phase = phase
         self.tally = Tally()
         self._max_model_len = phase.engine.arguments["max_model_len"]
@@ -41,30 +42,30 @@ class Soak:
         self.outputs: dict[str, list[int]] = {}
         self.in_flight: list[str] = []
         self._has_priorities = phase.engine.arguments.get("scheduling_policy") == "priority"
-        self._log, self._answers = log, answers
+        self._log, self._reports = log, reports
         self._round = 0
         self._target = 6
-        self._last_answer = 0.0
+        self._last_report = 0.0
         self.engine = make_engine(phase)
         self.core = self.engine.engine_core.engine_core
         self.runtime = self.core.scheduler.vtoken
         self.watch = Watch(self.core.scheduler)
-        self.policies = self._ask("describe", Describe).policies
+        self.policies = self._call("describe", Describe).policies
 
     def run(self) -> None:
-        """Traffic until the time or the rounds are over, then drain, compare, look for leaks."""
+        """Run traffic until the time or the rounds are over; then drain and compare outputs."""
         started = time.monotonic()
         self._patch(START, refused=None)
-        while self._goes_on(started):
+        while self._continues(started):
             self._round += 1
             self._act()
             self._step()
         self._drain()
-        self._judge()
+        self._compare()
         self._collect()
         self.tally.seconds = time.monotonic() - started
 
-    def _goes_on(self, started: float) -> bool:
+    def _continues(self, started: float) -> bool:
         if self.phase.steps is not None:
             return self._round < self.phase.steps
         return time.monotonic() - started < self.phase.seconds
@@ -84,7 +85,7 @@ class Soak:
         if chance.happens(0.005):
             self._patch(chance.bad_patch(), refused=True)
         if chance.happens(0.005):
-            self._ask("undo", PatchResult, may_refuse=True)
+            self._call("undo", PatchResult, may_refuse=True)
         if chance.happens(0.02):
             self._compact()
         if chance.happens(0.002):
@@ -102,7 +103,7 @@ class Soak:
             self._drain()
 
     def _abort(self, victim: str, *, during_step: bool) -> None:
-        """The client goes away, between two steps or between schedule and its output."""
+        """Abort a request, between two steps or between a step's schedule and its output."""
         self.in_flight.remove(victim)
         self._note("abort", id=victim, during_step=during_step)
         if during_step:
@@ -125,26 +126,26 @@ class Soak:
         if not is_busy(self.engine):
             self._report()
             return
-        self.tally.steps += self.core.scheduler.has_requests()  # a paused engine plans no step
+        self.tally.steps += self.core.scheduler.has_requests()  # a paused engine schedules no step
         for output in self.engine.step():
             if not output.finished:
                 continue
             name, draw = output.request_id, self.sent[output.request_id]
             self.in_flight.remove(name)
-            for answer in output.outputs:
+            for completion in output.outputs:
                 if not draw.may_end(
-                    answer.finish_reason, len(answer.token_ids), self._max_model_len
+                    completion.finish_reason, len(completion.token_ids), self._max_model_len
                 ):
-                    ended = f"{name} ended ({answer.finish_reason})"
-                    self._fail(f"{ended} after {len(answer.token_ids)} tokens: {draw.sampling}")
+                    ended = f"{name} ended ({completion.finish_reason})"
+                    self._fail(f"{ended} after {len(completion.token_ids)} tokens: {draw.sampling}")
                     self.tally.failed += 1
-                self.tally.tokens += len(answer.token_ids)
+                self.tally.tokens += len(completion.token_ids)
             self.tally.finished += 1
             self.outputs[name] = list(output.outputs[0].token_ids)
         self._report()
 
     def _drain(self) -> None:
-        """Everything finishes; nothing may stay behind."""
+        """Finish all requests and check that no table or block is left."""
         self._note("drain")
         for _ in range(DRAIN_ROUNDS):
             if not is_busy(self.engine):
@@ -166,22 +167,22 @@ class Soak:
     # ------------------------------------------------------------ commands
 
     def _draw_patch(self) -> dict[str, Any]:
-        config = self._ask("config", ConfigDocument)
+        config = self._call("config", ConfigDocument)
         return self.chance.patch(config, self.policies)
 
     def _patch(self, patch: dict[str, Any], *, refused: bool | None) -> None:
-        """`refused`: what must come of it; None: whatever the bounds say."""
-        before = self._ask("config", ConfigDocument).revision
+        """`refused`: whether it must be refused; None: only if its values do not fit each other."""
+        before = self._call("config", ConfigDocument).revision
         args: dict[str, Any] = {"patch": patch}
         if self.chance.happens(0.1):
             args["validate_only"] = True
-        result = self._ask("patch_config", PatchResult, may_refuse=True, **args)
+        result = self._call("patch_config", PatchResult, may_refuse=True, **args)
         if result is None:
             self.tally.refused += 1
             if refused is None and not NEEDS_BUDGET & patch.keys():
                 self._fail(f"{patch} was refused")
-            if self._ask("config", ConfigDocument).revision != before:
-                self._fail(f"{patch} was refused and yet changed the configuration")
+            if self._call("config", ConfigDocument).revision != before:
+                self._fail(f"{patch} was refused but changed the configuration")
         elif refused:
             self._fail(f"{patch} was accepted")
         elif result.applied_at_step is not None:
@@ -194,11 +195,11 @@ class Soak:
             args["request_id"] = self.chance.rng.choice(names)
         if self.chance.happens(0.5):
             args["batch_size"] = self.chance.rng.randint(1, 8)
-        self._ask("compact", Operation, **args)
+        self._call("compact", Operation, **args)
         self.tally.compactions += 1
 
-    def _ask(self, op: str, kind: Any, *, may_refuse: bool = False, **args: Any) -> Any:
-        """One command as it crosses to the engine; None when it was refused."""
+    def _call(self, op: str, kind: Any, *, may_refuse: bool = False, **args: Any) -> Any:
+        """Send one encoded command to the engine; None if it was refused."""
         if op not in ("config", "describe"):
             self._note(op, **args)
         payload = msgspec.msgpack.encode({"call": {"op": op, **args}})
@@ -209,15 +210,15 @@ class Soak:
             return None
         return msgspec.convert(reply.value, kind)
 
-    # ------------------------------------------------------------ judging
+    # ------------------------------------------------------------ results
 
-    def _judge(self) -> None:
+    def _compare(self) -> None:
         greedy = [name for name in self.outputs if self.sent[name].greedy]
-        twice = [name for name in greedy if len(self.watch.stretches[name]) > 1]
+        preempted = [name for name in greedy if len(self.watch.stretches[name]) > 1]
         evicted = [n for n in greedy if any(s.evictions for s in self.watch.stretches[n])]
-        share = self.phase.judge // 3
+        share = NUM_COMPARED // 3
         chosen: dict[str, None] = {}
-        for names in (twice, evicted, greedy):
+        for names in (preempted, evicted, greedy):
             chosen |= dict.fromkeys(self.chance.rng.sample(names, k=min(share, len(names))))
         oracle = Oracle(Path(self.phase.model)) if chosen else None
         for name in chosen:
@@ -228,13 +229,15 @@ class Soak:
             self.tally.judged += 1
             self.tally.judged_tokens += len(verdict.gaps)
             if len(verdict.gaps) != len(self.outputs[name]):
-                self._fail(f"{name}: {len(verdict.gaps)} of {len(self.outputs[name])} judged")
+                self._fail(
+                    f"{name}: {len(verdict.gaps)} of {len(self.outputs[name])} tokens compared"
+                )
             self.tally.largest_gap = max(self.tally.largest_gap, *verdict.gaps.tolist(), 0.0)
             if wrong := verdict.num_worse_than(self.phase.tolerance):
                 self.tally.wrong_tokens += wrong
                 self._fail(
-                    f"{name}: {wrong} of {len(verdict.gaps)} tokens are not what a model says that "
-                    f"sees the live tokens, the first at {int(verdict.gaps.argmax())}"
+                    f"{name}: {wrong} of {len(verdict.gaps)} tokens differ from the reference, the "
+                    f"worst at {int(verdict.gaps.argmax())}"
                 )
             self._report()
 
@@ -258,26 +261,26 @@ class Soak:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._last_answer > REPORT_EVERY_S:
-            self._last_answer = now
+        if now - self._last_report > REPORT_EVERY_S:
+            self._last_report = now
             self._collect()
             self._log.flush()
-            answer(self._answers, "tally", self.tally)
+            send(self._reports, "tally", self.tally)
 
     def died(self, text: str) -> None:
-        """The engine raised: everything in flight has failed."""
+        """Record that the engine raised: all requests in flight have failed."""
         self._fail(text)
         self.tally.failed += len(self.in_flight)
         self._collect()
 
 
-def answer(answers: TextIO, kind: str, tally: Tally) -> None:
-    answers.write(msgspec.json.encode({kind: tally}).decode() + "\n")
-    answers.flush()
+def send(reports: TextIO, kind: str, tally: Tally) -> None:
+    reports.write(msgspec.json.encode({kind: tally}).decode() + "\n")
+    reports.flush()
 
 
 def main() -> None:
-    answers = os.fdopen(int(sys.argv[1]), "w")
+    reports = os.fdopen(int(sys.argv[1]), "w")
     phase = msgspec.json.decode(sys.stdin.readline(), type=Phase)
     with ExitStack() as stack:
         log = stack.enter_context(Path(phase.log).open("w"))
@@ -285,13 +288,13 @@ def main() -> None:
             from tests.support.steps_overlap import async_scheduling
 
             stack.enter_context(async_scheduling())
-        soak = Soak(phase, log, answers)
+        soak = Soak(phase, log, reports)
         try:
             soak.run()
         except Exception:
             traceback.print_exc()
             soak.died(traceback.format_exc(limit=-3).strip().replace("\n", " | "))
-        answer(answers, "done", soak.tally)
+        send(reports, "done", soak.tally)
         soak.core.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Slices on a real engine: what the variant that forces the indirection evicts, and when."""
+"""Slices on a real engine: the evictions of the variant that forces the indirection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_forced_indirection_evicts_one_token_a_request_and_nothing_in_its_steps(
         "forced", variant.config, common, threads=target.threads, settings=target.settings()
     )
     try:
-        engine.ask(variant.held(texts(None, COUNT, longest), STEPS))
+        engine.ask(variant.hold_message(texts(None, COUNT, longest), STEPS))
         slices: list[dict[str, Any]] = [
             engine.ask({"slice": STEPS}) for _ in range(LIFE_STEPS // STEPS + 1)
         ]

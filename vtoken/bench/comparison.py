@@ -1,4 +1,4 @@
-"""Whether a new run reproduces the claims of an old one: `vtoken bench compare OLD NEW`.
+"""Check whether a new run reproduces the claims of an old one: `vtoken bench compare OLD NEW`.
 
 A claim is reproduced when its range [low, high] overlaps the old one, in the same unit.
 """
@@ -13,12 +13,12 @@ import msgspec
 
 from vtoken.bench.output import Claim, Result, Table, as_text, read
 
-SUMMARY = "which claims of OLD a run in NEW reproduces; exit code 1 if any differs"
+SUMMARY = "list which claims of OLD are reproduced in NEW; exit code 1 if any differs"
 Key = tuple[str, str, str]
 
 
 def claims_of(path: Path) -> dict[Key, Claim]:
-    """Claims of a JSON file, or of all in a folder, by row, what and model.
+    """Claims of a JSON file, or of all JSON files of a folder, by row, what and model.
 
     Raises ValueError if two claims have the same key.
     """
@@ -27,7 +27,7 @@ def claims_of(path: Path) -> dict[Key, Claim]:
         for claim in read(file).claims:
             key = (claim.row, claim.what, claim.model)
             if key in found:
-                raise ValueError(f"{file}: a second claim {', '.join(key)}")
+                raise ValueError(f"{file}: duplicate claim {', '.join(key)}")
             found[key] = claim
     return found
 
@@ -37,7 +37,7 @@ def reproduced(old: Claim, new: Claim) -> bool:
 
 
 def compared(old: dict[Key, Claim], new: dict[Key, Claim]) -> Table:
-    """One row a claim, those of both first."""
+    """One row per claim; claims of both runs come first."""
     table = Table("Claims", ["row, what", "model", "old", "new", ""], [])
     for key in sorted({**old, **new}, key=lambda key: (key not in old or key not in new, key)):
         before, after = old.get(key), new.get(key)
@@ -57,7 +57,7 @@ def _shown(claim: Claim | None) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: all claims of both are reproduced; 1: one differs; 2: there is nothing to compare."""
+    """Return 0 if all shared claims are reproduced, 1 if one differs, 2 if none is shared."""
     try:
         old, new = claims_of(args.old), claims_of(args.new)
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -66,6 +66,6 @@ def run(args: argparse.Namespace) -> int:
     table = compared(old, new)
     print(as_text(Result("compare", "", {}, [table])).strip())
     if not old.keys() & new.keys():
-        print("vtoken bench compare: no claim is in both", file=sys.stderr)
+        print("vtoken bench compare: OLD and NEW share no claim", file=sys.stderr)
         return 2
     return int(any(row[-1] == "differs" for row in table.rows))

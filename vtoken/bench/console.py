@@ -1,8 +1,8 @@
-"""What the console costs and how it feels: first paint, key to reaction, memory, bytes, CPU.
+"""Latency and cost of the console: first paint, key to reaction, memory, bytes, CPU.
 
-The real `vtoken console` in a real terminal of 200 x 50, on a simulated stream of 70,000 blocks and
-256 requests at 10 frames a second (`console_feed`). The console is measured from outside, through
-its pty and /proc.
+The real `vtoken console` runs in a pty of 200 x 50, on a simulated stream of 70,000 blocks and 256
+requests at 10 frames a second (`console_feed`). It is measured from outside, through its pty and
+/proc.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vtoken.bench.output import FOLDER, Table, finish, new_result
 from vtoken.bench.terminal import Terminal
 
 SIZE = (200, 50)
-FRESH_S = 2.0  # after the first data, before anything is measured
+SETTLE_S = 2.0  # from the first data to the first measurement
 CACHE = FOLDER / "bytecode"
-QUIET_FPS = "0.1"  # so that what is written is the reaction alone
+QUIET_FPS = "0.1"  # so low that output after a key is the reaction to it
 
 GOAL_PAINT_S = 0.6
 GOAL_KEY_MS = 50.0
@@ -31,27 +31,27 @@ GOAL_KB_PER_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the console. `cpu_*`: CPU time, which a busy machine does not lengthen."""
+    """One start of the console. CPU time depends less on other load than elapsed time."""
 
-    paint_s: float  # exec to the first whole frame
+    paint_s: float  # exec to the first complete frame
     paint_cpu_s: float
     data_s: float  # exec to the first frame with data
-    key_ms: list[float]  # an arrow key to its cursor, a quiet screen
-    page_ms: list[float]  # ? to the help page, at full traffic
-    rss_mb: float  # the highest seen
+    key_ms: list[float]  # arrow key to cursor, without traffic
+    page_ms: list[float]  # ? to help page, at full traffic
+    rss_mb: float  # highest sample
     kb_per_s: float  # to the terminal
     cpu_percent: float  # of one core, at full traffic
 
 
 def _console(url: str, fps: str) -> Terminal:
-    # Bytecode lies in a cache of the benchmark's own, as it does for what is installed.
+    # An installed package has its bytecode; a checkout gets it in a cache of the benchmark.
     argv = ["env", "-u", "PYTHONDONTWRITEBYTECODE", sys.executable, "-m", "vtoken.cli"]
     argv += ["console", "--url", url, "--fps", fps]
     return Terminal(argv, *SIZE, {"PYTHONPYCACHEPREFIX": str(CACHE.resolve())})
 
 
 def _warm_up(url: str) -> None:
-    """One start that is not measured: it writes the bytecode."""
+    """Start the console once, unmeasured, to write the bytecode."""
     console = _console(url, "10")
     try:
         console.wait_for("70,000 blocks", limit_s=60)
@@ -68,7 +68,7 @@ def _measure(url: str, watch_s: float, num_keys: int) -> Run:
         painted = console.wait_for("vToken") - console.started
         paint_cpu = console.cpu_s()
         data = console.wait_for("70,000 blocks") - console.started
-        time.sleep(FRESH_S)
+        time.sleep(SETTLE_S)
         began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
         rss = 0
         while time.monotonic() < began + watch_s:
@@ -98,7 +98,7 @@ def _keys(url: str, num_keys: int) -> list[float]:
     times = []
     try:
         console.wait_for("70,000 blocks", limit_s=60)
-        time.sleep(FRESH_S)
+        time.sleep(SETTLE_S)
         for number in range(num_keys):
             mark = console.mark()
             typed = console.type(b"\x1b[C" if number % 2 == 0 else b"\x1b[D")
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 def _table(runs: list[Run]) -> Table:
     keys = [ms for one in runs for ms in one.key_ms]
     pages = [ms for one in runs for ms in one.page_ms]
-    figures: list[tuple[str, list[float], float | None]] = [
+    metrics: list[tuple[str, list[float], float | None]] = [
         ("first paint, s", [one.paint_s for one in runs], GOAL_PAINT_S),
         ("CPU time of it, s", [one.paint_cpu_s for one in runs], None),
         ("first data, s", [one.data_s for one in runs], None),
@@ -165,7 +165,7 @@ def _table(runs: list[Run]) -> Table:
             "a free core paints first within little more than the CPU time of the first paint",
         ],
     )
-    for name, values, goal in figures:
+    for name, values, goal in metrics:
         middle = median(values)
         verdict = "" if goal is None else ("met" if middle < goal else "missed")
         limit = None if goal is None else f"< {goal:g}"

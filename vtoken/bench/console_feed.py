@@ -1,8 +1,8 @@
-"""A stream server for `vtoken bench console`: the wire of a busy engine, simulated with arrays.
+"""A stream server for `vtoken bench console` that simulates a busy engine with arrays.
 
-No engine and no model: 256 requests fill a pool of 70,000 blocks, append three tokens a frame each
-(a step of 33 ms), evict down to their budget, are compacted now and then, end and begin anew. What
-is drawn is as much as a busy server changes; what is served beside the stream is 404.
+There is no engine and no model. 256 requests fill a pool of 70,000 blocks. Each appends three
+tokens a frame (a step of 33 ms) and evicts down to its budget; now and then one is compacted or
+replaced. A frame changes as much as on a busy server. Every path but the stream answers 404.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCH = "bench"
 
 
 class Traffic:
-    """The pool of a busy server; `frame` is a tenth of a second. N blocks, R requests."""
+    """The pool of a busy server; `frame` advances it by a tenth of a second."""
 
     def __init__(self, num_blocks: int, num_requests: int, seed: int = 1) -> None:
         self.rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ class Traffic:
         self.reclaimed += len(blocks)
 
     def frame(self) -> list[wire.Event]:
-        """Every request appends; some evict, one is compacted, one in a while ends."""
+        """Append to every request; evict, compact and replace some. Return the events."""
         events: list[wire.Event] = []
         self.step += TOKENS_A_FRAME
         self.flags &= np.uint8(~(wire.FLAG_IN_FLIGHT | wire.FLAG_TAIL) & 0xFF)
@@ -98,10 +98,10 @@ class Traffic:
         blocks = np.asarray(self.tables[request][:-1])
         victims = self.rng.choice(blocks, int(self.tokens[request]) - BUDGET)
         blocks, counts = np.unique(victims, return_counts=True)
-        gone = np.minimum(counts, self.live[blocks])
-        self.live[blocks] -= gone.astype(np.uint16)
-        self.tokens[request] -= int(gone.sum())
-        self.dead[request] += int(gone.sum())
+        evicted = np.minimum(counts, self.live[blocks])
+        self.live[blocks] -= evicted.astype(np.uint16)
+        self.tokens[request] -= int(evicted.sum())
+        self.dead[request] += int(evicted.sum())
         empty = blocks[self.live[blocks] == 0].tolist()
         if empty:
             self.tables[request] = [b for b in self.tables[request] if b not in set(empty)]
@@ -114,12 +114,12 @@ class Traffic:
         keep = -(-total // BLOCK_SIZE)
         sources, into = order[keep:][-32:], [b for b in order[:keep] if self.live[b] < BLOCK_SIZE]
         moved = int(self.live[sources].sum())
-        room = moved
+        left = moved
         for block in into:
-            put = min(room, BLOCK_SIZE - int(self.live[block]))
+            put = min(left, BLOCK_SIZE - int(self.live[block]))
             self.live[block] += put
             self.flags[block] |= wire.FLAG_IN_FLIGHT
-            room -= put
+            left -= put
         self.tables[request] = [b for b in table if b not in set(sources)]
         self._release(sources)
         self.moved += moved
@@ -231,7 +231,7 @@ def _config() -> wire.ConfigDocument:
 
 
 async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
-    """One client: hello, snapshot, then a delta a frame, as the server sends them."""
+    """Serve one client as the API server does: hello, snapshot, then one delta per frame."""
     request = socket.request
     assert request is not None
     fps = float(request.path.partition("fps=")[2].partition("&")[0] or 10)
@@ -241,7 +241,7 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         nonlocal seq
         message = kind(epoch=EPOCH, seq=seq, step=traffic.step, ts=time.time(), **fields)
         seq += 1
-        with contextlib.suppress(ConnectionClosed):  # the console has ended; so will this
+        with contextlib.suppress(ConnectionClosed):  # the console has closed; the loop ends
             await socket.send(msgspec.msgpack.encode(message))
 
     await send(
@@ -293,8 +293,8 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         )
 
 
-def _elsewhere(connection: ServerConnection, request: Request) -> Response | None:
-    """The stream is all there is."""
+def _not_found(connection: ServerConnection, request: Request) -> Response | None:
+    """Answer 404 for every path but the stream."""
     if "/stream" in request.path:
         return None
     return connection.respond(http.HTTPStatus.NOT_FOUND, "only the stream is served here\n")
@@ -308,7 +308,7 @@ async def _serve(num_blocks: int, num_requests: int) -> None:
         lambda socket: _stream(socket, traffic),
         "127.0.0.1",
         0,
-        process_request=_elsewhere,
+        process_request=_not_found,
         compression=None,
         max_size=None,
     ) as server:

@@ -1,7 +1,8 @@
-"""Instructions of this process, from the processor's own counter, where the machine has one.
+"""Count this process's instructions with the processor's hardware counter, where there is one.
 
-Linux's `perf_event_open` through ctypes. Virtual machines often have no counter, and a kernel may
-forbid it (`/proc/sys/kernel/perf_event_paranoid`): then `missing` says why, and nothing is counted.
+The module calls Linux's `perf_event_open` through ctypes. Virtual machines often have no counter,
+and a kernel may forbid access (`/proc/sys/kernel/perf_event_paranoid`). Then nothing is counted and
+`missing` has the reason.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import sys
 SYSCALLS = {"x86_64": 298, "aarch64": 241}
 HARDWARE, INSTRUCTIONS = 0, 1
 ATTRIBUTE_BYTES = 128
-# Bits of perf_event_attr: threads made later count too; the kernel and a hypervisor do not.
+# Bits of perf_event_attr: count threads created later; exclude kernel and hypervisor.
 INHERIT, NO_KERNEL, NO_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
 
 
 class Instructions:
-    """Counts from its creation on, every thread that this process starts afterwards included."""
+    """Counts from construction on, including threads that this process starts afterwards."""
 
     def __init__(self) -> None:
         self.missing: str | None = None  # why nothing is counted
@@ -39,7 +40,7 @@ class Instructions:
             self.missing = f"perf_event_open: {os.strerror(ctypes.get_errno())}"
 
     def read(self) -> int | None:
-        """Instructions so far, None where nothing is counted."""
+        """Instructions so far, None if nothing is counted."""
         if self._file < 0:
             return None
         return int.from_bytes(os.read(self._file, 8), sys.byteorder)

@@ -1,6 +1,6 @@
-"""Requests that decode, without an engine: a `Runtime` driven step by step, its calls timed.
+"""Drive a `Runtime` through decode steps without an engine, and time its calls.
 
-Allocation is the engine's and is not timed.
+Block allocation is the engine's work and is not timed.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from vtoken.runtime.selftest import Pool
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16
-SLACK_TOKENS = 256  # that the pool can take beyond the prompts, a request
+SLACK_TOKENS = 256  # room of the pool beyond the prompts, per request
 LAYERS, KV_HEADS, HEAD_SIZE = 32, 8, 128  # of Llama-3.1-8B
-KV_BYTES = LAYERS * 2 * KV_HEADS * HEAD_SIZE * 2  # a token, in bfloat16
+KV_BYTES = LAYERS * 2 * KV_HEADS * HEAD_SIZE * 2  # per token, in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The pool: slots a block, and all blocks as a multiple of those that the requests need."""
+    """Slots per block, and the pool's blocks as a multiple of those that the requests need."""
 
     size: int = BLOCK_SIZE
     pool: int = 1
 
     def of(self, num_tokens: int) -> int:
-        """Blocks that so many places take."""
+        """Blocks that hold `num_tokens` places."""
         return -(-num_tokens // self.size)
 
 
-USUAL = Blocks()
+DEFAULT_BLOCKS = Blocks()
 
 
 class Calls:
-    """The calls that an engine makes of the runtime in one step, and of the worker's mirrors.
+    """The calls of one step: the engine's to the runtime and the worker's to its mirrors.
 
-    The only place of the benchmarks that knows their form.
+    Benchmarks use no other path into the runtime.
     """
 
     def __init__(self, runtime: Runtime, store: Pool, ids: list[str]) -> None:
         self.runtime, self.store, self.ids = runtime, store, ids
-        self.mirrors: Mirrors | None = None  # where mirrors are kept too
-        self._unmirrored: dict[str, list[int]] = {}
+        self.mirrors: Mirrors | None = None  # None: not kept
+        self._initial_tables: dict[str, list[int]] = {}
 
     def begin(self, ready: list[str]) -> None:
         self.runtime.begin_step(ready)
@@ -72,21 +72,21 @@ class Calls:
         self.runtime.finish_step(report, plan.step)
 
     def report(self, plan: StepPlan, scores: Floats | None, counts: dict[str, int]) -> WorkerReport:
-        """What a worker would answer: every copy made, and `scores` for whoever is asked about."""
+        """A worker's report: all copies done, `scores` for every requested key."""
         report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
         if scores is not None:
-            report.scores = {asked: scores[: counts[asked[0]]] for asked in plan.want_scores}
+            report.scores = {key: scores[: counts[key[0]]] for key in plan.want_scores}
         return report
 
-    def kept(self) -> tuple[object, object]:
-        """What the scheduler and the worker keep of every token: tables with pool, mirrors."""
+    def token_state(self) -> tuple[object, object]:
+        """The scheduler's state per token (tables and pool) and the worker's (mirrors)."""
         return self.runtime.tables, self.mirrors
 
-    def before_mirrors(self) -> None:
-        """Keep the block tables that a new mirror starts from, as they are before the step."""
+    def save_new_tables(self) -> None:
+        """Save the block tables that new mirrors start from, before the step changes them."""
         if self.mirrors is not None:
             tables = self.store.tables
-            self._unmirrored = {
+            self._initial_tables = {
                 i: list(tables[i]) for i in self.ids if i not in self.mirrors and i in tables
             }
 
@@ -97,7 +97,7 @@ class Calls:
         names = plan.requests.names
         new = [i for i, name in enumerate(names) if name not in self.mirrors]
         if new:
-            tables = BlockTables.of([self._unmirrored[names[i]] for i in new])
+            tables = BlockTables.of([self._initial_tables[names[i]] for i in new])
             counts = plan.requests.num_tokens[new]
             size = self.runtime.geometry.block_size
             self.mirrors.place([names[i] for i in new], counts, size, tables)
@@ -107,9 +107,8 @@ class Calls:
 class Decoding:
     """`num_requests` prompts of `num_tokens` in one pool, ready to decode.
 
-    `lends_blocks`: blocks are borrowed for packing holes, as the CPU's worker needs them.
-    `mirrored`: the worker's mirrors are kept too. `scores`: what the worker answers for each token
-    id, the same numbers for every request.
+    `lends_blocks`: blocks are borrowed for packing, as the CPU worker needs them. `mirrored`: the
+    worker's mirrors are kept too. `scores`: the score of each token id, equal for all requests.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Decoding:
         lends_blocks: bool = True,
         mirrored: bool = False,
         scores: Floats | None = None,
-        blocks: Blocks = USUAL,
+        blocks: Blocks = DEFAULT_BLOCKS,
     ) -> None:
         self.blocks = blocks
         num_blocks = 1 + blocks.pool * num_requests * blocks.of(num_tokens + SLACK_TOKENS)
@@ -145,10 +144,10 @@ class Decoding:
         self.runtime.state.install(self.merged(self.runtime.config, patch))
 
     def step(self, ready: list[str], num_new: int = 1) -> list[float]:
-        """One engine step of all requests; µs of begin, ask, commit, finish."""
+        """Run one engine step of all requests; return µs of begin, ask, commit, finish."""
         calls, store, counts = self.calls, self.store, self.num_tokens
         clock = time.thread_time  # CPU time: other processes do not count
-        calls.before_mirrors()
+        calls.save_new_tables()
         t0 = clock()
         calls.begin(ready)
         t1 = clock()

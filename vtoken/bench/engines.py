@@ -1,6 +1,6 @@
-"""Engines for benchmarks: each one in a process of its own, asked over a pipe.
+"""Engines for benchmarks, each in its own process and driven over a pipe.
 
-Knows neither vLLM nor what is measured: the other end is `vtoken.vllm.bench_worker`.
+The other end is `vtoken.vllm.bench_worker`. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 
 class EngineError(RuntimeError):
-    """An engine died, or broke an invariant; the message has its last words."""
+    """An engine died or violated an invariant; the message ends with its last output."""
 
 
 class Engine:
-    """A worker process with one engine in it; `config` None is stock vLLM without the plugin.
+    """A worker process with one engine. `config` None: stock vLLM without the plugin.
 
-    `threads` of a forward; None leaves it to vLLM. `settings`: for `vtoken.vllm.engine_args`.
+    `threads` per forward; None: vLLM's choice. `settings`: for `vtoken.vllm.engine_args`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Engine:
     ) -> None:
         self.name = name
         read, write = os.pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vtoken.vllm.bench_worker", str(write)],
             stdin=subprocess.PIPE,
@@ -48,33 +48,33 @@ class Engine:
             text=True,
         )
         os.close(write)
-        self._answers = os.fdopen(read)
+        self._replies = os.fdopen(read)
         self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
 
     def subscribe(self) -> None:
-        """Take a console's share of the engine's work: subscribe to everything and read it."""
+        """Add the load of one console: subscribe to all telemetry and discard it."""
         threading.Thread(target=_drain, args=(self.facts["endpoint"],), daemon=True).start()
         time.sleep(0.3)
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the worker; EngineError when it died."""
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request to the worker and return its reply. Raises EngineError."""
         assert self._process.stdin is not None
         line = ""
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            line = self._answers.readline()
+            line = self._replies.readline()
         except BrokenPipeError:
             pass
         if not line:
             self._process.wait(15)
             self._log.seek(0)
-            words = self._log.read().decode(errors="replace")[-2000:]
-            raise EngineError(f"the engine of {self.name!r} died:\n{words}")
-        answer: dict[str, Any] = json.loads(line)
-        if answer.get("violations"):
-            raise EngineError(f"{self.name}: an invariant broke")
-        return answer
+            output = self._log.read().decode(errors="replace")[-2000:]
+            raise EngineError(f"the engine of {self.name!r} died:\n{output}")
+        reply: dict[str, Any] = json.loads(line)
+        if reply.get("violations"):
+            raise EngineError(f"the engine of {self.name!r} violated an invariant")
+        return reply
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -84,7 +84,7 @@ class Engine:
         except (subprocess.TimeoutExpired, BrokenPipeError):
             self._process.kill()
             self._process.wait()
-        self._answers.close()
+        self._replies.close()
         self._log.close()
 
 

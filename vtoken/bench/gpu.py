@@ -1,8 +1,8 @@
 """`vtoken bench gpu`: the open checks of docs/gpu.md on the CUDA device of this machine.
 
-1. Each check is a process with a time limit; one that fails does not stop the others.
-2. What is finished on this device is in `.bench/gpu/` and is not run again.
-3. Whatever fails, the report has the rest, and the exit status is 1.
+1. Each check runs in its own process with a time limit. A failed check does not stop the others.
+2. Checks finished on this device are stored in `.bench/gpu/` and are not run again.
+3. If a check fails, the report has the others, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit-minutes",
         type=float,
         default=LIMIT_MINUTES,
-        help=f"the longest that a check may take (default: {LIMIT_MINUTES:.0f})",
+        help=f"time limit of a check (default: {LIMIT_MINUTES:.0f})",
     )
-    parser.add_argument("--again", action="store_true", help="run what is finished again, too")
+    parser.add_argument("--again", action="store_true", help="also run finished checks again")
     parser.add_argument(
         "--tests",
         type=Path,
-        help=f"what `make test-gpu` left (default: {FOLDER}/gpu/tests.xml, where it is there)",
+        help=f"JUnit file of `make test-gpu` (default: {FOLDER}/gpu/tests.xml, if it exists)",
     )
 
 
@@ -85,25 +85,25 @@ def measure(
     limit_s: float,
     again: bool = False,
 ) -> dict[str, Outcome]:
-    """By check what it found, or why it found nothing; kept in `folder`, one file a check."""
+    """Run the checks; return the outcome of each. `folder` keeps one file per finished check."""
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, Outcome] = {}
     for name in names:
         path = folder / f"{name}.json"
-        known = None if again else _known(path, device)
-        if known is not None:
-            print(f"{name}: finished {known.finished}, not run again", file=sys.stderr)
-            outcomes[name] = known
+        stored = None if again else _stored(path, device)
+        if stored is not None:
+            print(f"{name}: finished {stored.finished}, --again repeats it", file=sys.stderr)
+            outcomes[name] = stored
             continue
-        found = _measured(name, folder, device, command(name), limit_s)
+        found = _run_check(name, folder, device, command(name), limit_s)
         if isinstance(found, Finished):
             path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
         outcomes[name] = found
     return outcomes
 
 
-def _known(path: Path, device: str) -> Finished | None:
-    """What `path` says of `device`; None when there is nothing, or nothing readable."""
+def _stored(path: Path, device: str) -> Finished | None:
+    """The result stored in `path` for `device`; None if it is missing or unreadable."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Finished)
     except (OSError, msgspec.MsgspecError):
@@ -111,7 +111,7 @@ def _known(path: Path, device: str) -> Finished | None:
     return found if found.device == device else None
 
 
-def _measured(
+def _run_check(
     name: str, folder: Path, device: str, command: Sequence[str], limit_s: float
 ) -> Outcome:
     output, log = folder / f"{name}.out", folder / f"{name}.log"
@@ -129,12 +129,12 @@ def _measured(
             while process.poll() is None and time.monotonic() - started < limit_s:
                 progress.tick()
                 time.sleep(POLL_S)
-            late = process.poll() is None
+            timed_out = process.poll() is None
         finally:
-            _end(process)
+            _kill(process)
     seconds = time.monotonic() - started
-    progress.done(f"{name}: {'out of time' if late else f'status {process.returncode}'}")
-    if late:
+    progress.done(f"{name}: {'timed out' if timed_out else f'status {process.returncode}'}")
+    if timed_out:
         return f"not finished after {seconds:.0f} s, see {log}"
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
@@ -147,8 +147,8 @@ def _measured(
     return Finished(name, device, finished, seconds, result)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it has started, if it has not ended."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its children if it is still running."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

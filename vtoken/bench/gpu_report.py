@@ -1,6 +1,6 @@
-"""What the checks of docs/gpu.md found: tables, and one claim for each expectation stated there.
+"""Results of the checks of docs/gpu.md: tables, and one claim per expectation stated there.
 
-Knows the JSON that `vtoken.vllm.cuda.checks` prints, and no device.
+The input is the JSON that `vtoken.vllm.cuda.checks` prints; no device is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Cell = str | int | float | None
 
 
 class Finished(msgspec.Struct):
-    """One check's own result, on which device, and when it ended."""
+    """The result of one check, its device and its end time."""
 
     check: str
     device: str
@@ -32,12 +32,12 @@ class Finished(msgspec.Struct):
     result: dict[str, Any]
 
 
-Outcome = Finished | str  # why there is no result
+Outcome = Finished | str  # a str: why there is no result
 
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """What pytest says of `make test-gpu`; `failed` names those with a failure or an error."""
+    """Result of `make test-gpu`; `failed`: names of tests with a failure or an error."""
 
     count: int
     skipped: int
@@ -47,7 +47,7 @@ class Tests:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To one question of docs/gpu.md; `met` is None where nothing is expected, or known."""
+    """Answer to one question of docs/gpu.md; `met`: None if nothing is expected or measured."""
 
     check: str
     question: str
@@ -62,7 +62,7 @@ class Answer:
 
 
 def read_tests(path: Path) -> Tests | None:
-    """The tests in a JUnit file; None when there is none."""
+    """Read a JUnit file; None if it is missing or unreadable."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError):
@@ -80,14 +80,14 @@ def read_tests(path: Path) -> Tests | None:
 
 
 def versions(outcomes: dict[str, Outcome]) -> dict[str, str]:
-    """Of what the checks ran on, for the line that says how a result was measured."""
+    """CUDA and Triton versions of the checks, for the setup line of the result."""
     found = [o.result["facts"] for o in outcomes.values() if isinstance(o, Finished)]
     names = ("cuda", "triton")
     return {name: str(facts[name]) for facts in found[:1] for name in names if facts.get(name)}
 
 
 def fill(result: Result, outcomes: dict[str, Outcome], tests: Tests | None) -> None:
-    """Tables, claims and the raw figures into `result`."""
+    """Add tables, claims and raw data to `result`."""
     overview = Table(
         "The checks",
         ["check", "found", "expected", "", "measured"],
@@ -130,15 +130,15 @@ def _tests_row(tests: Tests | None) -> list[Cell]:
 
 
 def _claim(row: str, what: str, values: Sequence[float], unit: str, goal: str) -> Claim:
-    """The median of `values`, which are of so many cases, between the smallest and the largest."""
+    """A claim with the median and the range of `values`, one value per case."""
     middle = statistics.median(values)
     return Claim(
         row, what, SHAPE, middle, min(values), max(values), unit, len(values), "", goal=goal
     )
 
 
-def _of(values: Iterable[float | None]) -> list[float]:
-    """Those that were measured: without a device there are no times."""
+def _present(values: Iterable[float | None]) -> list[float]:
+    """Leave out missing values: without a device there are no times."""
     return [value for value in values if value is not None]
 
 
@@ -152,7 +152,7 @@ def _pages(result: dict[str, Any]) -> list[Answer]:
     answers = []
     for kernel in dict.fromkeys(row["kernel"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["kernel"] == kernel]
-        ratios = _of(row["ratio_to_block_size"][way] for row in rows for way in WAYS)
+        ratios = _present(row["ratio_to_block_size"][way] for row in rows for way in WAYS)
         question, goal = f"time at page size 1 against 16, {kernel}", f"at most {PAGE_LIMIT:.2f}"
         claim = _claim("GPU check 1", question, ratios, "x", goal) if ratios else None
         met = max(ratios) <= PAGE_LIMIT if ratios else None
@@ -171,7 +171,7 @@ def _pages(result: dict[str, Any]) -> list[Answer]:
 
 def _copies(result: dict[str, Any]) -> list[Answer]:
     rows = [row for row in result["rows"] if row["tokens"] >= COPY_TOKENS]
-    shares = [100 * share for share in _of(row["triton"]["share"] for row in rows)]
+    shares = [100 * share for share in _present(row["triton"]["share"] for row in rows)]
     question = f"relocation over {result['layers']} layers, share of a large device copy"
     goal = f"at least {COPY_SHARE:.0%} from {COPY_TOKENS:,} tokens on"
     exact = all(row["triton_exact"] for row in result["rows"])
@@ -209,7 +209,7 @@ def _overlap(result: dict[str, Any]) -> list[Answer]:
 def _probe(result: dict[str, Any]) -> list[Answer]:
     answers = []
     for kernel in _probed_against(result):
-        ratios = _of(row.get(f"ratio, {kernel}") for row in result["rows"])
+        ratios = _present(row.get(f"ratio, {kernel}") for row in result["rows"])
         question = f"time of the score probe against attention, {kernel}"
         claim = _claim("GPU check 5", question, ratios, "x", "") if ratios else None
         answers.append(Answer("5", question, _ratios(ratios), "", None, claim))

@@ -1,8 +1,8 @@
 """How the core's cost grows with requests, context, pool and block size.
 
-Bytes are those of the real objects in both processes, counted when half of all tokens are dead:
-tables and pool in the scheduler's, mirrors in the worker's. vLLM's own books do not count, and
-neither do the signals that a worker keeps for a policy.
+Bytes are sizes of real objects, measured when half of all tokens are dead: tables and pool in the
+scheduler's process, mirrors in the worker's. They exclude vLLM's own bookkeeping and the signals
+that a worker keeps for a policy.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MEASURED: dict[str, Callable[..., Measure]] = {
     f"{PERIOD} evictions every {PERIOD} steps, mean": partial(in_rounds, "streaming_llm"),
 }
 Timings = dict[str, list[list[float]]]  # by situation: µs of `PARTS` of every step
-GOAL_BYTES = 16  # a token, both processes; the paper's bound
+GOAL_BYTES = 16  # per token, both processes; the paper's bound
 ROUNDS, MOST_REPEATED_TOKENS = 3, 64 * 16_384  # larger sizes are measured once, to save time
-GPU_REQUESTS, GPU_TOKENS = 256, 131_072  # the size that the calculation is about
+GPU_REQUESTS, GPU_TOKENS = 256, 131_072  # the size of the calculated table
 GPU_STEPS_MS = (10, 30)
 
 
@@ -49,7 +49,7 @@ class Size:
     requests: int
     tokens: int
     block_size: int = BLOCK_SIZE
-    pool: int = 1  # all blocks, as a multiple of those that the requests need
+    pool: int = 1  # the pool's blocks, as a multiple of those that the requests need
 
     @property
     def total(self) -> int:
@@ -84,12 +84,12 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One size. `us`: by situation. `skipped`: why nothing is here."""
+    """Measurements of one size. `us`: by situation. `skipped`: why there are none."""
 
     size: Size
     us: dict[str, Steps]
-    table_bytes: float = 0.0  # a token, in the scheduler's process
-    mirror_bytes: float = 0.0  # a token, in the worker's
+    table_bytes: float = 0.0  # per token, in the scheduler's process
+    mirror_bytes: float = 0.0  # per token, in the worker's
     skipped: str = ""
 
 
@@ -101,11 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--block-sizes", default=[16, 32, 64, 128], help="at --base")
     parser.add_argument(
         "--base", type=int, nargs=2, default=[64, 16_384], metavar=("REQUESTS", "TOKENS"),
-        help="the size through which the curves go",
+        help="the size that all curves share",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=160, help="timed steps a situation")
     parser.add_argument(
-        "--memory-gb", type=float, default=4.0, help="sizes that would take more are left out"
+        "--memory-gb", type=float, default=4.0, help="skip sizes that would need more"
     )
 
 
@@ -136,10 +136,10 @@ def run(args: argparse.Namespace) -> int:
 def _measure_all(
     sizes: Iterable[Size], num_steps: int, num_rounds: int, limit: float
 ) -> list[Cell]:
-    """Every size, smallest first, as long as it takes fewer than `limit` bytes.
+    """Measure every size that needs fewer than `limit` bytes.
 
-    Small sizes are measured in every round, seconds apart: what else runs on the machine slows it
-    down for a second or two.
+    Small sizes are measured in every round, seconds apart, because other load slows the machine
+    down for a second or two at a time.
     """
     cells: list[Cell] = []
     timings: dict[Size, Timings] = {}
@@ -148,10 +148,10 @@ def _measure_all(
         for size in sorted(ascending, key=lambda size: (size.total, size)):
             if size.total <= MOST_REPEATED_TOKENS:
                 _time(size, num_steps, timings)
-    first, a_slot = _most_memory(), 0.0
+    baseline, slot_bytes = _peak_rss_bytes(), 0.0
     for size in ascending:
-        if size.slots * a_slot > limit:
-            why = f"about {size.slots * a_slot / 1e9:.1f} GB"
+        if size.slots * slot_bytes > limit:
+            why = f"about {size.slots * slot_bytes / 1e9:.1f} GB"
             cells.append(Cell(size, {}, skipped=why))
             continue
         _time(size, num_steps, timings)
@@ -159,19 +159,19 @@ def _measure_all(
         us = {name: Steps.of(found) for name, found in timings[size].items()}
         cell = Cell(size, us, *bytes_a_token(size))
         cells.append(cell)
-        # Sizes ascend, so this one took the most so far: at least twice what it keeps.
+        # Sizes ascend, so this one set the peak. Assume at least twice the bytes that it keeps.
         kept = 2 * (cell.table_bytes + cell.mirror_bytes) / size.pool
-        a_slot = max(kept, (_most_memory() - first) / size.slots)
+        slot_bytes = max(kept, (_peak_rss_bytes() - baseline) / size.slots)
     return sorted(cells, key=lambda cell: cell.size)
 
 
-def _most_memory() -> int:
-    """The most bytes that this process has held so far."""
+def _peak_rss_bytes() -> int:
+    """Peak resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _time(size: Size, num_steps: int, timings: dict[Size, Timings]) -> None:
-    """Time every situation at `size` on an engine of its own; adds to `timings`."""
+    """Time every situation at `size`, each on a new engine, and add to `timings`."""
     found = timings.setdefault(size, {})
     for name, situation in MEASURED.items():
         gc.collect()
@@ -186,11 +186,11 @@ def bytes_a_token(size: Size) -> tuple[float, float]:
     )
     evict_half(engine, size.tokens)
     engine.steps(2)
-    tables, mirrors = engine.calls.kept()
-    theirs = [engine.store]
+    tables, mirrors = engine.calls.token_state()
+    shared = [engine.store]
     return (
-        deep_bytes([tables], of_others=theirs) / size.total,
-        deep_bytes([mirrors], of_others=[*theirs, engine.runtime]) / size.total,
+        deep_bytes([tables], excluded=shared) / size.total,
+        deep_bytes([mirrors], excluded=[*shared, engine.runtime]) / size.total,
     )
 
 
@@ -229,7 +229,7 @@ def _table(cells: list[Cell]) -> Table:
 
 
 def _calculated(cells: list[Cell]) -> list[Table]:
-    """What the measured cell means beside a GPU's step; nothing where it is missing."""
+    """Calculate the share of a GPU's step from the measured cell; no table if it is missing."""
     wanted = Size(GPU_REQUESTS, GPU_TOKENS)
     cell = next((c for c in cells if c.size == wanted and not c.skipped), None)
     if cell is None:
@@ -278,7 +278,7 @@ def _charts(cells: list[Cell], base: Size) -> list[Chart]:
     }
     us_panels, byte_panels = [], []
     for name, (title, label) in axes.items():
-        found = [c for c in cells if not c.skipped and _only(c.size, base, name)]
+        found = [c for c in cells if not c.skipped and _on_axis(c.size, base, name)]
         found.sort(key=lambda cell: cell.size)
         x = [float(getattr(cell.size, name)) for cell in found]
         us = Panel(title, label, "µs a step", x_scale="log", y_scale="log")
@@ -314,7 +314,7 @@ def _charts(cells: list[Cell], base: Size) -> list[Chart]:
     ]
 
 
-def _only(size: Size, base: Size, name: str) -> bool:
-    """Whether `size` differs from `base` in nothing but the field `name`."""
+def _on_axis(size: Size, base: Size, name: str) -> bool:
+    """Whether `size` differs from `base` in no field but `name`."""
     fields = ("requests", "tokens", "pool", "block_size")
     return all(getattr(size, f) == getattr(base, f) for f in fields if f != name)

@@ -1,10 +1,9 @@
-"""What every benchmark leaves: tables for people, JSON for programs, Markdown for docs/.
+"""Results of benchmarks: tables in the terminal, JSON files, Markdown and SVGs in docs/.
 
-Knows no benchmark. A run writes one JSON file `.bench/NAME.json`. `publish` copies it to
-`docs/results/NAME.json`, which is committed, and makes everything else from that copy: the SVGs
-beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. The prose
-around the markers is written by hand and never touched. A benchmark with several sections calls
-its files `BENCH-PART.json`.
+A run writes one JSON file `.bench/NAME.json`. `publish` copies it to `docs/results/NAME.json`,
+which is committed, and makes everything else from that copy: the SVGs beside it, and the section of
+a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. Text outside the markers is written by
+hand and not changed. A benchmark with several sections names its files `BENCH-PART.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vtoken.bench.charts import Chart, digest, draw, file_names
 
 FOLDER = Path(".bench")
 PAGES = tuple(Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu"))
-# Of the paper, in its order; what the paper does not have comes first.
+# Order of the claims: rows that the paper lacks, then the paper's rows in its order.
 ROWS = (
     "Goodput",
     "Loss",
@@ -61,9 +60,9 @@ class Table:
 
 @dataclass
 class Claim:
-    """One figure that the evaluation stands for, with its spread over the repeats.
+    """One number that the evaluation claims, with its range over the repeats.
 
-    `row` of the paper, as docs/results.md lists them; `paper`: what the paper says there.
+    `row`: figure, table or section of the paper, as in docs/results.md. `paper`: its value there.
     """
 
     row: str
@@ -80,7 +79,7 @@ class Claim:
 
 @dataclass
 class Result:
-    """One run of one benchmark. `setup` says what was run, `raw` holds every figure."""
+    """One run of one benchmark. `setup`: what was run; `raw`: all measurements."""
 
     bench: str
     command: str
@@ -92,11 +91,11 @@ class Result:
     seconds: float = 0.0
     charts: list[Chart] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
-    commit: str = ""  # of the code that was measured; "+" behind it: with changes on top
+    commit: str = ""  # of the measured code; a "+" at the end: with uncommitted changes
 
 
 def new_result(bench: str, command: str, setup: dict[str, Any]) -> Result:
-    """An empty result that knows the machine, the versions and the commit."""
+    """An empty result with the machine, the versions and the commit."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     commit = commit_of(Path(__file__).parents[1])
     return Result(bench, command, setup, [], machine=_machine(), started=started, commit=commit)
@@ -110,7 +109,7 @@ def read(path: Path) -> Result:
 def commit_of(package: Path) -> str:
     """Short commit of the checkout that tracks `package`; "" if none does.
 
-    "+" behind it: tracked files of the package differ from that commit.
+    A "+" at the end: tracked files of the package differ from that commit.
     """
 
     def git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -182,9 +181,9 @@ def as_text(result: Result) -> str:
 
 
 def as_markdown(result: Result, images: Sequence[str] = ()) -> str:
-    """The same tables in Markdown, under one line that says what was run, on what and when.
+    """The tables in Markdown, below one line with command, commit, time, machine and setup.
 
-    `images`: Markdown that stands between that line and the tables.
+    `images`: Markdown between that line and the tables.
     """
     commit = f" at {result.commit}" if result.commit else ""
     versions = ", ".join(f"{name} {v}" for name, v in result.machine["versions"].items())
@@ -205,9 +204,9 @@ def as_markdown(result: Result, images: Sequence[str] = ()) -> str:
 
 
 def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
-    """`text` with the sections replaced whose results are in `folder`; their names; the others.
+    """Replace the sections of `text` whose results are in `folder`; list filled and missing ones.
 
-    `folder` stands beside the page, and holds the SVGs too.
+    `folder` is beside the page and holds the SVGs too.
     """
     filled: list[str] = []
     missing: list[str] = []
@@ -232,7 +231,7 @@ def _results(folder: Path) -> list[Result]:
 
 
 def claims_table(results: Iterable[Result]) -> str:
-    """Every claim of the results beside what the paper says, in the paper's order, in Markdown."""
+    """A Markdown table of all claims beside the paper's values, in the paper's order."""
     lines = [
         "| paper | what | model | paper says | ours [least .. most] | runs | goal | command |",
         "|---|---|---|---:|---:|---:|---:|---|",
@@ -254,17 +253,17 @@ def _order(row: str) -> int:
 def publish(page: Path, runs: Path) -> list[str]:
     """Copy the runs of `page` to the folder beside it, draw their charts, fill in its sections.
 
-    Returns one line for each thing that was not done. Raises ImportError if there is a chart to
-    draw and no matplotlib; the page is filled in by then.
+    Returns one line for each run or section that was skipped. Raises ImportError if a chart needs
+    matplotlib and it is missing; the page is filled in by then.
     """
-    kept, said = page.parent / KEPT, []
+    kept, skipped = page.parent / KEPT, []
     for match in SECTION.finditer(page.read_text()):
         name = match[2]
         run, copy = runs / f"{name}.json", kept / f"{name}.json"
         if not run.exists():
             continue
         if copy.exists() and read(copy).started > read(run).started:
-            said.append(f"{name}: {run} is older than {copy}, which stays")
+            skipped.append(f"{name}: not copied, {run} is older than {copy}")
             continue
         kept.mkdir(exist_ok=True)
         shutil.copyfile(run, copy)
@@ -273,4 +272,4 @@ def publish(page: Path, runs: Path) -> list[str]:
     for name in filled:
         for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
             draw(chart, kept / file, source=digest(chart))
-    return said + [f"{name}: no {kept}/{name}.json, section left as it was" for name in missing]
+    return skipped + [f"{name}: no {kept}/{name}.json, section unchanged" for name in missing]

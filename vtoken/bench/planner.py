@@ -1,11 +1,10 @@
-"""What the core costs a step, alone: no vLLM, no model, no worker.
+"""Cost of the core per step, alone: no vLLM, no model, no worker.
 
-Drives a `Runtime` as an engine would, requests that decode one token each, and times its calls:
-`begin_step`, `required_extent` for every request, `commit_step`, `finish_step`. Allocation itself
-is the engine's and is not timed. Every round of a scenario of plans starts from a fresh pool.
+The bench drives a `Runtime` as an engine does, with requests that decode one token each, and times
+`begin_step`, `required_extent` for every request, `commit_step` and `finish_step`. Block allocation
+is the engine's work and is not timed. Every round of a planning scenario starts from a new pool.
 
-Blocks to pack holes into are not borrowed, except where a situation says so: only the CPU's worker
-asks for them.
+No blocks are borrowed for packing unless the scenario says so: only the CPU worker needs them.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.bench.decoding import BLOCK_SIZE, SLACK_TOKENS, USUAL, Blocks, Decoding
+from vtoken.bench.decoding import BLOCK_SIZE, DEFAULT_BLOCKS, SLACK_TOKENS, Blocks, Decoding
 from vtoken.bench.output import Table, finish, new_result
 
 PAUSED = {"reclamation": "paused"}
 EAGER = {"reclamation": "auto", "theta_f": 0.0}
-PERIOD = 32  # steps, and tokens, of a round of evictions
+PERIOD = 32  # steps between evictions of a request, and tokens per eviction
 WARM_STEPS = 8
 Measure = Callable[[int, int, int], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """µs a step. `before`: of 21 November 2026, before tables were columns; blocks were borrowed
-    for packing then. None: not measured.
+    """Goal in µs per step.
+
+    `before`: of 21 November 2026, before tables were columns, with blocks borrowed for packing.
     """
 
     requests: int
@@ -43,7 +43,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A named situation; `measure` gives the timings of its steps, or means over a period."""
+    """A named situation; `measure` returns timings of its steps, or means over a period."""
 
     name: str
     measure: Measure
@@ -59,9 +59,9 @@ def quiet(
     fragment: bool,
     dense: bool = False,
     lends_blocks: bool = False,
-    blocks: Blocks = USUAL,
+    blocks: Blocks = DEFAULT_BLOCKS,
 ) -> Measure:
-    """Steps in which nothing is due: tables are positional, or half-evicted, or packed again."""
+    """Steps with nothing due: tables are positional, half-evicted (`fragment`) or `dense` again."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         engine = Decoding(num_requests, num_tokens, patch, lends_blocks=lends_blocks, blocks=blocks)
@@ -77,9 +77,9 @@ def quiet(
 
 
 def evict_half(engine: Decoding, num_tokens: int, num_steps: int = 1) -> None:
-    """Every request loses a random half of its tokens; afterwards nothing is due.
+    """Evict a random half of each request's tokens; afterwards nothing is due.
 
-    `num_steps`: in each of them, one share of the requests.
+    The requests are spread over `num_steps` steps.
     """
     policy = {"name": "random", "params": {"seed": 1}}
     engine.configure({"policy": policy, "budget_tokens": num_tokens // 2, "interval_tokens": 0})
@@ -89,7 +89,7 @@ def evict_half(engine: Decoding, num_tokens: int, num_steps: int = 1) -> None:
 
 
 def every_step(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-    """One eviction and one recycled slot a request in every step."""
+    """Every step evicts one token and recycles one slot per request."""
     engine = Decoding(num_requests, num_tokens, PAUSED, lends_blocks=False)
     evict_half(engine, num_tokens)
     engine.configure({"interval_tokens": 0, "policy": {"name": "streaming_llm"}})
@@ -97,8 +97,8 @@ def every_step(num_requests: int, num_tokens: int, count: int) -> list[list[floa
     return engine.steps(min(count, SLACK_TOKENS - 32))
 
 
-def in_rounds(policy: str, *, blocks: Blocks = USUAL) -> Measure:
-    """32 tokens of each request every 32 steps, requests spread over the steps: means a period."""
+def in_rounds(policy: str, *, blocks: Blocks = DEFAULT_BLOCKS) -> Measure:
+    """Evict 32 tokens of each request every 32 steps, spread over the steps: means per period."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         engine = rounds_of_evictions(policy, num_requests, num_tokens, blocks=blocks)
@@ -107,7 +107,8 @@ def in_rounds(policy: str, *, blocks: Blocks = USUAL) -> Measure:
         us = np.array(engine.steps(periods * PERIOD))
         evicted = engine.runtime.counters.evicted_tokens - before
         if evicted != num_requests * periods * PERIOD:
-            raise RuntimeError(f"{evicted} tokens died: the figures would mean nothing")
+            due = num_requests * periods * PERIOD
+            raise RuntimeError(f"{evicted} tokens were evicted, not {due}: timings are invalid")
         means: list[list[float]] = us.reshape(periods, PERIOD, -1).mean(axis=1).tolist()
         return means
 
@@ -120,11 +121,11 @@ def rounds_of_evictions(
     num_tokens: int,
     *,
     mirrored: bool = False,
-    blocks: Blocks = USUAL,
+    blocks: Blocks = DEFAULT_BLOCKS,
 ) -> Decoding:
     """An engine that evicts 32 tokens of each request every 32 steps, after its first period.
 
-    Scores are given, random and the same for every request.
+    Scores are random and the same for every request.
     """
     scores = None
     if policy != "streaming_llm":
@@ -145,7 +146,7 @@ def rounds_of_evictions(
 
 
 def plan(planner: str, batch_size: int | None) -> Measure:
-    """Eager rounds of at most B sources on half-empty blocks; None: all at once."""
+    """Eager rounds with at most `batch_size` source blocks, half-empty; None: no limit."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         timings: list[list[float]] = []
@@ -166,7 +167,7 @@ def plan(planner: str, batch_size: int | None) -> Measure:
             rounds = 4 if batch_size else 1
             timings += engine.steps(rounds)
             if engine.runtime.counters.relocations == moved:
-                raise RuntimeError("a round planned nothing: the figures would mean nothing")
+                raise RuntimeError("a round planned nothing: timings are invalid")
             if batch_size is None and len(timings) >= 8:
                 break
         return timings
@@ -208,7 +209,7 @@ PARTS = ("begin", "ask", "commit", "finish")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over the steps, in µs; `total` is of whole steps, not the sum of medians."""
+    """Medians over the steps, in µs; `total` is that of entire steps, not a sum of medians."""
 
     scenario: str
     requests: int
@@ -250,7 +251,7 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--steps", type=int, default=200, help="timed steps a scenario")
+    parser.add_argument("--steps", type=int, default=200, help="timed steps per scenario")
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
 
 
@@ -286,8 +287,8 @@ def _goals(rows: list[Row]) -> Table:
     for row in rows:
         if row.goal is not None:
             met = "met" if row.total <= row.goal else "missed"
-            figures = [row.before, row.goal, row.total, row.least]
-            table.rows.append([row.scenario, row.requests, row.tokens, *figures, met])
+            times = [row.before, row.goal, row.total, row.least]
+            table.rows.append([row.scenario, row.requests, row.tokens, *times, met])
     return table
 
 

@@ -1,7 +1,6 @@
-"""`vtoken bench report`: one Markdown file with everything that the last runs left.
+"""`vtoken bench report`: one Markdown file with all results of the last runs and their setups.
 
-For whoever ran benchmarks on a machine that is gone tomorrow: the figures, and what each was
-measured on. The pages of docs/ are written by `vtoken bench results`.
+It is for benchmarks on rented machines; `vtoken bench results` writes the pages of docs/.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from vtoken.bench.output import Result, as_markdown, claims_table
 
 
 def read_results(folder: Path) -> dict[str, Result]:
-    """By file name without its end, the results in `folder`, in the order in which they began."""
+    """The results in `folder` by file stem, in order of their start."""
     found = {}
     for path in folder.glob("*.json"):
         try:
             found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Result)
         except msgspec.MsgspecError:
-            continue  # something else that a benchmark keeps there
+            continue  # another file of a benchmark
     return dict(sorted(found.items(), key=lambda pair: pair[1].started))
 
 
 def as_report(results: dict[str, Result]) -> str:
-    lines = ["# vToken: what the benchmarks found on this machine"]
+    lines = ["# vToken: benchmark results of this machine"]
     if any(result.claims for result in results.values()):
         lines += ["", claims_table(results.values())]
     for name, result in results.items():

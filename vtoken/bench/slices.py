@@ -1,12 +1,12 @@
-"""Variants compared in short slices: what is held, how slices alternate, and what they show.
+"""Compare variants in short slices of decode steps.
 
-Every variant is an engine in a process of its own that keeps its requests running. A round is one
-slice of each variant in turn, forwards and then backwards, so that a machine whose speed drifts
-slows them alike. A comparison is the median over rounds of the ratio of two slices of one round.
+Every variant is an engine in its own process that keeps its requests running. A round is one slice
+of each variant, in alternating order, so that a drift of the machine's speed affects all alike. A
+comparison is the median over rounds of the ratio of two slices of one round.
 
-Lengths are steady. A request that evicts nothing lives from `LIVE - LIFE / 2` to `LIVE + LIFE / 2`
-tokens; one that evicts keeps `LIVE` tokens of a longer context. Requests are in different phases
-of their lives, so that the tokens that all of them together read stay the same.
+The number of tokens read per step is steady. A request that evicts nothing grows from
+`LIVE_TOKENS - LIFE_STEPS / 2` to `LIVE_TOKENS + LIFE_STEPS / 2` tokens; one that evicts keeps
+`LIVE_TOKENS` of a longer context. Requests are in different phases, so that their sum is constant.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 
 from vtoken.bench.engines import Engine
 
-LIVE_TOKENS = 384  # that a request reads on average; the budget of those that evict
-EVICTED_TOKENS = 256  # that are gone after an evicting request's prompt
+LIVE_TOKENS = 384  # read by a request on average; the budget of evicting requests
+EVICTED_TOKENS = 256  # evicted by an evicting request at the end of its prompt
 LIFE_STEPS = 320
-SPARE_STEPS = 8  # a slice at most that are not measured
-CHECKED_TOKENS = 64  # of a check, that a step computes
-Figure = Literal["step_ms", "p50_ms", "cpu_ms", "instructions"]
-FIGURES: tuple[Figure, ...] = ("step_ms", "p50_ms", "cpu_ms", "instructions")
+SPARE_STEPS = 8  # most steps of a slice that are not measured
+CHECKED_TOKENS = 64  # of a canary check, computed per step
+Metric = Literal["step_ms", "p50_ms", "cpu_ms", "instructions"]
+METRICS: tuple[Metric, ...] = ("step_ms", "p50_ms", "cpu_ms", "instructions")
 Rounds = list[dict[str, dict[str, Any]]]
 
 
@@ -36,9 +36,9 @@ Rounds = list[dict[str, dict[str, Any]]]
 class Variant:
     """`config` is the initial vToken configuration, None for stock vLLM.
 
-    `lengths`: whether requests grow, or are cut down to the budget. `forced`: each request evicts
-    the oldest token that its policy may name, at the end of its prompt, and none afterwards.
-    `checked`: in every measured step the canary computes a part of a check.
+    `lengths`: whether requests grow or evict down to the budget. `forced`: each request evicts one
+    token at the end of its prompt, the oldest that its policy may name, and none afterwards.
+    `checked`: the canary computes a part of a check in every measured step.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Variant:
     console: bool = False
     checked: bool = False
 
-    def held(self, texts: Sequence[Sequence[int]], slice_steps: int) -> dict[str, Any]:
-        """What a worker holds: one request a text, spread over the phases of a life."""
+    def hold_message(self, texts: Sequence[Sequence[int]], slice_steps: int) -> dict[str, Any]:
+        """The `hold` message to a worker: one request per text, spread over phases of a life."""
         lives = max(1, LIFE_STEPS // slice_steps)
         num_new = lives * (slice_steps + SPARE_STEPS)
         before = LIVE_TOKENS - LIFE_STEPS // 2
@@ -69,22 +69,22 @@ class Variant:
 
 
 def longest_check_tokens(slice_steps: int) -> int:
-    """Of a request whose check goes on for a whole slice."""
+    """Length of a request whose check takes an entire slice."""
     return CHECKED_TOKENS * (slice_steps + SPARE_STEPS)
 
 
 def longest_tokens(slice_steps: int) -> int:
-    """Of any request that a variant holds, prompt and output."""
+    """Length of the longest request of any variant, prompt and output."""
     lives = max(1, LIFE_STEPS // slice_steps)
     return LIVE_TOKENS + EVICTED_TOKENS + LIFE_STEPS + lives * (slice_steps + SPARE_STEPS)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The ratio of one figure of two variants, over the rounds.
+    """The ratio of one metric of two variants over the rounds.
 
-    `low`, `high`: its 10th and 90th percentile. `resolved`: the effect is larger than that spread.
-    `least`, `most`: between which the median is with 95% confidence, whatever the distribution.
+    `low`, `high`: 10th and 90th percentile. `resolved`: the effect exceeds that spread. `least`,
+    `most`: the 95% confidence interval of the median for any distribution.
     """
 
     ratio: float
@@ -98,7 +98,7 @@ class Comparison:
         return abs(self.ratio - 1) > self.high - self.low
 
     def verdict(self, goal: float) -> str:
-        """Whether the median is at most `goal`, as far as these rounds can tell."""
+        """Whether the median is at most `goal`: met, missed or not decided."""
         if self.most <= goal:
             return "met"
         return "missed" if self.least > goal else "not decided"
@@ -114,9 +114,9 @@ SPREAD_NOTE = (
 )
 
 
-def compare(rounds: Rounds, variant: str, against: str, figure: Figure) -> Comparison | None:
-    """The ratio of `variant` to `against`; None where the figure was not taken."""
-    pairs = [(r[variant][figure], r[against][figure]) for r in rounds]
+def compare(rounds: Rounds, variant: str, against: str, metric: Metric) -> Comparison | None:
+    """The ratio of `variant` to `against`; None if the metric was not measured."""
+    pairs = [(r[variant][metric], r[against][metric]) for r in rounds]
     if any(one is None or other is None for one, other in pairs):
         return None
     ratios = sorted(one / other for one, other in pairs)
@@ -143,35 +143,35 @@ def _outside(count: int) -> int:
     return outside
 
 
-def figures(answer: dict[str, Any]) -> dict[str, Any]:
-    """One slice's figures a step: wall time, CPU time of the process, instructions, own code."""
-    steps = answer["steps_ms"]
-    counted = answer["instructions"]
+def step_metrics(reply: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of one slice per step: wall time, CPU time, instructions, vToken's own code."""
+    steps = reply["steps_ms"]
+    counted = reply["instructions"]
     return {
         "step_ms": statistics.fmean(steps),
         "p50_ms": statistics.median(steps),
-        "cpu_ms": answer["cpu_seconds"] * 1e3 / len(steps),
+        "cpu_ms": reply["cpu_seconds"] * 1e3 / len(steps),
         "instructions": None if counted is None else counted / len(steps),
-        "tokens_per_second": answer["tokens"] / (sum(steps) / 1e3),
-        **{f"{k}_us": v * 1e6 / len(steps) for k, v in answer["hook_seconds"].items()},
-        **{k: answer[k] / len(steps) for k in ("evicted_tokens", "moved_tokens") if k in answer},
+        "tokens_per_second": reply["tokens"] / (sum(steps) / 1e3),
+        **{f"{k}_us": v * 1e6 / len(steps) for k, v in reply["hook_seconds"].items()},
+        **{k: reply[k] / len(steps) for k in ("evicted_tokens", "moved_tokens") if k in reply},
     }
 
 
-def alternate(engines: dict[str, Engine], num_rounds: int, slice_steps: int, what: str) -> Rounds:
-    """`num_rounds` rounds of one slice of every engine; each holds its requests already."""
+def alternate(engines: dict[str, Engine], num_rounds: int, slice_steps: int, label: str) -> Rounds:
+    """Run `num_rounds` rounds of one slice of every engine; the engines hold their requests."""
     rounds: Rounds = []
     for number in range(-1, num_rounds):  # the first one warms up
         names = list(engines) if number % 2 == 0 else list(engines)[::-1]
-        found = {name: figures(engines[name].ask({"slice": slice_steps})) for name in names}
+        found = {name: step_metrics(engines[name].ask({"slice": slice_steps})) for name in names}
         if number >= 0:
             rounds.append(found)
-        print(f"{what}: round {number + 1} of {num_rounds}", file=sys.stderr, flush=True)
+        print(f"{label}: round {number + 1} of {num_rounds}", file=sys.stderr, flush=True)
     return rounds
 
 
 def medians(rounds: Rounds, variant: str) -> dict[str, Any]:
-    """The medians of a variant's figures over the rounds."""
+    """The medians of a variant's metrics over the rounds."""
     out: dict[str, Any] = {}
     for key in rounds[0][variant]:
         values = [r[variant][key] for r in rounds]

@@ -1,9 +1,8 @@
-"""What the stream costs: bytes and lost frames a client, CPU of the API server, the engine's share.
+"""Cost of the stream: bytes and lost frames per client, CPU of the API server and the engine.
 
-A real publisher in this process (70,000 blocks, 64 requests that decode and evict, a step every
-30 ms), the API server in a second, the clients in a third; nothing is computed. A goal stands
-beside every figure that has one. On a machine with few cores the three share them, and the
-server's CPU time is the figure to look at, not what a client waits for.
+The publisher runs in this process (70,000 blocks, 64 requests that decode and evict, a step every
+30 ms), the API server in a second one, the clients in a third; no model runs. On a machine with few
+cores the three compete for them: read the server's CPU time, not the clients' latency.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NUM_BLOCKS = 70_000
 NUM_REQUESTS = 64
 STEP_S = 0.03
 FPS = 10
-GOAL_FPS = 9.0  # of 10 asked for
+GOAL_FPS = 9.0  # of 10 requested
 GOAL_PERCENT = 1.0  # of the engine's thread
 
 
@@ -42,15 +41,15 @@ class Row:
     """One run; a second is one of wall time."""
 
     clients: int
-    bytes_per_second: float  # a client, mean
+    bytes_per_second: float  # per client, mean
     snapshot_bytes: int
-    frames_per_second: float  # of the client that got fewest
+    frames_per_second: float  # of the slowest client
     missed_events: int  # summed over the clients
-    gaps: int  # messages that were lost unseen, summed
+    gaps: int  # lost messages that no `dropped` message reports, summed
     server_cpu_percent: float  # of one core
     engine_share_percent: float  # of the engine thread's time, in publishing
-    frame_us: float  # the same, a frame
-    steps_per_second: float  # of 33: fewer where the machine has no time for them
+    frame_us: float  # the same, per frame
+    steps_per_second: float  # of 33; fewer if the machine is too slow
     sending_percent: float  # of one core, in ZMQ's own thread of the engine's process
 
 
@@ -92,7 +91,7 @@ class Engine:
         return self._controller.frame(figures=figures)
 
     def sending_s(self) -> float:
-        """CPU time of the process in neither the engine's thread nor the caller's."""
+        """CPU time of the process outside of the engine's and the caller's threads."""
         assert self._thread.ident is not None
         of_engine = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
         return time.process_time() - of_engine - time.thread_time()
@@ -145,7 +144,7 @@ class ApiServer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the API server has ended, see its messages above")
+            raise RuntimeError("the API server exited, see its messages above")
         return line
 
 
@@ -158,7 +157,7 @@ def _measure(engine: Engine, server: ApiServer, num_clients: int, seconds: float
     ) as clients:
         assert clients.stdout is not None
         if clients.stdout.readline() != "ready\n":
-            raise RuntimeError("the clients have ended, see their messages above")
+            raise RuntimeError("the clients exited, see their messages above")
         started, published_s, cpu_s = time.monotonic(), engine.published_s, server.cpu_s()
         sending_s, num_frames, num_steps = engine.sending_s(), engine.num_frames, engine.num_steps
         counted = msgspec.json.decode(clients.stdout.readline(), type=list[Counted])

@@ -1,6 +1,6 @@
-"""The clients of `vtoken bench stream`, in a process of their own: they receive, count and check.
+"""The clients of `vtoken bench stream`, in their own process: they receive, count and check.
 
-Knows the stream's messages. Prints one JSON document: what each client got in the time given.
+Prints "ready" when all have a snapshot, then one JSON document with the counts of each client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vtoken import wire
 
 
 class Head(msgspec.Struct):
-    """As much of a message as is looked at while it is counted."""
+    """The fields of a message that the counting needs."""
 
     type: str
     seq: int
@@ -24,10 +24,9 @@ class Head(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """One client; `state_messages` are deltas."""
+    """Counts of one client; `state_messages` are deltas."""
 
     bytes: int = 0
-    messages: int = 0
     state_messages: int = 0
     missed_events: int = 0
     gaps: int = 0
@@ -35,7 +34,7 @@ class Counted(msgspec.Struct):
 
 
 async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
-    """Connect, wait for all others, then count for `seconds`."""
+    """Connect, wait for the other clients, then count for `seconds`."""
     counted = Counted()
     async with connect(url, max_size=None, compression=None) as stream:
         while True:
@@ -54,7 +53,6 @@ async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
                 break
             head = msgspec.msgpack.decode(data, type=Head)
             counted.bytes += len(data)
-            counted.messages += 1
             counted.state_messages += head.type == wire.Delta.__struct_config__.tag
             counted.missed_events += head.n if head.type == "dropped" else 0
             counted.gaps += head.seq != last.seq + 1
@@ -63,7 +61,7 @@ async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
 
 
 async def run(url: str, num_clients: int, seconds: float) -> list[Counted]:
-    """All clients at once; "ready" is printed when the last has its snapshot."""
+    """Run all clients at once; print "ready" when the last has its snapshot."""
     ready = asyncio.Barrier(num_clients)
     return await asyncio.gather(*[listen(url, ready, seconds) for _ in range(num_clients)])
 

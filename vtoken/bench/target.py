@@ -1,7 +1,7 @@
-"""Which model on which device a benchmark measures, and the engine arguments that follow.
+"""Model and device of a benchmark, and the engine arguments that follow from them.
 
-Knows neither vLLM nor what is measured. The same flags stand on every benchmark that runs an
-engine, so that a machine with a GPU runs the same command.
+All benchmarks that run an engine share these flags, so that the same command runs on a GPU. This
+module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a number
-STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # the least that stock vLLM takes there
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
+STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # smallest that stock vLLM accepts
 DEMO, TRAINED, QWEN3, LLAMA_8B = "demo", "trained", "qwen3-random", "llama-8b"
 MODELS = (DEMO, TRAINED, QWEN3)
 NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
-# An engine starts on a GPU only if this share of its memory is free. Where the cache's size is
-# given, vLLM takes no more than it needs, and several engines share the device.
-MEMORY_OF_THE_DEVICE, MEMORY_OF_ONE_OF_SEVERAL = 0.9, 0.05
+# An engine starts on a GPU only if this share of its memory is free. With a given cache size vLLM
+# takes no more than it needs, and several engines share the device.
+GPU_MEMORY_UTILIZATION, SHARED_GPU_MEMORY_UTILIZATION = 0.9, 0.05
 HOPPER = 9  # compute capability
 
 
 class TargetError(ValueError):
-    """What was asked for cannot run here; the message names the fix."""
+    """The requested target cannot run here; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`graphs`: CUDA graphs, as users serve. `cache_bytes`, `max_model_len`: instead of what a
-    benchmark works out; None: what it works out. `threads` of a forward on CPU; None: vLLM's.
-    `attention`: the backend, the same for stock vLLM; None: vLLM's choice.
+    """Device, dtype and engine options of a benchmark; None: its own or vLLM's default.
+
+    `graphs`: CUDA graphs. `threads`: per forward on CPU. `attention`: the backend, the same for
+    stock vLLM.
     """
 
     device: Device = "cpu"
@@ -55,13 +56,13 @@ class Target:
         return DTYPES[self.dtype]
 
     def settings(self) -> dict[str, Any]:
-        """How vToken is started here, for `vtoken.vllm.engine_args`."""
+        """Arguments of `vtoken.vllm.engine_args` for this device."""
         return {"experimental_cuda": True} if self.device == "cuda" else {}
 
     def num_blocks(self, model: Path, num_tokens: int, *, block_size: int) -> int:
-        """Usable blocks of a cache in which `num_tokens` in whole blocks fit, or of `cache_bytes`.
+        """Usable blocks of a cache that holds `num_tokens` in full blocks, or of `cache_bytes`.
 
-        There is a seventh more: the gates of the default settings open when an eighth is free.
+        A seventh is added, because the default gates open when an eighth of the pool is free.
         """
         if self.cache_bytes is None:
             return -(-num_tokens * 8 // (7 * block_size))
@@ -77,7 +78,7 @@ class Target:
         num_blocks: int | None = None,
         **others: Any,
     ) -> dict[str, Any]:
-        """Of vLLM's `EngineArgs`. `num_blocks` usable ones, one more is vLLM's null block."""
+        """Arguments of vLLM's `EngineArgs`. `num_blocks`: without vLLM's null block."""
         shape = ModelShape.of(model)
         longest = self.max_model_len or max_model_len
         args: dict[str, Any] = {
@@ -102,12 +103,12 @@ class Target:
         args |= others
         if self.device == "cuda":
             sized = "kv_cache_memory_bytes" in args
-            share = MEMORY_OF_ONE_OF_SEVERAL if sized else MEMORY_OF_THE_DEVICE
+            share = SHARED_GPU_MEMORY_UTILIZATION if sized else GPU_MEMORY_UTILIZATION
             args.setdefault("gpu_memory_utilization", share)
         return args
 
     def described(self) -> dict[str, Any]:
-        """For the line that says how a result was measured."""
+        """Entries of a result's setup line."""
         found = {
             "device": self.device,
             "dtype": self.dtype,
@@ -133,7 +134,7 @@ def as_flags(engine_args: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a token's K and V take, from the model's `config.json`."""
+    """Sizes that give the bytes of a token's K and V, from the model's `config.json`."""
 
     num_layers: int
     num_kv_heads: int
@@ -141,7 +142,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, folder: Path) -> ModelShape:
-        """Raises TargetError when there is no `config.json`."""
+        """Raises TargetError if there is no `config.json`."""
         try:
             config = json.loads((folder / "config.json").read_text())
         except FileNotFoundError:
@@ -155,33 +156,35 @@ class ModelShape:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a target; `target` reads them."""
+    """Add the flags that `target` reads."""
     group = parser.add_argument_group("where it runs")
     group.add_argument("--device", choices=("cpu", "cuda"), help="(default: what torch finds)")
     group.add_argument("--dtype", choices=DTYPES, help="(default: float32 on cpu, else bfloat16)")
     group.add_argument("--max-model-len", type=int, help="(default: what the workload needs)")
-    group.add_argument("--cache-bytes", type=int, help="KV cache (default: what is compared)")
+    group.add_argument("--cache-bytes", type=int, help="KV cache (default: what the bench needs)")
     group.add_argument("--graphs", action="store_true", default=None, help="CUDA graphs on")
-    group.add_argument("--no-graphs", action="store_false", dest="graphs", help="off (CPU: always)")
+    group.add_argument(
+        "--no-graphs", action="store_false", dest="graphs", help="off (on CPU: always)"
+    )
     group.add_argument(
         "--threads",
         type=int,
-        help="of a forward on CPU (default: vLLM's choice). Where others use the machine too, 1 is"
-        " right: threads spin while they wait for each other, and CPU time counts that",
+        help="per forward on CPU (default: vLLM's choice). Use 1 on a shared machine: threads spin"
+        " while they wait for each other, and CPU time counts that",
     )
-    group.add_argument("--dummy-weights", action="store_true", help="a model's shape alone counts")
+    group.add_argument("--dummy-weights", action="store_true", help="use a model's shape alone")
     group.add_argument(
-        "--attention-backend", help="(default: on cuda the one that reads page size 1, else vLLM's)"
+        "--attention-backend", help="(default: on cuda one that reads page size 1, else vLLM's)"
     )
 
 
 def make_target(name: str, args: argparse.Namespace) -> str:
-    """`make NAME` as a result's command says it, with the threads that were given."""
+    """`make NAME` as the command of a result, with the given threads."""
     return f"make {name} THREADS={args.threads}" if args.threads else f"make {name}"
 
 
 def target(args: argparse.Namespace) -> Target:
-    """Raises TargetError when the device is not there, or cannot do what is asked for."""
+    """The target of parsed flags. Raises TargetError if this machine cannot run it."""
     device: Device = args.device or found_device()
     if device == "cuda" and found_device() != "cuda":
         raise TargetError("--device cuda: torch finds no CUDA device here")
@@ -204,7 +207,7 @@ def target(args: argparse.Namespace) -> Target:
 
 
 def paged_attention(capability: int, dtype: str) -> str:
-    """The backend that reads page size 1: FlashAttention 3 is built for Hopper, not in float32."""
+    """The backend that reads page size 1: FlashAttention 3 on Hopper (not float32), else Triton."""
     hopper = capability == HOPPER and dtype != "float32"
     return "FLASH_ATTN" if hopper else "TRITON_ATTN"
 
@@ -216,7 +219,7 @@ def found_device() -> Device:
 
 
 def device_name() -> str:
-    """Of the CUDA device, which is there."""
+    """Name of the CUDA device; there must be one."""
     import torch
 
     return str(torch.cuda.get_device_name())
@@ -231,9 +234,9 @@ def _capability() -> int:
 def model_folder(name: str | None) -> Path:
     """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
-    The demo model, "qwen3-random" and the shape of "llama-8b" are made now if need be; the trained
-    model is fetched. Raises TrainedModelError, and TargetError when a folder holds no model, or
-    another.
+    The demo model, "qwen3-random" and the shape of "llama-8b" are built if missing; the trained
+    model is downloaded. Raises TrainedModelError, and TargetError if a folder holds no model or a
+    different one.
     """
     try:
         if name in (None, DEMO):

@@ -1,9 +1,9 @@
-"""What telemetry costs the engine's thread: nobody listening, and one subscriber at the full rate.
+"""Cost of telemetry on the engine's thread: without subscribers, and with one at the full rate.
 
-The real publisher and reporter over a real socket, on a pool of 70,000 blocks whose requests have
-evicted half of their tokens; nothing is computed. Frames are made 20 times a second at most, one in
-ten with figures, and less often where they would take more than `MAX_SHARE` of the time: the
-last columns are what follows.
+The real publisher and reporter send over a real socket, for a pool of 70,000 blocks whose requests
+have evicted half of their tokens; no model runs. The publisher makes at most 20 frames a second,
+one in ten with metrics, and fewer where they would take more than `MAX_SHARE` of the time. The last
+columns are calculated from that.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Row:
     requests: int
     silent_us: float
     map_us: float
-    figures_us: float  # map and figures
+    figures_us: float  # block map and metrics
     map_bytes: int
     figures_bytes: int
 
     @property
     def frame_us(self) -> float:
-        """Of one in `FIGURES_EVERY` with figures, the rest without."""
+        """Mean over frames, one in `FIGURES_EVERY` of them with metrics."""
         return self.map_us + (self.figures_us - self.map_us) / FIGURES_EVERY
 
     @property
@@ -75,7 +75,7 @@ def _measure(num_requests: int, count: int) -> Row:
         with zmq.Context.instance().socket(zmq.SUB) as subscriber:
             subscriber.subscribe(TOPIC_STATE)
             subscriber.connect(publisher.endpoint)
-            while not _drain(subscriber):  # the subscription travels
+            while not _drain(subscriber):  # until the subscription has arrived
                 publish_figures()
 
             def measure(publish: Callable[[], None]) -> tuple[float, int]:
@@ -96,7 +96,7 @@ def _measure(num_requests: int, count: int) -> Row:
 
 
 def _drain(subscriber: zmq.Socket[bytes]) -> int:
-    """Receive what has arrived; the bytes of the last message."""
+    """Receive all pending messages; return the bytes of the last one."""
     size = 0
     while subscriber.poll(20 if not size else 0):
         size = sum(map(len, subscriber.recv_multipart()))

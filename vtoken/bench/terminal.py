@@ -1,7 +1,6 @@
-"""A program in a terminal of its own: what it writes, when, and what it costs.
+"""Run a program in its own pty, and record its output, with times, and its cost.
 
-Knows no console. A real pty, read by a thread that stamps every chunk; Linux only for the figures
-from /proc.
+A thread reads the pty and timestamps every chunk. CPU time and memory come from /proc (Linux).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pathlib import Path
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|\][^\x07]*\x07|[PX^_].*?\x1b\\|.)", re.DOTALL)
 _TICKS = os.sysconf("SC_CLK_TCK")
+REACTION_S = 5.0  # longest wait for any output
 
 
 class Terminal:
@@ -32,7 +32,7 @@ class Terminal:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._chunks: list[tuple[float, bytes]] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             argv,
@@ -49,61 +49,61 @@ class Terminal:
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             while data := os.read(self._master, 1 << 16):
-                with self._news:
+                with self._changed:
                     self._chunks.append((time.monotonic(), data))
-                    self._news.notify_all()
+                    self._changed.notify_all()
 
-    # ------------------------------------------------------------ what it wrote
+    # ------------------------------------------------------------ output
 
     @property
     def num_bytes(self) -> int:
-        with self._news:
+        with self._changed:
             return sum(len(data) for _, data in self._chunks)
 
     def mark(self) -> int:
-        """A place in the output, for `wait_for`."""
-        with self._news:
+        """The current position in the output, for `wait_for`."""
+        with self._changed:
             return len(self._chunks)
 
     def text(self, since: int = 0, until: int | None = None) -> str:
-        """What it wrote between two marks, without escape sequences."""
-        with self._news:
+        """Output between two marks, without escape sequences."""
+        with self._changed:
             raw = b"".join(data for _, data in self._chunks[since:until])
         return _ESCAPES.sub("", raw.decode("utf-8", "replace"))
 
     def wait_for(self, wanted: str, since: int = 0, limit_s: float = 30.0) -> float:
-        """The monotonic time at which `wanted` had been written; raises TimeoutError."""
+        """Wait for `wanted`; return the monotonic time of its chunk. Raises TimeoutError."""
         deadline = time.monotonic() + limit_s
         while True:
             ended = self.process.poll() is not None
             if ended:
-                self._reader.join(1)  # all that it wrote has been read
-            with self._news:
+                self._reader.join(1)  # read the rest of the output
+            with self._changed:
                 count = len(self._chunks)
             if wanted in self.text(since, count):
-                with self._news:
+                with self._changed:
                     return self._chunks[count - 1][0]
-            with self._news:
+            with self._changed:
                 if len(self._chunks) == count:
-                    self._news.wait(0.2)
+                    self._changed.wait(0.2)
             if ended or time.monotonic() > deadline:
                 tail = self.text(since)[-300:]
                 raise TimeoutError(f"{wanted!r} was not written in {limit_s:g} s; last: {tail!r}")
 
-    def wait_for_any(self, since: int, limit_s: float = 5.0) -> float:
-        """The monotonic time of the first chunk after a mark."""
-        with self._news:
-            if not self._news.wait_for(lambda: len(self._chunks) > since, limit_s):
-                raise TimeoutError(f"nothing was written in {limit_s:g} s")
+    def wait_for_any(self, since: int) -> float:
+        """Wait for the first chunk after a mark; return its monotonic time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._chunks) > since, REACTION_S):
+                raise TimeoutError(f"nothing was written in {REACTION_S:g} s")
             return self._chunks[since][0]
 
     def type(self, keys: bytes) -> float:
-        """Sends `keys`; the monotonic time just before [s]."""
+        """Send `keys`; return the monotonic time just before [s]."""
         now = time.monotonic()
         os.write(self._master, keys)
         return now
 
-    # ------------------------------------------------------------ what it cost
+    # ------------------------------------------------------------ cost
 
     def cpu_s(self) -> float:
         """CPU time so far, user and system [s]."""
@@ -111,7 +111,7 @@ class Terminal:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def rss_bytes(self) -> int:
-        """Memory in RAM now."""
+        """Resident memory now."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         return int(found[1]) * 1024 if found else 0

@@ -1,6 +1,6 @@
-"""Prompts for a model: real English for one that was trained, random bytes for the demo model.
+"""Prompts: English for a trained model, random bytes for the demo model.
 
-The English is reference prose that comes with Python (`pydoc_data.topics`, 700 KB): nothing is
+The English is the reference that comes with Python (`pydoc_data.topics`, 700 KB); nothing is
 downloaded.
 """
 
@@ -20,7 +20,7 @@ def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
         return [prompt(rng, num_tokens) for _ in range(count)]
     ids = token_ids(model)
     if num_tokens > len(ids):
-        raise ValueError(f"a prompt of {num_tokens} tokens, the text has {len(ids)}")
+        raise ValueError(f"a prompt of {num_tokens} tokens is too long, the text has {len(ids)}")
     stride = (len(ids) - num_tokens) // max(1, count - 1)
     return [ids[i * stride : i * stride + num_tokens] for i in range(count)]
 
@@ -28,7 +28,7 @@ def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
 def passages(model: Path, count: int, num_tokens: int) -> list[tuple[str, list[int]]]:
     """`count` pieces of the English, each with its `num_tokens` token ids.
 
-    Encoded alone, by whoever, a piece has the same ids; the tokenizer's own BOS is one of them.
+    Encoding a piece alone gives the same ids; the tokenizer's BOS is one of them.
     """
     from tokenizers import Tokenizer
 
@@ -38,13 +38,15 @@ def passages(model: Path, count: int, num_tokens: int) -> list[tuple[str, list[i
     length = num_tokens - len(tokenizer.encode("").ids)
     stride = (len(offsets) - length) // count
     if length < 1 or stride < 1:
-        raise ValueError(f"{count} prompts of {num_tokens} tokens, the text has {len(offsets)}")
+        raise ValueError(
+            f"{count} prompts of {num_tokens} tokens do not fit, the text has {len(offsets)}"
+        )
     found = []
     for i in range(count):
         for start in range(i * stride, (i + 1) * stride):
             piece = text[offsets[start][0] : offsets[start + length - 1][1]]
             ids: list[int] = tokenizer.encode(piece).ids
-            if len(ids) == num_tokens:  # a token may not be one when the text begins with it
+            if len(ids) == num_tokens:  # a piece may tokenize differently at its start
                 found.append((piece, ids))
                 break
         else:
@@ -61,7 +63,7 @@ def english() -> str:
 
 @cache
 def token_ids(model: Path) -> list[int]:
-    """The whole text as token ids of the model in the folder."""
+    """The entire text as token ids of the model in the folder."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -1,7 +1,7 @@
-"""Does the server still answer well? RULER's tasks, continuations, and the same tokens.
+"""Quality of answers under eviction: RULER tasks, continuations, and token equality.
 
-`ruler` makes prompts, `server` runs them, `work` says what is measured of them, `measures` how;
-`log` keeps finished samples, `tables` and `curves` show them, `command` puts all together.
+`ruler` makes prompts, `server` runs them, `work` defines the jobs, `measures` the metrics; `tables`
+and `curves` show the results; `command` runs all of it.
 """
 
 from vtoken.bench.quality.command import add_arguments, run

@@ -1,8 +1,8 @@
-"""`vtoken bench quality`: which jobs, in which order, how far they are, and what they leave.
+"""`vtoken bench quality`: the order of jobs, their progress, and the results.
 
 1. A sample that is in the log under the same key is not measured again.
-2. Evicted caches run only the tasks that the full cache is well above chance at.
-3. Whatever ends a run early, what is finished is in the log and in the tables.
+2. Evicting settings run only the tasks at which the full cache is well above chance.
+3. If a run ends early, its finished samples are in the log and in the tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from itertools import chain, islice, product
@@ -47,7 +47,6 @@ from vtoken.bench.quality.tables import (
     continuation_row,
     continuation_tables,
     exact_table,
-    figure,
     full_row,
     task_rows,
     task_tables,
@@ -73,7 +72,7 @@ DEFAULT_TASKS = [
     "fwe",
 ]
 NEW_TOKENS = 200  # of a continuation
-EXACT_TOKENS, EXACT_NEW, EXACT_KEEP = 512, 200, 0.5  # prompt and output; output; of the prompt
+EXACT_TOKENS, EXACT_NEW, EXACT_KEEP = 512, 200, 0.5  # prompt and output; output; share of prompt
 PROGRESS_S = 5.0
 FAILURES = (
     TrainedModelError,
@@ -100,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policies",
         nargs="+",
         metavar="NAME[:PARAM=VALUE,…]",
-        help="(default: all, and the papers' forms of those whose defaults differ)",
+        help="(default: all, and the papers' parameters where defaults differ)",
     )
     parser.add_argument(
         "--tasks",
@@ -112,19 +111,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lengths", nargs="+", type=_count, help="(default: 1024 2048 4096)")
     parser.add_argument(
-        "--keep", nargs="+", type=_share, help="shares of the prompt (default: .75 .5 .25 .125)"
+        "--keep",
+        nargs="+",
+        type=_share,
+        help="shares of the prompt to keep (default: .75 .5 .25 .125)",
     )
-    parser.add_argument("--samples", type=_count, help="a task, length and setting (default: 12)")
+    parser.add_argument("--samples", type=_count, help="per task, length and setting (default: 12)")
     parser.add_argument("--questions", nargs="+", choices=get_args(Question), help="(default: all)")
     parser.add_argument("--new-tokens", type=_count, help=f"continuations (default: {NEW_TOKENS})")
     parser.add_argument("--probe-layers", nargs="+", type=int, help="(default: the server's)")
     parser.add_argument(
         "--calibration",
         type=Path,
-        help="the model's profile (default: none, whatever `vtoken calibrate` has left)",
+        help="the model's profile (default: none, even if `vtoken calibrate` has written one)",
     )
-    parser.add_argument("--in-flight", type=_count, default=4, help="requests at once (default: 4)")
-    parser.add_argument("--minutes", type=float, help="stop after this long, tables and all")
+    parser.add_argument(
+        "--in-flight", type=_count, default=4, help="concurrent requests (default: 4)"
+    )
+    parser.add_argument("--minutes", type=float, help="stop after this long, with tables")
     parser.add_argument(
         "--model",
         default=TRAINED,
@@ -181,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Bench:
-    """One run: its jobs, stage by stage, and the rows that the log has for them."""
+    """One run: its jobs by stage, and the result rows of logged samples."""
 
     def __init__(
         self, args: argparse.Namespace, found: list[Setting], model: Path, where: Target
@@ -223,7 +227,7 @@ class Bench:
         return [kind for kind in KINDS if kind in self.args.tasks]
 
     def full_jobs(self) -> Iterator[Job]:
-        """The full cache's answers, which decide what the others are asked."""
+        """Jobs of the full cache; they decide which tasks the evicting settings run."""
         for number, length in product(range(self.args.samples), self.args.lengths):
             for task in self.tasks():
                 yield self.work.task(task, length, "aware", FULL, number)
@@ -231,14 +235,14 @@ class Bench:
                 yield self.work.reference(kind, length, self.args.new_tokens, number)
 
     def evicted_jobs(self) -> Iterator[Job]:
-        """All settings of a sample before the next sample, so that what is finished is even."""
-        worth = [
+        """All settings of a sample before the next sample, so that a partial run is balanced."""
+        chosen = [
             (task, length)
             for task, length in product(self.tasks(), self.args.lengths)
             if clears_chance(list(self.full_samples(task, length).values()))
         ]
         for number in range(self.args.samples):
-            for task, length in worth:
+            for task, length in chosen:
                 for question, setting in product(self.args.questions, self.settings):
                     yield self.work.task(task, length, question, setting, number)
             for kind, length, setting in product(self.kinds(), self.args.lengths, self.settings):
@@ -250,14 +254,14 @@ class Bench:
                 yield self.work.exact(variant, EXACT_TOKENS, EXACT_NEW, setting)
 
     def exact_settings(self) -> list[Setting]:
-        """Every policy once."""
+        """Each policy once."""
         found = {s.label: replace(s, keep=EXACT_KEEP) for s in self.settings}
         return list(found.values())
 
-    # ------------------------------------------------------------ doing them
+    # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Measure what the log lacks; the server starts when it is needed.
+        """Measure the samples that the log lacks; start the server if there are any.
 
         Ends early at the deadline, or on Ctrl-C. Raises RequestError, DemoError.
         """
@@ -277,16 +281,16 @@ class Bench:
                         started = True
                     if missing:
                         self.server.configure(self.live | patch)
-                        # The tokens of a batch may depend on its size, by the last bit.
+                        # Batch size may change the last bit of a logit, so exact jobs run alone.
                         alone = name.startswith(EXACT)
-                        if not self._do(name, missing, 1 if alone else self.args.in_flight):
-                            print("out of time; the same command goes on", file=sys.stderr)
+                        if not self._run_jobs(name, missing, 1 if alone else self.args.in_flight):
+                            print("time limit reached; run it again to continue", file=sys.stderr)
                             return
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here", file=sys.stderr)
+            print("interrupted; run the same command to continue", file=sys.stderr)
 
-    def _do(self, name: str, jobs: list[Job], in_flight: int) -> bool:
-        """Do `jobs` in order, `in_flight` at once; False: the time was up before all were done."""
+    def _run_jobs(self, name: str, jobs: list[Job], in_flight: int) -> bool:
+        """Run `jobs` in order, `in_flight` at once; False if the time limit came first."""
         progress = Progress(name, jobs)
         waiting = iter(jobs)
         with ThreadPoolExecutor(in_flight) as pool:
@@ -297,18 +301,18 @@ class Bench:
                     job = running.pop(future)
                     self.log.add(job.key, *future.result())
                     progress.step(job)
-                    if not self._late() and (after := next(waiting, None)) is not None:
+                    if not self._out_of_time() and (after := next(waiting, None)) is not None:
                         running[pool.submit(_timed, after)] = after
         return next(waiting, None) is None
 
-    def _late(self) -> bool:
+    def _out_of_time(self) -> bool:
         minutes = self.args.minutes
         return minutes is not None and time.monotonic() - self.started > 60 * minutes
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ results
 
     def values(self, job: Callable[[int], Job]) -> dict[int, Any]:
-        """What the log has of the samples of `job`, by number."""
+        """Logged values of the samples of `job`, by sample number."""
         found = {number: self.log.get(job(number).key) for number in range(self.args.samples)}
         return {number: value for number, value in found.items() if value is not None}
 
@@ -341,37 +345,37 @@ class Bench:
         return result
 
     def _seconds(self) -> float:
-        """What all these samples took, in this run or in earlier ones, a server's start aside."""
-        beside = chain(self.full_jobs(), self.evicted_jobs())
-        alone = chain.from_iterable(
+        """Time that all samples took, in this run or earlier ones, without server starts."""
+        concurrent = chain(self.full_jobs(), self.evicted_jobs())
+        sequential = chain.from_iterable(
             self.exact_jobs(v) for v in exact_variants(self.server.num_blocks)
         )
-        seconds: float = sum(self.log.seconds(job.key) for job in beside) / self.args.in_flight
-        return seconds + sum(self.log.seconds(job.key) for job in alone)
+        seconds: float = sum(self.log.seconds(job.key) for job in concurrent) / self.args.in_flight
+        return seconds + sum(self.log.seconds(job.key) for job in sequential)
 
     def _task_rows(self) -> tuple[list[Row], list[Row]]:
-        """Rows of samples that all settings have finished; tasks that the full cache cannot do."""
+        """Rows of samples that all settings have finished; tasks dropped for the full cache."""
         rows: list[Row] = []
         dropped: list[Row] = []
         for length in self.args.lengths:
-            worth = []
+            chosen = []
             for task in self.tasks():
                 full = list(self.full_samples(task, length).values())
                 if clears_chance(full):
-                    worth.append(task)
+                    chosen.append(task)
                 elif full:
-                    score = figure(mean([s["score"] for s in full]))
+                    score = asdict(mean([s["score"] for s in full]))
                     dropped.append({"task": task, "length": length, "score": score})
             for question in self.args.questions:
                 values = {
                     (setting, task): self.values(
                         partial(self.work.task, task, length, question, setting)
                     )
-                    for setting, task in product([FULL, *self.settings], worth)
+                    for setting, task in product([FULL, *self.settings], chosen)
                 }
                 facts = {"what": "task", "length": length, "question": question}
                 for setting in [FULL, *self.settings]:
-                    found = {task: values[setting, task] for task in worth}
+                    found = {task: values[setting, task] for task in chosen}
                     of = {"policy": setting.label, "keep": setting.keep}
                     rows += task_rows(facts | of, _scores(found, finished(values.values())))
         return rows, dropped
@@ -411,19 +415,19 @@ class Bench:
 
 
 def _timed(job: Job) -> tuple[Any, float]:
-    """The value of `job`, and the seconds that it took."""
+    """Run `job`; return its value and the seconds that it took."""
     started = time.monotonic()
-    return job.do(), time.monotonic() - started
+    return job.run(), time.monotonic() - started
 
 
 def finished(values: Iterable[dict[int, Any]]) -> list[int]:
-    """Numbers of the samples that all of `values` have: policies are compared on the same ones."""
+    """Sample numbers in all of `values`: policies are compared on the same samples."""
     found = list(values)
     return sorted(set.intersection(*map(set, found))) if found else []
 
 
 def _scores(found: dict[str, dict[int, Any]], numbers: list[int]) -> dict[str, dict[int, float]]:
-    """Task -> number -> score, without what the policy cannot do."""
+    """Task -> sample number -> score, without samples that the policy cannot run."""
     return {
         task: {n: values[n]["score"] for n in numbers if "none" not in values[n]}
         for task, values in found.items()
@@ -431,28 +435,28 @@ def _scores(found: dict[str, dict[int, Any]], numbers: list[int]) -> dict[str, d
 
 
 class Progress:
-    """A line on stderr now and then: how many samples, and about how long the rest takes."""
+    """Progress on stderr every few seconds: finished samples and the estimated time left."""
 
     def __init__(self, name: str, jobs: Sequence[Job]) -> None:
         self.name, self.count = name, len(jobs)
         self.cost = sum(job.cost for job in jobs)
-        self.done, self.paid = 0, 0
+        self.done, self.done_cost = 0, 0
         self.started = self.shown = time.monotonic()
 
     def step(self, job: Job) -> None:
         self.done += 1
-        self.paid += job.cost
+        self.done_cost += job.cost
         now = time.monotonic()
         if now - self.shown < PROGRESS_S and self.done < self.count:
             return
         self.shown = now
-        rest_s = (now - self.started) * (self.cost - self.paid) / self.paid
+        rest_s = (now - self.started) * (self.cost - self.done_cost) / self.done_cost
         rest = f"about {rest_s / 60:.0f} min left" if self.done < self.count else "done"
         print(f"{self.name}: {self.done} of {self.count} samples, {rest}", file=sys.stderr)
 
 
 def exact_variants(num_blocks: int) -> dict[str, dict[str, Any]]:
-    """The ways to reclaim memory: a patch of the live configuration each."""
+    """Ways to reclaim memory, each as a patch of the live configuration."""
     gates = {"theta_f": 0.25, "low_watermark_blocks": num_blocks // 8, "planner": "plug"}
     eager = {"theta_f": 0.0, "low_watermark_blocks": num_blocks, "headroom_blocks": 2}
     common = {"reclamation": "auto", "round_rule": "paper"}

@@ -1,4 +1,4 @@
-"""The chart: quality against the share of the cache kept, one line a policy."""
+"""The chart: quality against the share of the cache kept, one line per policy."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ CAPTION = "Quality against the share of the prompt kept, with 95% confidence int
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
-    """One chart of the rows of a result, none if nothing was measured at a share of the cache."""
+    """One chart of a result's rows; none if no evicting setting was measured."""
     found: dict[tuple[str, str], dict[str, list[tuple[float, dict[str, float]]]]] = {}
     for row in rows:
         if row["what"] == "task" and row["task"] == ALL_TASKS:
-            place = (
+            panel = (
                 f"{row['length']} tokens, {QUESTIONS[row['question']]}",
                 "gold strings found [%]",
             )
             y = _scaled(row["score"], 100.0)
         elif row["what"] in ("prose", "chat") and row["policy"] != FULL_CACHE:
-            place = f"{row['what']}, {row['length']} tokens", "KL to the full cache [nats]"
+            panel = f"{row['what']}, {row['length']} tokens", "KL to the full cache [nats]"
             y = _scaled(row["figures"]["kl"], 1.0)
         else:
             continue
-        found.setdefault(place, {}).setdefault(row["policy"], []).append((row["keep"], y))
+        found.setdefault(panel, {}).setdefault(row["policy"], []).append((row["keep"], y))
     panels = [
-        _panel(*place, policies)
-        for place, policies in found.items()
+        _panel(*panel, policies)
+        for panel, policies in found.items()
         if any(policy != FULL_CACHE for policy in policies)
     ]
     return [Chart(CAPTION, panels)] if panels else []
 
 
-def _scaled(figure: dict[str, Any], scale: float) -> dict[str, float]:
-    return {name: figure[name] * scale for name in ("value", "low", "high")}
+def _scaled(found: dict[str, Any], scale: float) -> dict[str, float]:
+    return {name: found[name] * scale for name in ("value", "low", "high")}
 
 
 def _panel(

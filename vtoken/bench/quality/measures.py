@@ -1,4 +1,4 @@
-"""What is measured of an answer, and how sure a mean is; pure functions of tokens and numbers."""
+"""Metrics of an answer, and means with confidence intervals; pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 RESAMPLES = 2_000
 NGRAM = 4  # tokens, for repetition
-TINY = 1e-7  # a probability that float32 cannot tell from none beside 1
+TINY = 1e-7  # a probability that float32 cannot distinguish from 0 when added to 1
 
 Top = dict[int, float]  # the likeliest tokens of one position -> their log-probability
 
@@ -22,7 +22,7 @@ def string_match_all(text: str, gold: Sequence[str]) -> float:
 
 
 def divergence(full: Top, evicted: Top) -> float:
-    """KL(full || evicted) of two next-token distributions [nats], never more than the true one.
+    """A lower bound of KL(full || evicted) of two next-token distributions [nats].
 
     Tokens in both lists are compared one by one, all others as one bucket.
     """
@@ -52,7 +52,7 @@ def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def equal_share(candidate: Sequence[int], reference: Sequence[int]) -> float:
-    """Share of places of the longer one at which both have the same token."""
+    """Share of the positions of the longer sequence at which both have the same token."""
     same = sum(a == b for a, b in zip(candidate, reference, strict=False))
     return same / max(len(candidate), len(reference))
 
@@ -73,12 +73,12 @@ class Mean:
     samples: int
 
     def mapped(self, function: Callable[[float], float]) -> Mean:
-        """The same after a rising `function`."""
+        """Apply an increasing `function` to the mean and its interval."""
         return Mean(function(self.value), function(self.low), function(self.high), self.samples)
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """Raises ValueError without any sample."""
+    """The mean with its interval. Raises ValueError if there is no sample."""
     if not values:
         raise ValueError("no sample to take a mean of")
     drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))

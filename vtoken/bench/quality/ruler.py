@@ -1,9 +1,9 @@
-"""RULER's tasks by code, at any length: https://github.com/NVIDIA/RULER (arXiv 2404.06654).
+"""RULER's tasks, generated at any length: https://github.com/NVIDIA/RULER (arXiv 2404.06654).
 
-Knows no tokenizer: how long a sample is, the caller counts. Prompts, numbers of needles, hops and
-words are RULER's. Differences: the prose is Python's reference, from a place that the seed draws,
-instead of Paul Graham's essays; the words are those of that reference instead of wonderwords'. The
-size of the haystack is searched for every sample, not once a task.
+Prompts, numbers of needles, hops and words are RULER's. Differences: the prose is Python's
+reference, from a seeded random position, instead of Paul Graham's essays; the words are those of
+that reference instead of wonderwords'; the size of the haystack is searched for every sample, not
+once per task. The caller counts the tokens of a sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Literal, Protocol
 from vtoken.bench.texts import english
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-DEPTHS = 40  # places of a needle, from the first sentence to the last
+DEPTHS = 40  # possible positions of a needle, from the first sentence to the last
 HOPS = 4
 COMMON_WORDS = 10
-LONG_TOKENS = 4096  # from here on, cwe repeats its words more often
+LONG_TOKENS = 4096  # from this length on, cwe repeats its words more often
 CODED_LETTERS = 6
 _ADJECTIVES = """
 able ample blunt brave brisk calm clever cold coral curly damp dear early eager faint fancy
@@ -46,10 +46,10 @@ ADJECTIVES, NOUNS = (words.split() for words in (_ADJECTIVES, _NOUNS))
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt in parts: `context`, `question`, and how the answer begins.
+    """A prompt in parts: context, question and the beginning of the answer.
 
-    `gold`: what the answer has to contain. `chance`: the share of it that a guess among the words
-    of the prompt finds.
+    `gold`: strings that the answer must contain. `chance`: the share of them that guessing among
+    the words of the prompt finds.
     """
 
     context: str
@@ -71,7 +71,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Needles:
-    """Find values of keys: `keys` needles' keys, `values` of each, `queries` keys in question."""
+    """Find the values of keys: `keys` keys with `values` values each, `queries` keys queried."""
 
     num_new: int
     haystack: Literal["prose", "noise", "needles"] = "prose"
@@ -90,7 +90,7 @@ class Needles:
         values = [[_drawn(rng, kind) for _ in range(self.values)] for _ in keys]
         needles = [_needle(kind, k, v) for k, vs in zip(keys, values, strict=True) for v in vs]
         rng.shuffle(needles)
-        asked = rng.sample(range(len(keys)), self.queries)
+        queried = rng.sample(range(len(keys)), self.queries)
         if self.haystack == "prose":
             context = _in_prose(rng, needles, size)
         else:
@@ -99,18 +99,18 @@ class Needles:
                 others = [_drawn(rng, self.key_kind) for _ in filler]
                 filler = [_needle(kind, k, _drawn(rng, kind)) for k in others if k not in keys]
             context = _among(rng, filler, needles)
-        names = [keys[i] for i in asked]
+        names = [keys[i] for i in queried]
         query = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
         one = self.queries * self.values == 1
         what, some, verb = (kind[:-1], "A", "is") if one else (kind, "Some", "are")
         hidden = f"{some} special magic {what} {verb} hidden within the following text."
         head = f"{hidden} Make sure to memorize it. I will quiz you about the {what} afterwards."
-        asks = f"What {verb}{'' if one else ' all'} the special magic {what} for {query}"
+        question = f"What {verb}{'' if one else ' all'} the special magic {what} for {query}"
         return Sample(
             f"{head}\n{context}\n",
-            f"{asks} mentioned in the provided text?",
+            f"{question} mentioned in the provided text?",
             f"The special magic {what} for {query} mentioned in the provided text {verb}",
-            tuple(v for i in asked for v in values[i]),
+            tuple(v for i in queried for v in values[i]),
         )
 
 
@@ -127,7 +127,7 @@ def _drawn(rng: random.Random, kind: str) -> str:
 
 
 def _in_prose(rng: random.Random, needles: list[str], size: int) -> str:
-    """`size` words of prose; needles between its sentences, at depths drawn without repetition."""
+    """`size` words of prose with the needles between its sentences, at distinct random depths."""
     words = prose()
     start = rng.randrange(len(words))
     depths = sorted(rng.sample(range(DEPTHS), len(needles)))
@@ -240,7 +240,7 @@ class FrequentWords:
             if word not in coded:
                 coded.append(word)
         coded[0] = "..."  # RULER: the most frequent one is noise
-        zeta = math.pi**2 / 6  # of 2
+        zeta = math.pi**2 / 6  # zeta(2)
         counts = [int(size * rank**-2 / zeta) for rank in range(1, known + 1)]
         words = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
         rng.shuffle(words)
@@ -257,7 +257,7 @@ class FrequentWords:
         )
 
 
-# RULER generates 128 tokens for needles; after the answer's prefix, values need no more.
+# RULER generates 128 tokens for needles. With the answer's prefix given, values need fewer.
 TASKS: dict[str, Task] = {
     "niah_single_1": Needles(24, "noise"),
     "niah_single_2": Needles(24),
@@ -274,9 +274,9 @@ TASKS: dict[str, Task] = {
 
 
 def fitted(name: str, number: int, length: int, count: Callable[[Sample], int]) -> Sample:
-    """Sample `number` of a task, the largest whose `count` of tokens and new ones fit in `length`.
+    """Sample `number` of a task: the largest whose `count` of tokens and new ones fit in `length`.
 
-    The same for the same arguments. Raises ValueError when not even the smallest fits.
+    Equal arguments give equal samples. Raises ValueError if the smallest does not fit.
     """
     task = TASKS[name]
 
@@ -292,7 +292,7 @@ def fitted(name: str, number: int, length: int, count: Callable[[Sample], int]) 
 def largest(
     made: Callable[[int], Sample], fits: Callable[[Sample], bool], least: int
 ) -> Sample | None:
-    """The sample of the largest size, from `least` on, that fits; None: not even the least does."""
+    """The largest sample that fits, of size `least` or more; None if `least` does not fit."""
     low, high, found = least, 2 * least, None
     while fits(sample := made(high)):
         low, high, found = high + 1, 2 * high, sample

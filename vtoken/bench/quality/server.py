@@ -1,7 +1,7 @@
 """`vtoken serve` for the quality bench, and the requests to it: token ids in, token ids out.
 
-Knows vLLM's HTTP API, nothing of tasks. One server answers every configuration: policy, budget and
-interval travel with the request. Prefix caching is off: what it answers, no policy can score.
+One server serves all settings, because policy, budget and interval are part of a request. Prefix
+caching is off, because a policy cannot score tokens that come from the prefix cache.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vtoken.bench.target import Target, as_flags
 from vtoken.client import Client
 from vtoken.demo.server import Server, any_free_port
 
-NUM_TOP = 50  # likeliest tokens of a position that are compared one by one
+NUM_TOP = 50  # likeliest tokens of a position that are compared individually
 BLOCK_SIZE = 16
 REQUEST_S = 1800.0
-STARTUP_S = {"cpu": 300.0, "cuda": 900.0}  # on CUDA the model is compiled, once a version
+STARTUP_S = {"cpu": 300.0, "cuda": 900.0}  # on CUDA the model is compiled once per version
 
 
 class RequestError(RuntimeError):
@@ -32,7 +32,7 @@ class RequestError(RuntimeError):
 
 @dataclass(frozen=True)
 class Completion:
-    """`tops` and `chosen` are log-probabilities a generated token, before any forcing."""
+    """`tops` and `chosen`: log-probabilities per generated token, before forcing."""
 
     ids: list[int]
     tops: list[Top]
@@ -50,12 +50,11 @@ class QualityServer:
         *,
         length: int,
         in_flight: int,
-        calibration: Path | None = None,
-        target: Target | None = None,
+        calibration: Path | None,
+        target: Target,
     ) -> None:
         """`length`: of the longest request [tokens], output included. `calibration`: a profile."""
         folder.mkdir(parents=True, exist_ok=True)
-        target = target or Target()
         tokens = in_flight * (length + BLOCK_SIZE)
         self.num_blocks = target.num_blocks(model, tokens, block_size=BLOCK_SIZE)
         self._server = Server(
@@ -142,14 +141,14 @@ class QualityServer:
         forced: Sequence[int] = (),
         ignore_eos: bool = False,
         num_top: int | None = None,
-        judge: bool = False,
+        score_prompt: bool = False,
     ) -> Completion:
-        """The greedy answer; its first tokens are `forced`. `judge`: score the prompt's tokens."""
+        """Generate greedily after the `forced` tokens. `score_prompt`: return `prompt`, too."""
         body: dict[str, Any] = {
             "prompt": list(prompt),
             "max_tokens": num_new,
             "temperature": 0,
-            "repetition_penalty": 1.0,  # some models' own defaults have another one
+            "repetition_penalty": 1.0,  # some models have another default
             "ignore_eos": ignore_eos,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -157,7 +156,7 @@ class QualityServer:
         }
         if num_top is not None:
             body["logprobs"] = num_top
-        if judge:
+        if score_prompt:
             body["prompt_logprobs"] = 0
         choice = self._post("/v1/completions", body)["choices"][0]
         found = choice["logprobs"]
@@ -165,7 +164,7 @@ class QualityServer:
             choice["token_ids"],
             [] if found is None else [_top(top) for top in found["top_logprobs"]],
             [] if found is None else found["token_logprobs"],
-            _judged(prompt, choice["prompt_logprobs"]) if judge else [],
+            _prompt_scores(prompt, choice["prompt_logprobs"]) if score_prompt else [],
         )
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -189,11 +188,11 @@ def arguments(
     calibration: Path | None,
     state: Path,
 ) -> list[str]:
-    """The flags of `vtoken serve`."""
+    """Flags of `vtoken serve`."""
     engine = target.engine_args(
         model,
         block_size=BLOCK_SIZE,
-        max_model_len=length + 1,  # a judge generates one token
+        max_model_len=length + 1,  # scoring a prompt generates one token
         num_blocks=num_blocks,
         max_num_seqs=in_flight,
         max_logprobs=NUM_TOP,
@@ -210,7 +209,7 @@ def arguments(
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Of the server's process. Forced tokens need model runner V1, the only one on CPU."""
+    """Environment of the server. Forced tokens need model runner V1, the only one on CPU."""
     found = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     if target.threads is not None:
         found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(target.threads)}
@@ -218,11 +217,11 @@ def environment(target: Target) -> dict[str, str]:
 
 
 def _top(top: dict[str, float]) -> Top:
-    """The NUM_TOP likeliest of `token_id:N` -> log-probability; the token taken may be one more."""
+    """The NUM_TOP likeliest of `token_id:N` -> log-probability; vLLM may add the sampled token."""
     pairs = [(int(name.partition(":")[2]), logprob) for name, logprob in top.items()]
     return dict(sorted(pairs, key=lambda pair: -pair[1])[:NUM_TOP])
 
 
-def _judged(prompt: Sequence[int], found: list[Any]) -> list[tuple[float, int]]:
+def _prompt_scores(prompt: Sequence[int], found: list[Any]) -> list[tuple[float, int]]:
     pairs = [position[str(token)] for token, position in zip(prompt[1:], found[1:], strict=True)]
     return [(pair["logprob"], pair["rank"]) for pair in pairs]

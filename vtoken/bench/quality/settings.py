@@ -1,4 +1,4 @@
-"""What is measured: policies and the share of the prompt that they keep; and on which model."""
+"""Settings: policies with the share of the prompt that they keep; keys of model and dtype."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vtoken.calibration.model_files import fingerprint
 from vtoken.policies import Policy, make_policy, params_dict, policy_names
 
 INTERVAL_TOKENS = 8
-# Where a default is not the paper's: parameters that make it so.
-PAPERS: dict[str, dict[str, Any]] = {
+# The paper's parameters where a default differs.
+PAPER_PARAMS: dict[str, dict[str, Any]] = {
     "h2o": {"sinks": 0},
     "knorm": {"pool_radius": 0},
     "r_kv": {"pool": "max"},
@@ -39,11 +39,11 @@ class Setting:
         return max(1, round(self.keep * num_prompt))
 
     def fits(self, num_prompt: int) -> bool:
-        """Whether the policy can work with so few tokens."""
+        """Whether the budget reaches the policy's minimum."""
         return self.full or self.budget_tokens(num_prompt) >= self.policy.min_budget_tokens()
 
     def arguments(self, num_prompt: int) -> dict[str, Any]:
-        """For `vllm_xargs` of a request whose whole prompt has `num_prompt` tokens."""
+        """`vllm_xargs` of a request with a prompt of `num_prompt` tokens."""
         if self.full:
             return {"vtoken_policy": "none"}
         return {
@@ -54,7 +54,7 @@ class Setting:
         }
 
     def key(self) -> dict[str, Any]:
-        """What an answer depends on, beside its prompt."""
+        """What an answer depends on besides its prompt."""
         if self.full:
             return {"policy": "none"}
         return {
@@ -69,7 +69,7 @@ FULL = Setting("full cache", make_policy("none", {}), 1.0)
 
 
 def parsed(text: str) -> tuple[str, Policy]:
-    """A label and the policy of `NAME` or `NAME:PARAM=VALUE,…`; raises RefusedError."""
+    """Label and policy of `NAME` or `NAME:PARAM=VALUE,…`. Raises RefusedError."""
     name, _, rest = text.partition(":")
     params: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
@@ -83,11 +83,11 @@ def parsed(text: str) -> tuple[str, Policy]:
 
 
 def every_policy() -> list[tuple[str, Policy]]:
-    """The registered ones with their defaults, and the papers' forms where they differ."""
+    """All policies with their defaults, and with the papers' parameters where they differ."""
     found = [(name, make_policy(name, {})) for name in policy_names() if name != "none"]
     found += [
         (f"{name}, paper", make_policy(name, params))
-        for name, params in PAPERS.items()
+        for name, params in PAPER_PARAMS.items()
         if name in policy_names()
     ]
     return found
@@ -98,9 +98,9 @@ def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Set
 
 
 def model_key(model: Path) -> dict[str, str]:
-    """What answers depend on of the model in a folder: weights, tokenizer, template.
+    """The parts of a model that answers depend on: weights, tokenizer, template.
 
-    Raises ProfileError when there is no model.
+    Raises ProfileError if the folder has no model.
     """
     digest = hashlib.sha256()
     for name in TOKENIZER_FILES:
@@ -110,7 +110,7 @@ def model_key(model: Path) -> dict[str, str]:
 
 
 def numbers_key(target: Target) -> dict[str, str]:
-    """What answers depend on of the machine's numbers; float32 on CPU, the default, has no name."""
+    """Device, dtype and graphs, on which answers depend; empty for float32 on CPU, the default."""
     if (target.device, target.dtype) == ("cpu", "float32"):
         return {}
     graphs = ", graphs" if target.graphs else ""

@@ -1,26 +1,27 @@
-"""Rows of figures, the tables made of them, and which tasks are worth a row.
+"""Rows of results, the tables made of them, and which tasks count.
 
-A row is one setting on one thing that was measured: a plain object, as it is in the JSON file.
+A row is one setting on one task or kind of continuation: a plain dict, as in the JSON file.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vtoken.bench.output import Table
-from vtoken.bench.quality.measures import Mean, mean
+from vtoken.bench.quality.measures import mean
 
 Row = dict[str, Any]
-ABOVE_CHANCE = 0.2  # by which the full cache's interval clears chance, or a task says nothing
+ABOVE_CHANCE = 0.2  # the full cache's interval must exceed chance by this much
 FULL_CACHE = "full cache"
 ALL_TASKS = "all tasks"
 QUESTIONS = {
     "aware": "the question is in the prompt",
     "later": "the question comes after the eviction",
 }
-FIGURES = {
+METRICS = {
     "kl": "KL [nats]",
     "first": "same first choice",
     "ppl": "perplexity",
@@ -44,27 +45,18 @@ CONTINUATION_NOTES = [
 
 
 def shown(found: dict[str, Any], *, percent: bool = False) -> str:
-    """A mean as the tables show it: `0.123 [0.101 .. 0.150]`, or in percent."""
+    """A mean as a cell of a table: `0.123 [0.101 .. 0.150]`, or in percent."""
     values = [found[name] * (100 if percent else 1) for name in ("value", "low", "high")]
     digits = 0 if percent else 2 if abs(values[0]) >= 1 else 3
     value, low, high = (f"{v:.{digits}f}" for v in values)
     return f"{value} [{low} .. {high}]"
 
 
-def figure(found: Mean) -> dict[str, Any]:
-    return {
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "samples": found.samples,
-    }
-
-
 # ---------------------------------------------------------------- tasks
 
 
 def clears_chance(samples: Sequence[Row]) -> bool:
-    """Whether the full cache is well above chance on a task; `samples` are its own."""
+    """Whether the full cache is well above chance on a task; `samples`: its own."""
     if not samples:
         return False
     chance = mean([s["chance"] for s in samples]).value
@@ -72,16 +64,16 @@ def clears_chance(samples: Sequence[Row]) -> bool:
 
 
 def task_rows(facts: Row, scores: dict[str, dict[int, float]]) -> list[Row]:
-    """One row a task, and one of the means over all of them. `scores`: task -> number -> score."""
+    """One row per task, and one of the means over tasks. `scores`: task -> number -> score."""
     rows = [
-        facts | {"task": task, "score": figure(mean(list(found.values())))}
+        facts | {"task": task, "score": asdict(mean(list(found.values())))}
         for task, found in scores.items()
         if found
     ]
     numbers = set.intersection(*map(set, scores.values())) if scores else set()
     if numbers:
         means = [sum(found[i] for found in scores.values()) / len(scores) for i in sorted(numbers)]
-        rows.append(facts | {"task": ALL_TASKS, "score": figure(mean(means))})
+        rows.append(facts | {"task": ALL_TASKS, "score": asdict(mean(means))})
     return rows
 
 
@@ -156,19 +148,19 @@ def continuation_row(facts: Row, samples: Sequence[Row]) -> Row:
     means = {name: mean([s[name] for s in samples]) for name in samples[0]}
     means["ppl"] = means["nll"].mapped(math.exp)
     means["judged_ppl"] = means["judged"].mapped(math.exp)
-    return facts | {"figures": {name: figure(means[name]) for name in FIGURES}}
+    return facts | {"figures": {name: asdict(means[name]) for name in METRICS}}
 
 
 def full_row(facts: Row, samples: Sequence[Row]) -> Row:
-    """The full cache's own, from the same samples: its text is the one that is forced."""
+    """The full cache's row from the same samples; its text is the forced one."""
     ppl = mean([s["full_nll"] for s in samples]).mapped(math.exp)
     repeats = mean([s["full_repeats"] for s in samples])
-    figures = {"ppl": ppl, "judged_ppl": ppl, "repeats": repeats}
-    return facts | {"figures": {name: figure(found) for name, found in figures.items()}}
+    metrics = {"ppl": ppl, "judged_ppl": ppl, "repeats": repeats}
+    return facts | {"figures": {name: asdict(found) for name, found in metrics.items()}}
 
 
 def continuation_tables(rows: Sequence[Row]) -> list[Table]:
-    """One table a kind and length, the share kept falling, the least KL first."""
+    """One table per kind and length, by falling share kept, then by rising KL."""
     tables = []
     for kind in _distinct(rows, "what"):
         for length in _distinct(rows, "length"):
@@ -178,7 +170,7 @@ def continuation_tables(rows: Sequence[Row]) -> list[Table]:
             new = found[0]["new"]
             table = Table(
                 f"Continuation of {kind}: {length} tokens, {new} of them generated",
-                ["policy, kept", *FIGURES.values()],
+                ["policy, kept", *METRICS.values()],
                 [],
                 [_counted(row["figures"]["repeats"] for row in found)],
             )
@@ -187,7 +179,7 @@ def continuation_tables(rows: Sequence[Row]) -> list[Table]:
                 return -row["keep"], row["figures"].get("kl", {"value": 0.0})["value"]
 
             for row in sorted(found, key=rank):
-                cells = [_cell(row["figures"].get(name)) for name in FIGURES]
+                cells = [_cell(row["figures"].get(name)) for name in METRICS]
                 table.rows.append([_name(row["policy"], row["keep"]), *cells])
             tables.append(table)
     if tables:
@@ -223,8 +215,8 @@ def _distinct(rows: Iterable[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def _counted(figures: Iterable[dict[str, Any]]) -> str:
-    counts = sorted({found["samples"] for found in figures})
+def _counted(means: Iterable[dict[str, Any]]) -> str:
+    counts = sorted({found["samples"] for found in means})
     return f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} samples"
 
 

@@ -1,7 +1,7 @@
-"""The jobs: one sample under one setting each, with its key, its cost and how it is done.
+"""Jobs: one sample under one setting each, with its log key, its cost and its function.
 
-A job of an evicted cache that is compared with the full cache reads the full cache's sample from
-the log; the bench runs those first.
+A job that compares with the full cache reads the full cache's sample from the log; the bench runs
+those jobs first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vtoken.bench.texts import english
 # aware: the question is part of the prompt. later: it comes after the context has been evicted.
 Question = Literal["aware", "later"]
 Kind = Literal["prose", "chat"]
-DECODE_COST = 8  # prompt tokens that a decoded one costs, for the estimate of the rest
+DECODE_COST = 8  # of a decoded token in prompt tokens, to estimate the time left
 INSTRUCTIONS = (
     "Summarize the text above in your own words.",
     "Explain the main ideas of the text above to a beginner.",
@@ -45,8 +45,8 @@ INSTRUCTIONS = (
 @dataclass(frozen=True)
 class Job:
     key: Key
-    cost: int  # in tokens of a prompt
-    do: Callable[[], Any]
+    cost: int  # in prompt tokens
+    run: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Prompt:
 
 
 class Prompts:
-    """Prompts of tasks and continuations, made when they are first needed; for several threads."""
+    """Prompts of tasks and continuations, made on first use; thread-safe."""
 
     def __init__(self, server: QualityServer) -> None:
         self._server = server
@@ -110,9 +110,10 @@ class Prompts:
 
 
 class Work:
-    """Makes the jobs of one server. `base`: what every key begins with; `live`: of evicting ones.
+    """Makes the jobs of one server.
 
-    `eos`: the token ids that end an answer.
+    `base`: fields of every key. `live`: further fields of evicting settings' keys. `eos`: token ids
+    that end an answer.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class Work:
     def task(
         self, task: str, length: int, question: Question, setting: Setting, number: int
     ) -> Job:
-        """Value: `score`, 0 to 1; `chance`; or `none`, why the policy cannot do it."""
-        question = "aware" if setting.full else question  # where nothing dies, it is all the same
+        """Value: `score`, 0 to 1; `chance`; or `none`: why the policy cannot run it."""
+        question = "aware" if setting.full else question  # without eviction both are equal
         facts = {"what": "task", "task": task, "length": length, "number": number}
         num_new = TASKS[task].num_new
         return Job(
@@ -153,7 +154,7 @@ class Work:
         else:
             at = prompt.question_at
             later = prompt.ids[at:]
-            # The question has tokens that would end an answer: the turn of the user ends in it.
+            # The question contains tokens that end an answer: those that end the user's turn.
             found = self.server.complete(
                 prompt.ids[:at], len(later) + num_new, arguments, forced=later, ignore_eos=True
             )
@@ -171,7 +172,7 @@ class Work:
     # ------------------------------------------------------------ continuations
 
     def reference(self, kind: Kind, length: int, num_new: int, number: int) -> Job:
-        """The full cache's own continuation: token ids, their log-probabilities, the likeliest."""
+        """The full cache's own continuation: token ids, log-probabilities, likeliest tokens."""
         facts = {"what": kind, "length": length, "new": num_new, "number": number}
         return Job(
             self._key(FULL, **facts),
@@ -225,8 +226,10 @@ class Work:
         )
         tops = [dict(zip(*top, strict=True)) for top in full["tops"][1:]]
         own = self.server.complete(prompt, num_new, arguments, ignore_eos=kind == "prose").ids
-        judged = self.server.complete(prompt + own, 1, FULL.arguments(len(prompt)), judge=True)
-        judged_own = judged.prompt[len(prompt) :]
+        scored = self.server.complete(
+            prompt + own, 1, FULL.arguments(len(prompt)), score_prompt=True
+        )
+        own_scores = scored.prompt[len(prompt) :]
         pairs = list(zip(tops, forced.tops[1:], strict=True))
         texts = [self.server.text(self._ended(tokens)).split() for tokens in (own, ids)]
         return {
@@ -237,8 +240,8 @@ class Work:
             "equal": equal_share(own[1:], ids[1:]),
             "rouge": rouge_l(*texts),
             "longer": len(own) / len(ids),
-            "judged": -_mean(logprob for logprob, _ in judged_own) if judged_own else 0.0,
-            "agree": _mean(rank == 1 for _, rank in judged_own) if judged_own else 1.0,
+            "judged": -_mean(logprob for logprob, _ in own_scores) if own_scores else 0.0,
+            "agree": _mean(rank == 1 for _, rank in own_scores) if own_scores else 1.0,
             "repeats": repetition(own),
             "full_repeats": repetition(ids),
         }
