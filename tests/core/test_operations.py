@@ -1,4 +1,4 @@
-"""Manual compactions: the transition table, what they promise, and a request lost on the way."""
+"""Manual compactions: transitions, promised gains, and requests that end meanwhile."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
 
 @pytest.fixture
 def lenient(engine: LiveEngine) -> LiveEngine:
-    """Violations are told and the engine goes on."""
+    """Violations are reported and the engine continues."""
     engine.core.runtime.state.strict = False
     return engine
 
@@ -221,7 +221,7 @@ def lenient(engine: LiveEngine) -> LiveEngine:
 def test_a_compaction_whose_report_is_lost_fails_and_says_so(
     lenient: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next step's report says that the worker is past it."""
+    """The next step's report shows that the worker has finished the step."""
     runtime = lenient.core.runtime
     operation = compact(lenient)
     with monkeypatch.context() as lost:
@@ -283,7 +283,7 @@ def test_a_compaction_whose_plan_cannot_be_applied_fails(
 # ---------------------------------------------------------------- what the event log tells
 
 
-def told(engine: LiveEngine) -> list[tuple[str, str]]:
+def operation_events(engine: LiveEngine) -> list[tuple[str, str]]:
     """State and id of every operation event, oldest first."""
     events = engine.call("events", limit=10_000, kind="operation").events
     for event in events:
@@ -294,10 +294,10 @@ def told(engine: LiveEngine) -> list[tuple[str, str]]:
 
 def test_every_state_of_a_compaction_is_an_event(engine: LiveEngine) -> None:
     operation = compact(engine)
-    assert told(engine) == [("pending", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id)]
     engine.steps(2)
     states = ["pending", "running", "done"]
-    assert told(engine) == [(state, operation.id) for state in states]
+    assert operation_events(engine) == [(state, operation.id) for state in states]
     pending, running, done = engine.call("events", limit=10_000, kind="operation").events
     assert pending.step == running.step == done.step
     assert running.data["plan"]["freed_blocks"] == done.data["result"]["freed_blocks"] > 0
@@ -310,25 +310,25 @@ def test_every_state_of_a_compaction_is_an_event(engine: LiveEngine) -> None:
 def test_a_compaction_that_fails_is_an_event_that_says_why(engine: LiveEngine) -> None:
     operation = compact(engine, request_id="req-1")
     engine.core.remove("req-1")
-    assert told(engine) == [("pending", operation.id), ("failed", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id), ("failed", operation.id)]
     failed = engine.call("events", limit=10_000, kind="operation").events[-1]
     assert failed.summary.endswith("failed: request req-1 is no longer running")
 
 
 def test_a_dry_run_is_no_event(engine: LiveEngine) -> None:
-    """Whoever may only read would push out the operations of those who control."""
+    """Read-only clients must not displace the operations of others."""
     compact(engine, dry_run=True)
     engine.steps()
-    assert told(engine) == []
+    assert operation_events(engine) == []
 
 
-def test_a_compaction_of_an_idle_engine_is_told_as_done(engine: LiveEngine) -> None:
+def test_a_compaction_of_an_idle_engine_is_reported_as_done(engine: LiveEngine) -> None:
     engine.concurrency = 0
     for request in list(engine.core.running):
         engine.core.remove(request.id)
     operation = compact(engine)
     assert operation.state == "done"
-    assert told(engine) == [("pending", operation.id), ("done", operation.id)]
+    assert operation_events(engine) == [("pending", operation.id), ("done", operation.id)]
 
 
 def test_the_start_of_the_engine_is_an_event(engine: LiveEngine) -> None:

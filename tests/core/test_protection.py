@@ -284,8 +284,8 @@ def test_arguments_that_contradict_each_other_are_refused_with_both_numbers(
     with pytest.raises(RefusedError) as caught:
         request_rules(arguments)
     assert caught.value.field == field
-    said = f"{caught.value.detail} {caught.value.bound}"
-    assert all(number in said for number in numbers)
+    text = f"{caught.value.detail} {caught.value.bound}"
+    assert all(number in text for number in numbers)
 
 
 def test_a_span_outside_the_prompt_is_refused_when_the_prompt_is_known() -> None:
@@ -491,8 +491,8 @@ def test_a_policy_that_looks_at_words_evicts_nothing_of_an_embedded_prompt() -> 
         engine.steps(4)
         live = {table.request_id: table.num_live for table in engine.runtime.tables}
         assert live == {"a": 41, "e": 103}
-        said = [e.summary for e in engine.runtime.events.page(0, 100, "eviction").events]
-        assert said[0].startswith("fastgen evicts nothing of e: its prompt came as embeddings")
+        summaries = [e.summary for e in engine.runtime.events.page(0, 100, "eviction").events]
+        assert summaries[0].startswith("fastgen evicts nothing of e: its prompt came as embeddings")
         assert engine.reporter.request("e").policy == "none"
         engine.configure(policy={"name": "streaming_llm"})
         engine.steps(2)

@@ -1,4 +1,4 @@
-"""A pause of vLLM's scheduling is told, and counts neither as latency nor against a trial."""
+"""A pause of vLLM's scheduling is reported and counts neither as latency nor against a trial."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def status_of(engine: LiveEngine) -> Status:
     return status
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- reports
 
 
-def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
+def test_a_pause_is_reported_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     scheduling = engine.reporter.scheduling
     before = status_of(engine)
     assert (before.scheduling, before.paused_since_ts) == ("running", None)
@@ -45,7 +45,7 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
         "Paused: vLLM schedules nothing until it is resumed; 4 requests stand still, 0 wait."
     )
     assert paused.fragmentation.cause == before.fragmentation.cause
-    scheduling.changed("paused", 101.0)  # told twice
+    scheduling.changed("paused", 101.0)  # reported twice
     scheduling.changed("running", 112.5)
     after = status_of(engine)
     assert (after.scheduling, after.paused_since_ts) == ("running", None)
@@ -61,7 +61,7 @@ def test_a_pause_is_told_with_its_begin_and_its_end(engine: LiveEngine) -> None:
     ]
 
 
-def test_that_nobody_new_starts_is_told_as_such(engine: LiveEngine) -> None:
+def test_a_pause_of_new_requests_is_reported_as_such(engine: LiveEngine) -> None:
     engine.reporter.scheduling.changed("paused_new", 1.0)
     assert status_of(engine).scheduling == "paused_new"
     assert status_of(engine).fragmentation.sentence == (

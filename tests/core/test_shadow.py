@@ -1,4 +1,4 @@
-"""The shadow policy: asked once at each eviction, counted, and never obeyed."""
+"""The shadow policy: run once per eviction, counted, and never applied."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shadow_of(engine: CoreEngine) -> Shadow:
 
 
 def history(engine: CoreEngine, num_steps: int) -> list[Any]:
-    """Everything a step did: tables, what the worker was ordered, events, counters."""
+    """Everything a step did: tables, the worker's plan, events, counters."""
     out: list[Any] = []
     for _ in range(num_steps):
         plan = engine.step()
@@ -101,10 +101,10 @@ def test_a_run_is_the_same_with_and_without_a_shadow(policy: str, shadow: str, l
     alone, beside = (history(engine, 80) for engine in engines)
     assert alone == beside
     assert alone[-1][3]["evicted_tokens"] > 100
-    told = shadow_of(engines[1])
-    assert told.error is None
-    assert told.compared > 20
-    assert told.compared + told.waiting == evictions(engines[1])
+    report = shadow_of(engines[1])
+    assert report.error is None
+    assert report.compared > 20
+    assert report.compared + report.waiting == evictions(engines[1])
 
 
 class Words:
@@ -123,7 +123,7 @@ class Words:
 
 
 def evictions(engine: CoreEngine) -> int:
-    """Requests that something died of, a step each."""
+    """The requests with victims, by step."""
     events = engine.runtime.events.page(0, 100_000).events
     return sum(event.data["requests"] for event in events if event.kind == "eviction")
 
@@ -149,18 +149,18 @@ def test_the_tally_is_the_overlap_of_what_died_and_what_the_shadow_names(
     watched(shadow, named)
     watched(engine.runtime.config.policy, died)
     history(engine, 80)
-    told = shadow_of(engine)
-    assert told.compared == len(named) == len(died) > 20  # asked once an eviction
-    assert told.victims == sum(map(len, died)) == engine.runtime.counters.evicted_tokens
-    assert told.agreed == sum(len(a & b) for a, b in zip(named, died, strict=True))
-    assert 0 < told.agreed < told.victims
+    report = shadow_of(engine)
+    assert report.compared == len(named) == len(died) > 20  # once per eviction
+    assert report.victims == sum(map(len, died)) == engine.runtime.counters.evicted_tokens
+    assert report.agreed == sum(len(a & b) for a, b in zip(named, died, strict=True))
+    assert 0 < report.agreed < report.victims
 
 
 def test_a_policy_agrees_with_itself() -> None:
     engine = crowd("h2o", "h2o")
     history(engine, 60)
-    told = shadow_of(engine)
-    assert told.agreed == told.victims == engine.runtime.counters.evicted_tokens > 0
+    report = shadow_of(engine)
+    assert report.agreed == report.victims == engine.runtime.counters.evicted_tokens > 0
 
 
 def test_the_worker_keeps_both_signals_and_tells_them_when_an_eviction_is_near() -> None:
@@ -169,13 +169,13 @@ def test_the_worker_keeps_both_signals_and_tells_them_when_an_eviction_is_near()
     kept = {signals for plan in plans for signals in plan.signals.values()}
     assert kept == {(SUM, LAST)}
     for plan in plans:
-        told = {name for name, _ in plan.want_scores}
-        assert len(plan.want_scores) == 2 * len(told)
+        requested = {name for name, _ in plan.want_scores}
+        assert len(plan.want_scores) == 2 * len(requested)
     assert any(plan.want_scores for plan in plans)
     assert any(plan.signals and not plan.want_scores for plan in plans)
 
 
-def test_nothing_is_asked_for_a_shadow_while_nothing_evicts() -> None:
+def test_nothing_is_requested_for_a_shadow_while_nothing_evicts() -> None:
     engine = crowd("none", "tova")
     assert all(not engine.step().signals for _ in range(10))
     result = patch(engine, shadow={"name": "h2o"})
@@ -189,14 +189,14 @@ def test_an_eviction_before_the_shadows_first_scores_is_counted_as_waiting() -> 
     assert notes == ["shadow tova is compared on a running request after its next probed query"]
     before = evictions(engine)
     history(engine, 1)
-    told = shadow_of(engine)
-    assert (told.compared, told.waiting) == (0, evictions(engine) - before)
-    assert told.waiting > 0
+    report = shadow_of(engine)
+    assert (report.compared, report.waiting) == (0, evictions(engine) - before)
+    assert report.waiting > 0
     history(engine, 10)
     assert shadow_of(engine).compared > 0
 
 
-def test_a_shadow_that_fails_is_told_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadow_that_fails_is_reported_and_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = crowd("streaming_llm", "tova")
     calls: list[View] = []
 
@@ -206,9 +206,9 @@ def test_a_shadow_that_fails_is_told_and_not_asked_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(engine.runtime.config.shadow, "select_victims", fail)
     history(engine, 60)
-    told = shadow_of(engine)
-    assert told.error == "ZeroDivisionError('of its own')"
-    assert (len(calls), told.compared) == (1, 0)
+    report = shadow_of(engine)
+    assert report.error == "ZeroDivisionError('of its own')"
+    assert (len(calls), report.compared) == (1, 0)
     assert engine.runtime.counters.violations == 0
     assert engine.runtime.counters.evicted_tokens > 0
     assert not engine.step().signals  # nor is the worker
@@ -219,7 +219,7 @@ def test_a_shadow_that_fails_is_told_and_not_asked_again(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("victims", [[], [0], [0, 0, 0, 0]])
-def test_a_shadow_that_names_too_few_is_told(
+def test_a_shadow_that_names_too_few_is_reported(
     victims: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = crowd("streaming_llm", "random")
@@ -245,7 +245,7 @@ def test_numbers_begin_when_a_shadow_is_chosen_and_null_removes_it() -> None:
 
 
 def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:
-    """Its scores have been kept all along."""
+    """Its scores were kept before."""
     engine = crowd("streaming_llm", "h2o", interval_tokens=0)
     history(engine, 25)
     result = patch(engine, policy={"name": "h2o"}, shadow={"name": "streaming_llm"})
@@ -271,8 +271,8 @@ def test_a_request_with_a_budget_below_what_the_shadow_needs_is_not_compared() -
     )
     engine.add("own", 20, max_tokens=20)
     history(engine, 10)
-    told = shadow_of(engine)
-    assert (told.compared, told.waiting > 0) == (0, True)
+    report = shadow_of(engine)
+    assert (report.compared, report.waiting > 0) == (0, True)
 
 
 def test_a_shadow_that_this_engine_cannot_ask_is_refused_by_name() -> None:
