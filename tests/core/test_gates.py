@@ -1,5 +1,5 @@
-"""When reclamation runs: theta_F, the watermark, pause, off, the rate limit; what eager means; and
-recycling, which leaves it nothing to do; and rounds that pay, whatever the pressure.
+"""When reclamation runs: theta_F, the watermark, pause, off, the rate limit, eager settings,
+recycling that leaves nothing to do, and rounds that pay without pressure.
 """
 
 from __future__ import annotations

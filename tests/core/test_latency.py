@@ -1,5 +1,5 @@
-"""Percentiles of what users wait: within the stated error of the exact ones, over one minute, for
-requests that come, pause and go in any order.
+"""Latency percentiles are within the stated error of the exact ones, over one minute, for requests
+that arrive, pause and finish in any order.
 """
 
 from __future__ import annotations

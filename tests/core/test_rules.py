@@ -1,5 +1,5 @@
-"""The seven rules that a failing control or an observed bug stands behind, each with a control
-where breaking it is possible from outside: without the control a rule's test could not fail.
+"""The seven rules of block sharing and late reports. Each rule that can be broken from outside has
+a control that breaks it and so shows that its test can fail.
 """
 
 from __future__ import annotations

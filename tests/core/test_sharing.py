@@ -1,5 +1,5 @@
-"""Shared prefix blocks in three tiers: skipped, let go of when all dead, copied out of by all their
-holders at once; never written, and never freed while somebody reads them.
+"""Shared prefix blocks in three tiers: skipped, dropped when all dead, or emptied by all their
+holders at once; never written, and never freed while a request reads them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Telemetry: nothing while nobody listens, the newest state on subscription, and a reader that
-stalls or dies never holds the engine up.
+"""Telemetry: no work without subscribers, the newest state on subscription, and no delay of the
+engine by a reader that stalls or dies.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a round is worth: the estimate beside its definition, beside a count of what is packed, and
-the prices that make µs of it.
+"""The worth of a round: the estimate against its definition and against a count of packed tokens,
+and the prices that convert it to µs.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def test_the_kernel_is_the_equations(
 
 
 def packed(blocks: list[int], size: int, dying: int, seed: int, *, recycles: bool) -> int:
-    """Loose tokens, summed over `MAX_STEPS` steps of attention, of a request whose blocks of `size`
-    hold `blocks` live tokens.
+    """Tokens of partial blocks, summed over `MAX_STEPS` steps of attention. The request's blocks of
+    `size` slots hold `blocks` live tokens.
 
-    It decodes one token a step, into its first hole or behind its last token. Every `dying` steps
-    so many random tokens die. A block without a live token leaves.
+    It decodes one token per step, into its first hole or behind its last token. Every `dying` steps
+    as many random tokens die. All-dead blocks are dropped.
     """
     rng = np.random.default_rng(seed)
     held = list(blocks)
@@ -132,7 +132,7 @@ def test_a_request_that_gains_nothing_is_not_counted(request_: tuple[int, ...]) 
     assert found == Estimate(0.0, 0, 0, 0)
 
 
-def test_pack_copies_all_loose_tokens() -> None:
+def test_pack_copies_all_tokens_of_partial_blocks() -> None:
     c = columns([(24, 31, 8, 0, 9, 1)])
     assert estimate_round(c, S, recycles=True, fills_holes=False).moved_tokens == 24
 
