@@ -1,4 +1,4 @@
-"""Admission by what a request will hold after eviction."""
+"""Admission by the blocks that a request holds after eviction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(engine: LiveEngine, request_id: str, prompt: int, max_tokens: int) -
 
 
 def asks(engine: LiveEngine, prompt: int, max_tokens: int) -> int:
-    """Blocks that a request must find free to be admitted now."""
+    """The free blocks that a request requires to be admitted now."""
     admission = engine.runtime.admission
     engine.runtime.announce("new", None, num_prompt_tokens=prompt, max_tokens=max_tokens)
     peak = admission.peak_tokens("new", prompt)

@@ -1,4 +1,4 @@
-"""Victims of many requests at once are those that each request's view names alone."""
+"""Victims of many requests at once equal those of each request's own view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tables(draw: Any) -> TokenTables:
 
 
 def draw_spans(made: TokenTables, data: Any) -> list[set[int]]:
-    """Of each request the tokens that are protected, some of them dead or yet to come."""
+    """Protected tokens of each request, some of them dead or not computed yet."""
     return [
         data.draw(st.sets(st.integers(0, table.num_tokens + 2), max_size=table.num_tokens // 2))
         for table in made
@@ -49,7 +49,7 @@ def draw_spans(made: TokenTables, data: Any) -> list[set[int]]:
 def batch_of(
     made: TokenTables, data: Any, scores: Sequence[Any] = ()
 ) -> tuple[TableBatch, list[View]]:
-    """Budgets and spans for all requests, and the view that each one's policy would have."""
+    """Budgets and spans of all requests, and the view of each one's policy."""
     spans, kept, views = draw_spans(made, data), [], []
     for table, covered in zip(made, spans, strict=True):
         ids = table.live_ids()
@@ -93,7 +93,7 @@ def test_the_lowest_of_a_batch_are_those_of_each_view(made: TokenTables, data: A
 
 @given(st.integers(0, 2**32 - 1))
 def test_the_lowest_of_many_random_scores(seed: int) -> None:
-    """More tokens than one pass of the selection can tell apart."""
+    """More tokens than one pass of the radix selection distinguishes."""
     rng = np.random.default_rng(seed)
     made = TokenTables(200, 16)
     sync_new_tokens(made, "r", list(range(1, 190)), 3000)
@@ -112,8 +112,8 @@ def test_which_policies_choose_together(name: str, together: bool) -> None:
     assert chooses_together(type(make_policy(name, {}))) == together
 
 
-def test_a_subclass_that_chooses_otherwise_is_asked_request_by_request() -> None:
-    """Its inherited `select_many` speaks for another `select_victims`."""
+def test_a_subclass_with_another_choice_runs_request_by_request() -> None:
+    """Its inherited `select_many` belongs to another `select_victims`."""
 
     class Newest(StreamingLLM):
         def select_victims(self, view: View) -> Any:
@@ -129,12 +129,12 @@ def test_a_subclass_that_chooses_otherwise_is_asked_request_by_request() -> None
 
 
 class Greedy(Policy):
-    """Names what it does not owe, for all requests at once."""
+    """Names invalid victims for all requests at once."""
 
     name, summary = "greedy", "-"
 
     def select_victims(self, view: View) -> Any:  # noqa: ARG002
-        raise AssertionError("asked request by request")
+        raise AssertionError("called request by request")
 
     def select_many(self, batch: Batch) -> Ragged:
         found = batch.oldest(0)

@@ -1,4 +1,4 @@
-"""The quality canary's figures: worked out by hand, and against a plain recomputation."""
+"""The quality canary's numbers: computed by hand, and compared with a plain recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check()` can fail: each equation of pool, table and tables, broken on purpose, is noticed."""
+"""`check()` detects every broken equation of pool, table and tables."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def fact(table: TokenTable) -> Any:
 
 
 def swap_places(table: TokenTable) -> None:
-    """Two tokens change places without being moved."""
+    """Two tokens swap places without a move."""
     table._index[[4, 7]] = table._index[[7, 4]]
 
 
 def double_place(table: TokenTable) -> None:
-    """A live token that maps to another one's place."""
+    """A live token mapped to another one's place."""
     table._index[4] = table._index[7]
 
 
@@ -70,7 +70,7 @@ def drop_block(table: TokenTable) -> None:
 
 
 def misplace_dead(table: TokenTable) -> None:
-    """A dead token that claims the place of a live one."""
+    """A dead token mapped to the place of a live one."""
     table._index[6] = table._index[7]
 
 
@@ -97,7 +97,7 @@ def miscount_positional(table: TokenTable) -> None:
 
 
 def skip_hole(table: TokenTable) -> None:
-    """A `front` behind the hole at place 6: recycling would never see it."""
+    """A `front` behind the hole at place 6: recycling would never use it."""
     fact(table)["front"] = 7
 
 

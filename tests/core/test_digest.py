@@ -1,4 +1,4 @@
-"""The fingerprints by which ranks compare their steps: any change shows, equals are equal."""
+"""Fingerprints by which ranks compare steps: they differ after any change, else are equal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan() -> StepPlan:
 
 
 def column(name: str, place: int, value: int) -> Callable[[StepPlan], Any]:
-    """One number of a column of the plan's requests becomes another one."""
+    """Change one number of a column of the plan's requests."""
 
     def change(changed: StepPlan) -> None:
         values = getattr(changed.requests, name)
@@ -57,7 +57,7 @@ def column(name: str, place: int, value: int) -> Callable[[StepPlan], Any]:
 
 
 def later(name: str) -> Callable[[StepPlan], Any]:
-    """The last number of request `a` becomes the first one of request `b`."""
+    """Move the last number of request `a` to the front of request `b`."""
 
     def change(changed: StepPlan) -> None:
         values = getattr(changed.requests, name)
@@ -127,7 +127,7 @@ def test_any_change_of_a_plan_shows(what: str) -> None:
 
 
 def test_every_field_of_a_plan_has_a_change_above() -> None:
-    """A field that is added must be covered by the digest, and by this file."""
+    """A new field must be covered by the digest and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
         *("probing", "want_scores", "signals", "probed"),

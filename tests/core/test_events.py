@@ -1,4 +1,4 @@
-"""The event log: numbers without gaps, a ring a kind, pages, and draining once."""
+"""The event log: numbers without gaps, one ring per kind, pages, and draining once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: tuple[EventKind, ...] = get_args(EventKind)
 def filled(*kinds: EventKind, capacity: int = 4) -> EventLog:
     log = EventLog(capacity)
     for step, kind in enumerate(kinds):
-        log.add(step, kind, "told", {"n": step})
+        log.add(step, kind, "event", {"n": step})
     return log
 
 

@@ -1,5 +1,5 @@
-"""When reclamation runs: theta_F, the watermark, pause, off, the rate limit; what eager means; and
-recycling, which leaves it nothing to do; and rounds that pay, whatever the pressure.
+"""When reclamation runs: theta_F, the watermark, pause, off, the rate limit, eager settings,
+recycling that leaves nothing to do, and rounds that pay without pressure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIG = VTokenConfig(theta_f=0.25, low_watermark_blocks=4)
 
 
 def closed(config: VTokenConfig, pressure: Pressure) -> list[str]:
-    """The gates told closed; the first of them must be the one that decides."""
+    """The gates reported closed; the first of them must be the one that decides."""
     names = [gate.name for gate in describe_gates(config, pressure) if not gate.open]
     first = first_closed(config, pressure)
     assert (names[0] if names else None) == (None if first is None else CONDITIONS[first].name)
@@ -48,7 +48,7 @@ def test_the_gates_are_open_under_pressure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "pressure", "told"),
+    ("name", "config", "pressure", "detail"),
     [
         ("theta_f", CONFIG, replace(OPEN, f=0.25), "F 0.2500 <= theta_F 0.2500"),
         ("theta_f", CONFIG, replace(OPEN, f=0.2), "F 0.20 <= theta_F 0.25"),
@@ -92,10 +92,10 @@ def test_the_gates_are_open_under_pressure() -> None:
     ],
 )
 def test_one_closed_gate_is_enough_and_tells_both_numbers(
-    name: str, config: VTokenConfig, pressure: Pressure, told: str
+    name: str, config: VTokenConfig, pressure: Pressure, detail: str
 ) -> None:
     assert closed(config, pressure) == [name]
-    assert {gate.name: gate.detail for gate in describe_gates(config, pressure)}[name] == told
+    assert {gate.name: gate.detail for gate in describe_gates(config, pressure)}[name] == detail
 
 
 def test_blocks_that_a_waiting_request_lacks_open_the_watermark() -> None:
@@ -114,9 +114,9 @@ CALM = replace(OPEN, f=0.1, free_blocks=400, count_low_utilization=lambda: 0)
 def test_a_round_that_pays_needs_no_pressure() -> None:
     priced = replace(CALM, worth=lambda: PAYS)
     assert closed(CONFIG, priced) == []
-    told = {gate.name: gate.detail for gate in describe_gates(CONFIG, priced)}
-    assert told["theta_f"] == "F 0.10 <= theta_F 0.25, but moving pays"
-    assert told["price"] == "saves 50 µs > costs 9 µs"
+    details = {gate.name: gate.detail for gate in describe_gates(CONFIG, priced)}
+    assert details["theta_f"] == "F 0.10 <= theta_F 0.25, but moving pays"
+    assert details["price"] == "saves 50 µs > costs 9 µs"
     assert closed(CONFIG, replace(priced, steps_since_round=0)) == ["pause"]
     assert closed(structs.replace(CONFIG, reclamation="paused"), priced) == ["reclamation"]
 
@@ -130,7 +130,7 @@ def test_a_round_that_does_not_pay_waits_for_pressure() -> None:
     assert gate.detail == "saves 9 µs <= costs 9 µs, but under pressure"
 
 
-def test_under_the_papers_rule_prices_are_not_asked() -> None:
+def test_under_the_papers_rule_prices_are_not_read() -> None:
     def ask() -> Worth:
         raise AssertionError
 
@@ -224,7 +224,7 @@ def test_where_holes_cost_nothing_the_rule_is_the_papers(config: dict[str, Any])
 
 
 def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
-    """`pack` without headroom: the estimate promises what no plan can do."""
+    """`pack` without headroom: the estimate promises a gain that no plan achieves."""
     engine = holed(planner="pack", headroom_blocks=0, budget_tokens=16, **CALM_CONFIG)
     engine.worker.hole_us = 10_000
     run(engine, 6)
@@ -306,7 +306,7 @@ def test_deferral_says_how_many_blocks_are_missing() -> None:
     engine = run(holed(planner="pack", headroom_blocks=0), 10)
     events = [e for e in engine.runtime.events.page(0, 1000).events if e.kind == "deferred"]
     assert engine.runtime.counters.deferred_rounds > 0
-    assert len(events) == 1  # told once a while, not at every round
+    assert len(events) == 1  # rate-limited
     assert events[0].data["needed_blocks"] > events[0].data["available_blocks"] == 0
 
 
@@ -373,7 +373,7 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     assert engine.runtime.counters.recycled_slots == recycled
 
 
-# ---------------------------------------------------------------- told and done
+# ---------------------------------------------------------------- reported and done
 
 
 def deferrals(engine: CoreEngine) -> dict[str, int]:
@@ -445,7 +445,7 @@ def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None
 
 
 def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
-    """No back-off: as soon as the relocation has been reported, the next one follows."""
+    """No back-off: the next relocation follows as soon as this one is reported."""
     engine = run(holed(num_requests=1, reclamation="off"), 12)
     engine.worker_lag_steps = 2
     runtime = engine.runtime
@@ -473,7 +473,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     ids=lambda patch: ",".join(patch) or "open",
 )
 @pytest.mark.parametrize("hole_us", [0, 30])
-def test_gates_told_between_two_steps_are_those_of_the_next_one(
+def test_gates_reported_between_two_steps_are_those_of_the_next_one(
     patch: dict[str, Any], hole_us: int
 ) -> None:
     """From a state with holes, without eviction, which would change it before the gates look."""
@@ -490,15 +490,15 @@ def test_gates_told_between_two_steps_are_those_of_the_next_one(
     runs = set()
     for _ in range(25):
         gates = describe_gates(runtime.config, runtime.relocator.pressure(ahead=1))
-        told = next((gate.name for gate in gates if not gate.open), None)
+        first = next((gate.name for gate in gates if not gate.open), None)
         before, rounds = list(runtime.counters.deferrals), runtime.relocator.num_rounds
         last = runtime.relocator._last_round_step
         engine.step()
         ran = runtime.relocator._last_round_step != last
-        assert ran == (told is None)
+        assert ran == (first is None)
         runs.add(ran)
         changed = np.flatnonzero(np.subtract(runtime.counters.deferrals, before)).tolist()
-        if told is not None and changed:
-            assert [DEFERRALS[i] for i in changed] == [told]
+        if first is not None and changed:
+            assert [DEFERRALS[i] for i in changed] == [first]
         assert (runtime.relocator.num_rounds > rounds) <= ran
     assert (True in runs) == ("reclamation" not in patch)

@@ -1,4 +1,4 @@
-"""The content check: every way in which a relocation can spoil a retained token is told apart."""
+"""The content check distinguishes every way in which a relocation can damage a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels: what a kernel may refer to, and that the same source runs as plain Python."""
+"""Compiled kernels: what a kernel may reference, and the same source as plain Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kernels() -> list[Any]:
 
 
 def foreign(kernel: Any) -> list[str]:
-    """Kernels of other files that `kernel` calls: its cached code would outlive their change."""
+    """Kernels of other files that `kernel` calls: its cache would miss their changes."""
     function = kernel.py_func
     names = function.__code__.co_names
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
@@ -77,7 +77,7 @@ def test_a_kernel_works_without_a_folder_for_its_code(tmp_path: Any) -> None:
 
 
 def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
-    """Those that only kernels call have names that begin with an underscore."""
+    """Kernels called only by kernels have names with a leading underscore."""
     code = (
         "import json\n"
         "from vtoken.compiled import KERNELS\n"

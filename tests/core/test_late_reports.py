@@ -1,4 +1,4 @@
-"""Reports that come one step late, as under asynchronous scheduling: what is believed or waits."""
+"""Reports one step late, as under asynchronous scheduling: which are used, and what waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(engine: CoreEngine, num_steps: int) -> CoreEngine:
 
 
 def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
-    """How many tokens were newer than the scores, at every eviction."""
+    """The number of tokens newer than the scores, at every eviction."""
     ages: set[int] = set()
 
     def note(table: Any, victims: Any) -> None:
@@ -83,7 +83,7 @@ def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> No
 
 
 def test_a_lowered_budget_waits_for_scores_of_now() -> None:
-    """Scores of the last eviction are there, but say nothing of the tokens since."""
+    """Scores of the last eviction exist but do not cover the tokens since."""
     engine = run(late(lag=0, interval_tokens=30), 25)
     before = engine.runtime.counters.evicted_tokens
     assert before > 0

@@ -1,5 +1,5 @@
-"""Percentiles of what users wait: within the stated error of the exact ones, over one minute, for
-requests that come, pause and go in any order.
+"""Latency percentiles are within the stated error of the exact ones, over one minute, for requests
+that arrive, pause and finish in any order.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def test_percentiles_are_those_of_numpy_within_the_stated_error(
     found = histogram.percentiles(7)
     assert found.count == len(values)
     ordered = np.sort(values)
-    for percent, told in ((50, found.p50_ms), (95, found.p95_ms), (99, found.p99_ms)):
+    for percent, report in ((50, found.p50_ms), (95, found.p95_ms), (99, found.p99_ms)):
         rank = -(-percent * len(values) // 100)
-        assert told == near(ordered[rank - 1])
+        assert report == near(ordered[rank - 1])
     if len(values) % 100 == 0:
         exact = np.percentile(values, [50, 95, 99], method="inverted_cdf")
         assert [found.p50_ms, found.p95_ms, found.p99_ms] == [near(x) for x in exact]
@@ -61,16 +61,16 @@ def test_stated_error_is_below_five_percent_and_numpy_agrees_on_many_values() ->
 
 
 @pytest.mark.parametrize("ms", [0.0, -5.0, 1e-9, 1e12])
-def test_durations_out_of_range_are_told_as_the_bound(ms: float) -> None:
+def test_durations_out_of_range_are_reported_as_the_bound(ms: float) -> None:
     one, many = Histogram(), Histogram()
     one.add(0, ms)
     many.add_all(0, np.array([ms]))
     low, high = LEAST_MS / BOUND, 0.01 * 2**30 * BOUND
     for histogram in (one, many):
-        told = histogram.percentiles(0).p50_ms
-        assert told is not None
-        assert low <= told <= high
-        assert (told > 1e6) == (ms > 1)
+        report = histogram.percentiles(0).p50_ms
+        assert report is not None
+        assert low <= report <= high
+        assert (report > 1e6) == (ms > 1)
 
 
 def test_window_forgets_what_is_older_than_a_minute_and_reuses_its_rows() -> None:
@@ -97,13 +97,13 @@ def test_first_tokens_and_gaps_by_hand() -> None:
     meter.tokens(["a"], 10.5)  # 100 ms
     meter.tokens(["a", "b"], 10.6)  # 100 ms; b: 500 ms to the first
     meter.tokens(["a", "b"], 10.8)  # 200 ms, twice
-    told = meter.document(11.0)
-    assert told.window_s == WINDOW_S
-    assert (told.ttft.count, told.inter_token.count) == (2, 4)
-    assert told.ttft.p50_ms == near(400.0)
-    assert told.ttft.p99_ms == near(500.0)
-    assert told.inter_token.p50_ms == near(100.0)
-    assert told.inter_token.p95_ms == near(200.0)
+    report = meter.document(11.0)
+    assert report.window_s == WINDOW_S
+    assert (report.ttft.count, report.inter_token.count) == (2, 4)
+    assert report.ttft.p50_ms == near(400.0)
+    assert report.ttft.p99_ms == near(500.0)
+    assert report.inter_token.p50_ms == near(100.0)
+    assert report.inter_token.p95_ms == near(200.0)
 
 
 def test_gap_of_a_preempted_request_counts_as_a_whole() -> None:
@@ -114,10 +114,10 @@ def test_gap_of_a_preempted_request_counts_as_a_whole() -> None:
     for step in range(1, 21):
         meter.tokens(["a"], 1.0 + step / 10)  # b waits
     meter.tokens(["a", "b"], 3.1)
-    told = meter.inter_token(3.1)
-    assert told.count == 22
-    assert told.p50_ms == near(100.0)
-    assert told.p99_ms == near(2100.0)
+    report = meter.inter_token(3.1)
+    assert report.count == 22
+    assert report.p50_ms == near(100.0)
+    assert report.p99_ms == near(2100.0)
 
 
 def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
@@ -140,15 +140,15 @@ def test_request_that_comes_again_under_its_name_starts_anew() -> None:
     meter.forget("a")
     meter.arrived("a", 5.0)
     meter.tokens(["a"], 5.25)
-    told = meter.document(6.0)
-    assert (told.ttft.count, told.inter_token.count) == (2, 0)
-    assert told.ttft.p50_ms == near(250.0)
+    report = meter.document(6.0)
+    assert (report.ttft.count, report.inter_token.count) == (2, 0)
+    assert report.ttft.p50_ms == near(250.0)
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> None:
-    """Cohorts that form, split and join again, with requests that come and go in between."""
+    """Cohorts that form, split and merge, while requests arrive and finish."""
     meter = LatencyMeter()
     names = st.sampled_from("abcdef")
     now = 0.0
@@ -179,8 +179,8 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
             last.pop(name, None)
             arrived.pop(name, None)
         assert meter.num_followed == len(last) + len(arrived)
-    told = meter.document(now)
-    for values, found in ((first, told.ttft), (between, told.inter_token)):
+    report = meter.document(now)
+    for values, found in ((first, report.ttft), (between, report.inter_token)):
         assert found.count == len(values)
         if values:
             rank = -(-95 * len(values) // 100)
@@ -194,8 +194,8 @@ def test_status_tells_latency_of_every_token_that_was_given() -> None:
         status: Status = engine.call("status")
         assert status.latency is not None
         assert status.latency.ttft.count > 3
-        told = status.latency.ttft.count + status.latency.inter_token.count
-        assert told == status.tokens.generated
+        report = status.latency.ttft.count + status.latency.inter_token.count
+        assert report == status.tokens.generated
         assert engine.core.runtime.latency.num_followed == 3
     finally:
         engine.close()

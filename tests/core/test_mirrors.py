@@ -1,4 +1,4 @@
-"""The worker's mirrors against dictionaries, under random plans and plans that are wrong."""
+"""The worker's mirrors against dictionaries, under random plans and wrong plans."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_mirrors_follow_any_plan_as_dictionaries_do(seed: int, num_steps: int) -
 
 
 def test_memory_follows_the_requests_that_are_there() -> None:
-    """4 bytes a token and some room, however many requests have come and gone."""
+    """4 bytes per token and slack, regardless of how many requests have finished."""
     mirrors = Mirrors()
     for number in range(200):
         tables = BlockTables.of([range(500)])

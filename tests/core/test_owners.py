@@ -1,4 +1,4 @@
-"""Numbers of requests and owners of blocks: who is newest, who inherits, and who stays unnamed."""
+"""Numbers of requests and owners of blocks: newest holders, successors, requests without one."""
 
 from __future__ import annotations
 

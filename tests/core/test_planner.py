@@ -73,7 +73,7 @@ def layout(
 
 
 def applied(layout: Layout, plan: RelocationPlan) -> dict[int, int]:
-    """Token -> slot after the plan, its fresh blocks named 100, 101, ..."""
+    """Token -> slot after the plan, with fresh blocks 100, 101, ..."""
     s = layout.block_size
     fresh = [100 + i for i in range(plan.num_fresh_blocks)]
     bound = plan.bind(fresh, s)
@@ -225,7 +225,7 @@ def best_gain(layout: Layout, planner: PlannerName, batch_size: int, headroom: i
 def test_no_other_choice_of_sources_gains_more_blocks(
     layout: Layout, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
-    """`pack` takes the emptiest blocks, and may so empty the one that the next token goes to."""
+    """`pack` takes the emptiest blocks, possibly the one of the next token."""
     plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
     best = best_gain(layout, planner, batch_size, headroom)
     gain = 0 if plan is None else gained(layout, plan)[2]
@@ -235,7 +235,7 @@ def test_no_other_choice_of_sources_gains_more_blocks(
 @given(layouts(kinds=["private"]))
 @settings(max_examples=300)
 def test_plug_on_private_blocks_packs_densely_without_fresh_blocks(layout: Layout) -> None:
-    """As many blocks stay as the live tokens and the next one need."""
+    """The remaining blocks are those that the live tokens and the next one need."""
     n, s, live = len(layout.blocks), layout.block_size, int(num_live(layout).sum())
     plan = plan_relocation(layout, "plug", batch_size=n, headroom_blocks=n)
     if num_excess_blocks(n, live, s) <= 0:
@@ -292,7 +292,7 @@ def gained(layout: Layout, plan: RelocationPlan) -> tuple[bool, bool, int]:
 def next_takes_block(
     tables: TokenTables, name: str, readonly: Iterable[int], recycles: bool
 ) -> bool:
-    """As `TokenAppender` asks for it; exactly `readonly` is read-only."""
+    """Like `TokenAppender`; exactly `readonly` is read-only."""
     table = tables[name]
     table.protect(readonly)
     places = tables.choose_places(recycling=recycles).next_extent[table.row]
@@ -408,7 +408,7 @@ def test_a_block_that_the_next_token_takes_again_is_not_freed(recycles: bool) ->
 
 
 def test_without_recycling_free_places_come_behind_the_last_token() -> None:
-    """The read-only block keeps its hole, and the last one is left open at its end all the same."""
+    """The read-only block keeps its hole, and the last one is still open at its end."""
     rows = [[0, 1, -1, 3], [4, -1, 6, 7], [8, -1, -1, 11], [-1, 13, -1, -1]]
     plans = [
         plan_relocation(

@@ -1,4 +1,4 @@
-"""Answers of policies are checked, and one that fails stops evicting, not the engine."""
+"""Victims of policies are validated; a policy that fails stops evicting, not the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vtoken.policies.signals import Signal
 
 
 class Answering(Policy):
-    """Answers what the test says."""
+    """Returns what the test provides."""
 
     name = "answering"
     summary = "-"
@@ -62,7 +62,7 @@ def newest_first(view: View) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (lambda view: view.token_ids[: view.num_victims - 1], "different victims of"),
         (lambda view: np.repeat(view.token_ids[:1], view.num_victims), "1 different victims of"),
@@ -82,8 +82,8 @@ def newest_first(view: View) -> Any:
         *("floats", "objects", "a mask", "a set", "a smaller budget", "reordered"),
     ],
 )
-def test_a_wrong_answer_kills_nothing_and_is_told_once(
-    answer: Callable[[View], Any], said: str
+def test_wrong_victims_evict_nothing_and_are_reported_once(
+    answer: Callable[[View], Any], message: str
 ) -> None:
     Answering.answer = answer
     engine = engine_with(Answering())
@@ -92,7 +92,7 @@ def test_a_wrong_answer_kills_nothing_and_is_told_once(
     assert (counters.evicted_tokens, counters.violations) == (0, 1)
     (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
     assert event.data["invariant"] == "policy"
-    assert said in event.summary
+    assert message in event.summary
 
 
 def test_a_right_answer_is_followed_in_any_order() -> None:
@@ -180,15 +180,15 @@ def controller_of(engine: CoreEngine) -> Controller:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(None, "no tokenizer"), (Words("skip_tokenizer_init"), "skip_tokenizer_init")],
 )
-def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, said: str) -> None:
+def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message: str) -> None:
     engine = engine_with(make_policy("none", {}))
     engine.runtime.policy_runner.vocabulary = words
     controller = controller_of(engine)
     for validate_only in (True, False):
-        with pytest.raises(RefusedError, match=said) as caught:
+        with pytest.raises(RefusedError, match=message) as caught:
             controller.patch_config(FASTGEN, validate_only=validate_only)
         assert caught.value.field == "policy.name"
     assert (controller.runtime.state.revision, engine.runtime.config.policy.name) == (1, "none")
@@ -213,7 +213,7 @@ def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
 
 
 def test_fastgen_profiles_below_the_budget_too() -> None:
-    """So that the profile is the prompt's, however late the first eviction comes."""
+    """So the profile is the prompt's, however late the first eviction is."""
     config = VTokenConfig(policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2)
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
     engine.runtime.policy_runner.vocabulary = Words()

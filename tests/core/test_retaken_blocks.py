@@ -1,4 +1,4 @@
-"""Relocation that does not thrash: no block is freed for the next token alone to take it again."""
+"""Relocation does not thrash: no block is freed only for the next token to take it again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_relocations_are_not_much_more_than_evictions(budget: int, interval: int
 @pytest.mark.parametrize("recycle", [True, False])
 @pytest.mark.parametrize("planner", ["plug", "pack"])
 def test_reclaimed_blocks_are_those_that_stay_free(planner: str, recycle: bool) -> None:
-    """What the same step allocates because of a relocation is not counted; its event says so."""
+    """Blocks that the same step allocates because of a relocation do not count; see its event."""
     with running(planner, 112, 15, 3, recycle=recycle) as live:
         runtime, store = live.runtime, live.store
         took_a_block: dict[str, bool] = {}

@@ -1,5 +1,5 @@
-"""The seven rules that a failing control or an observed bug stands behind, each with a control
-where breaking it is possible from outside: without the control a rule's test could not fail.
+"""The seven rules of block sharing and late reports. Each rule that can be broken from outside has
+a control that breaks it and so shows that its test can fail.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(engine: CoreEngine, num_steps: int = 120) -> None:
 
 
 class LyingStore(SimpleStore):
-    """Says that every block is writable, shared and hashed ones too."""
+    """Reports every block as writable, also shared and hashed ones."""
 
     def is_writable(self, block: int) -> bool:  # noqa: ARG002
         return True
@@ -82,7 +82,7 @@ def test_rule_1_control_a_store_that_lies_about_writability_loses_contents() -> 
 
 
 def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
-    """The newest tokens sit in recycled holes, so the tail dies and E falls into a hashed block."""
+    """The newest tokens are in recycled holes, so the tail dies and E moves into a hashed block."""
     engine = CoreEngine(
         num_blocks=16,
         block_size=4,
@@ -104,7 +104,7 @@ def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
 
 
 def deny_sharing(engine: CoreEngine) -> CoreEngine:
-    """The planner is told that no block is shared."""
+    """The planner gets no block as shared."""
     planner = engine.runtime.round_planner
     honest = planner._layout_of
 
@@ -179,7 +179,7 @@ def test_rule_3_no_block_freed_in_a_pass_is_a_destination_of_that_pass() -> None
 
 
 class EagerlyFreeingStore(SimpleStore):
-    """Returns the blocks that leave a block table at once, inside the planning pass."""
+    """Returns dropped blocks immediately, inside the planning pass."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -229,7 +229,7 @@ def test_rule_3_control_freeing_inside_the_pass_makes_a_source_a_destination() -
 
 
 def test_rule_3_all_copies_of_a_step_are_one_gather_then_one_scatter() -> None:
-    """Two tokens of one block trade places with holes of each other: order must not matter."""
+    """Two tokens of one block swap places with each other's holes: order must not matter."""
     worker = SimulatedWorker(8, 4)
     worker.memory[:8] = list("abcdefgh")
     engine = scattered(worker=SimulatedWorker(24, 4))
@@ -334,7 +334,7 @@ def test_rule_7_the_plan_of_a_request_preempted_in_the_same_step_is_dropped() ->
 
 
 def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -> None:
-    """Its part of the plan travels without new tokens; the worker's mirror moves along."""
+    """Its part of the plan has no new tokens; the worker's mirror is still updated."""
     engine = scattered()
     engine.runtime.operations.add("test", None, 24, False)
     schedule = engine._schedule_running
@@ -387,18 +387,18 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     assert engine.runtime.state.requests["r0"].scores_of(SUM) is known
 
 
-# ---------------------------------------------------------------- lent blocks
+# ---------------------------------------------------------------- borrowed blocks
 
 
 class GreedyLender(SimpleStore):
-    """Lends free blocks whether they cache something or not."""
+    """Lends free blocks even if they are hashed."""
 
     def lend(self, num_blocks: int) -> list[int]:
         return sorted(self.free, key=lambda block: self.hash[block] is None)[:num_blocks]
 
 
 def lending(store: type[SimpleStore]) -> CoreEngine:
-    """Naive-evict, so that holes stay; requests return to a prefix that nobody held meanwhile."""
+    """Naive-evict, so holes stay; requests return to a prefix without holders meanwhile."""
     engine = crowd(store=store(32), num_requests=2, config={"reclamation": "off"})
     for wave in range(4):
         run(engine, 60)
@@ -410,7 +410,7 @@ def lending(store: type[SimpleStore]) -> CoreEngine:
 
 def test_lent_blocks_hold_nothing_that_is_read_or_cached() -> None:
     engine = lending(SimpleStore)
-    assert engine.worker.blocks_lent > 0
+    assert engine.worker.blocks_borrowed > 0
 
 
 def test_control_lending_a_cached_block_spoils_a_later_prefix_hit() -> None:

@@ -1,4 +1,4 @@
-"""What the worker is asked to keep, and what happens to scores when the policy changes."""
+"""The signals that the worker keeps, and scores after a change of policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def patch(engine: CoreEngine, **changes: Any) -> PatchResult:
     return Controller(reporter).patch_config(changes)
 
 
-# ---------------------------------------------------------------- asking
+# ---------------------------------------------------------------- requests
 
 
 @pytest.mark.parametrize("policy", ["none", "streaming_llm", "sliding_window", "random"])
@@ -95,8 +95,8 @@ def profile(**signals: SignalProfile) -> CalibrationProfile:
     return CalibrationProfile(FORMAT, "m", "f", 4, 4, "0", 0.0, signals)
 
 
-def asked_of(engine: CoreEngine) -> tuple[Signal, ...]:
-    """What the worker keeps for one request."""
+def signals_of(engine: CoreEngine) -> tuple[Signal, ...]:
+    """The signals that the worker keeps for one request."""
     engine.add("a", 12)
     return engine.step().signals["a"]
 
@@ -106,7 +106,7 @@ def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_de
     num_layers: int, layer: int
 ) -> None:
     engine = CoreEngine(config={"policy": {"name": "tova"}}, num_layers=num_layers)
-    assert asked_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
+    assert signals_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
 
 
 def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
@@ -114,7 +114,7 @@ def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
     config = {"policy": {"name": "tova"}, "shadow": {"name": "h2o"}}
     engine = CoreEngine(config=config, calibration=measured)
     here = Signal("attention_last", pool_radius=3, layers=(1, 3), heads=(0, 2))
-    assert asked_of(engine) == (here, SUM)  # of another kind, which was not measured
+    assert signals_of(engine) == (here, SUM)  # of another kind, which was not measured
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_settings_come_before_the_profile(
     measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
     config = {"policy": {"name": "tova"}, "probe": probe}
     engine = CoreEngine(config=config, calibration=measured)
-    assert asked_of(engine) == (
+    assert signals_of(engine) == (
         Signal("attention_last", pool_radius=3, layers=layers, heads=heads),
     )
 
@@ -174,15 +174,15 @@ def numbered(request_id: str, num_tokens: int) -> Any:
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
-    """Between evictions nobody asks; what was told then is too old when the next one is due."""
+    """Scores are not requested between evictions; earlier ones are stale when the next is due."""
     worker = SimulatedWorker(64, 4)
     ages: list[int] = []
     engine = engine_with("h2o", lag=lag, interval_tokens=6)
     engine.worker = worker
-    told = engine.runtime.scoring.current
+    current = engine.runtime.scoring.current
 
     def watch(state: Any, *rest: Any) -> Any:
-        found = told(state, *rest)
+        found = current(state, *rest)
         if found is not None:
             ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found

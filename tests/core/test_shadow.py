@@ -247,7 +247,7 @@ def test_counts_begin_when_a_shadow_is_configured_and_null_removes_it() -> None:
 
 
 def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:
-    """Its scores have been kept all along."""
+    """Its scores were kept before."""
     engine = crowd("streaming_llm", "h2o", interval_tokens=0)
     history(engine, 25)
     result = patch(engine, policy={"name": "h2o"}, shadow={"name": "streaming_llm"})

@@ -1,5 +1,5 @@
-"""Shared prefix blocks in three tiers: skipped, let go of when all dead, copied out of by all their
-holders at once; never written, and never freed while somebody reads them.
+"""Shared prefix blocks in three tiers: skipped, dropped when all dead, or emptied by all their
+holders at once; never written, and never freed while a request reads them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def pools(draw: st.DrawFn) -> Pool:
 
 
 def apply(tables: TokenTables, plans: Sequence[RelocationPlan], first_fresh: int, size: int) -> int:
-    """Apply `plans`; how many blocks the pool is left with fewer."""
+    """Apply `plans`; returns the net number of blocks freed in the pool."""
     used = tables.pool.num_used
     for plan in plans:
         fresh = list(range(first_fresh, first_fresh + plan.num_fresh_blocks))
@@ -182,7 +182,7 @@ def test_every_group_is_bounded_profitable_and_frees_what_it_promises(
 def test_the_next_tokens_do_not_take_the_gain_back(
     pool: Pool, planner: PlannerName, batch_size: int, headroom: int
 ) -> None:
-    """What the plans, groups included, make next tokens take stands in `retaken_blocks`."""
+    """`retaken_blocks` counts the blocks that the plans, groups included, make next tokens take."""
     tables, shared = pool.tokens(), np.flatnonzero(pool.holders > 1)
     readonly = frozenset(shared.tolist())
     before = [next_takes_block(tables, t.request_id, readonly, pool.recycles) for t in tables]
@@ -200,7 +200,7 @@ def test_the_next_tokens_do_not_take_the_gain_back(
 def test_a_block_whose_holder_may_not_move_stays(
     pool: Pool, planner: PlannerName, absent: int
 ) -> None:
-    """The absent one has a relocation in flight, or has not evicted, or has nothing to spare."""
+    """The absent one has a relocation in flight, has not evicted, or has no excess blocks."""
     which = [h for h in range(len(pool.tables)) if h != absent % len(pool.tables)]
     plans, _ = plan_groups(
         pool.layouts(which),
@@ -243,7 +243,7 @@ def test_as_many_copies_as_blocks_are_no_gain() -> None:
 
 
 def test_a_holder_that_would_not_shrink_keeps_its_block_for_all() -> None:
-    """The third request holds only the emptiest block, and would take one for it."""
+    """The third request holds only the emptiest block and would take a fresh one for it."""
     shared = [[0, -1, -1, -1], [4, 5, -1, -1], [8, 9, -1, -1]]
     spare = [[12, -1, -1, -1], [16, -1, -1, -1], [20, -1, -1, -1]]
     pool = two((shared, shared), (spare, spare))
@@ -446,7 +446,7 @@ def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_sharer_preempted_in_its_group_takes_its_plan_along(victim: int) -> None:
-    """It is admitted again in the same step, and hits what its group has emptied."""
+    """It is admitted again in the same step and hits the blocks that its group emptied."""
     engine = sharers("copy", reclamation="paused")
     operation, shared = compacted(engine)
     runtime = engine.runtime
@@ -520,7 +520,7 @@ def test_the_front_of_a_prefix_leaves_the_cache_last() -> None:
 
 
 def test_control_freeing_a_shared_block_for_all_is_noticed() -> None:
-    """A holder's reference is returned twice: the owner would hand out what another one reads."""
+    """A holder's reference is dropped twice: the store would reallocate a block in use."""
     engine = run(sharers("index"), 1)
     engine.store.give_back([prefix_blocks(engine)[0]])
     with pytest.raises(InvariantViolation, match="reference counts differ"):

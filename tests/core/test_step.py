@@ -1,4 +1,4 @@
-"""The columns of a step plan against plain lists, one a request."""
+"""The columns of a step plan against one plain list per request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_empty_ragged_array_has_nothing_for_each_request() -> None:
 def test_what_a_batch_writes_is_what_each_request_writes(
     new_slots: list[list[int]], data: st.DataObject
 ) -> None:
-    """Also for requests that are not in the batch, that have no part and that write nothing."""
+    """Also for requests not in the batch, not in the plan, or without writes."""
     names = [f"r{i}" for i in range(len(new_slots))]
     parts = {
         name: RequestStep(0, new_slots=np.array(slots, dtype=np.int64))

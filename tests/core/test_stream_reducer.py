@@ -1,4 +1,4 @@
-"""The stream's reducer: a message is applied whole, in order, or not at all."""
+"""The stream's reducer: messages are applied completely and in order, or not at all."""
 
 from __future__ import annotations
 

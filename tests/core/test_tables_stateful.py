@@ -248,7 +248,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule()
     def name_the_owners(self) -> None:
-        """The newest request that holds a block, at any time; nobody asks after every change."""
+        """Compare owners with the newest holders, not after every change."""
         if not hasattr(self, "tables"):
             return
         newest = [0] * self.num_blocks

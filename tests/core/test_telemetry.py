@@ -1,5 +1,5 @@
-"""Telemetry: nothing while nobody listens, the newest state on subscription, and a reader that
-stalls or dies never holds the engine up.
+"""Telemetry: no work without subscribers, the newest state on subscription, and no delay of the
+engine by a reader that stalls or dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def engine() -> Iterator[LiveEngine]:
 
 @pytest.fixture
 def subscribe(engine: LiveEngine) -> Iterator[Callable[..., zmq.Socket[bytes]]]:
-    """Sockets that are connected, and that the publisher has heard of."""
+    """Connected sockets that the publisher has seen."""
     sockets: list[zmq.Socket[bytes]] = []
 
     def connect(*topics: bytes, high_water_mark: int = 1000) -> zmq.Socket[bytes]:
@@ -58,7 +58,7 @@ def state(socket: zmq.Socket[bytes]) -> Frame:
 
 
 def must_not_be_called(*, figures: bool) -> Frame:
-    raise AssertionError("a frame was made although nobody listens")
+    raise AssertionError("a frame was made without a subscriber")
 
 
 def test_no_frame_is_made_while_nobody_listens(engine: LiveEngine) -> None:
@@ -80,7 +80,7 @@ def test_events_wait_for_a_listener_and_come_in_order(
 
 
 def test_a_new_subscriber_gets_the_newest_state_at_once() -> None:
-    """At a rate of one frame a day too."""
+    """Also at a rate of one frame a day."""
     live = make_engine(max_hz=1 / 86_400)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
     try:

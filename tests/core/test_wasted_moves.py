@@ -1,4 +1,4 @@
-"""Payback: which blocks relocation freed, and which tokens it moved for nothing."""
+"""Wasted moves: the blocks that relocation freed and the tokens that it moved in vain."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vtoken.wire import Status
 EAGER: dict[str, Any] = {"interval_tokens": 0, "theta_f": 0.0, "low_watermark_blocks": 32}
 
 
-@pytest.mark.parametrize(("gap", "in_vain"), [(1, 1), (64, 2), (65, 1)])
+@pytest.mark.parametrize(("gap", "wasted"), [(1, 1), (64, 2), (65, 1)])
 def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
-    gap: int, in_vain: int
+    gap: int, wasted: int
 ) -> None:
     """Blocks of 4 and a prompt of 16, of which 0 and 10 to 15 are kept. In step 2 their first block
     is emptied and the last but one is left open at its end: 0 and 11 move. 10 dies in step 3, 11
@@ -43,7 +43,7 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     engine.step()
     assert not runtime.tables["a"].is_live(0)
     assert runtime.counters.moved_tokens == 2
-    assert runtime.counters.moved_then_evicted_tokens == in_vain
+    assert runtime.counters.moved_then_evicted_tokens == wasted
 
 
 @given(
@@ -79,7 +79,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
     engine = make_engine(block_size=4, prompt_tokens=40, prefix_tokens=0, config=config)
     try:
         shadow: dict[tuple[str, int], int] = {}
-        in_vain = 0
+        wasted = 0
         for _ in range(60):
             engine.steps(1)
             runtime = engine.core.runtime
@@ -87,19 +87,19 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
             for request_id, part in plan.requests.parts().items():
                 for token in part.evicted.tolist():
                     moved = shadow.pop((request_id, token), -1000)
-                    in_vain += plan.step - moved <= WASTED_WITHIN_STEPS
+                    wasted += plan.step - moved <= WASTED_WITHIN_STEPS
                 for token in part.moved_ids.tolist():
                     shadow[request_id, token] = plan.step
         status: Status = engine.call("status")
-        told = status.reclamation
-        assert told.moved_then_evicted_tokens == in_vain > 0
-        assert told.payback_steps == WASTED_WITHIN_STEPS
+        reclamation = status.reclamation
+        assert reclamation.moved_then_evicted_tokens == wasted > 0
+        assert reclamation.payback_steps == WASTED_WITHIN_STEPS
         freed = [
             event.data["freed_blocks"] - event.data["retaken_blocks"]
             for event in runtime.events.page(0, 10_000).events
             if event.kind == "relocation"
         ]
-        assert told.relocation_freed_blocks == sum(freed) > 0
-        assert told.relocation_freed_blocks <= told.reclaimed_blocks
+        assert reclamation.relocation_freed_blocks == sum(freed) > 0
+        assert reclamation.relocation_freed_blocks <= reclamation.reclaimed_blocks
     finally:
         engine.close()

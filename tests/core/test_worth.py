@@ -1,5 +1,5 @@
-"""What a round is worth: the estimate beside its definition, beside a count of what is packed, and
-the prices that make µs of it.
+"""The worth of a round: the estimate against its definition and against a count of packed tokens,
+and the prices that convert it to µs.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def columns(requests: list[tuple[int, ...]]) -> RequestColumns:
 
 
 def in_numpy(c: RequestColumns, *, recycles: bool, fills_holes: bool) -> Estimate:
-    """The same equations over whole columns."""
-    holes, loose = c.extent - c.num_live, c.num_live - S * c.num_full
+    """The same equations over entire columns."""
+    holes, partial = c.extent - c.num_live, c.num_live - S * c.num_full
     excess = c.num_blocks - (c.num_live // S + 1)
-    looked_at = (holes > 0) & (excess > 0) & (loose > 0)
-    holes, loose, excess = holes[looked_at], loose[looked_at], excess[looked_at]
+    looked_at = (holes > 0) & (excess > 0) & (partial > 0)
+    holes, partial, excess = holes[looked_at], partial[looked_at], excess[looked_at]
     blocks = c.num_blocks[looked_at]
     steps = np.minimum(c.due_in[looked_at], MAX_STEPS)
     covered = np.minimum(1.0, c.dying[looked_at] / blocks)
-    packed, left, lasting = (loose * steps).astype(float), blocks, loose * (1 - covered)
+    packed, left, lasting = (partial * steps).astype(float), blocks, partial * (1 - covered)
     if recycles:
         steps = np.minimum(steps, holes)
-        packed = loose * (steps - steps * (steps + 1) / (2 * holes))
-        left, lasting = holes - steps, loose * (holes - steps) / holes * (1 - covered / 2)
+        packed = partial * (steps - steps * (steps + 1) / (2 * holes))
+        left, lasting = holes - steps, partial * (holes - steps) / holes * (1 - covered / 2)
     packed += lasting * np.minimum(left, MAX_STEPS - steps)
-    moved = loose
+    moved = partial
     if fills_holes:
         with_room = blocks - c.num_full[looked_at]
-        moved = np.minimum(np.minimum(loose, holes), -(-excess * loose // with_room))
-    return Estimate(float(packed.sum()), int(loose.sum()), int(moved.sum()), len(holes))
+        moved = np.minimum(np.minimum(partial, holes), -(-excess * partial // with_room))
+    return Estimate(float(packed.sum()), int(partial.sum()), int(moved.sum()), len(holes))
 
 
 @given(requests=REQUESTS, recycles=st.booleans(), fills_holes=st.booleans())
@@ -70,11 +70,11 @@ def test_the_kernel_is_the_equations(
 
 
 def packed(blocks: list[int], size: int, dying: int, seed: int, *, recycles: bool) -> int:
-    """Loose tokens, summed over `MAX_STEPS` steps of attention, of a request whose blocks of `size`
-    hold `blocks` live tokens.
+    """Tokens of partial blocks, summed over `MAX_STEPS` steps of attention. The request's blocks of
+    `size` slots hold `blocks` live tokens.
 
-    It decodes one token a step, into its first hole or behind its last token. Every `dying` steps
-    so many random tokens die. A block without a live token leaves.
+    It decodes one token per step, into its first hole or behind its last token. Every `dying` steps
+    as many random tokens die. All-dead blocks are dropped.
     """
     rng = np.random.default_rng(seed)
     held = list(blocks)
@@ -125,14 +125,14 @@ def test_the_estimate_is_near_what_a_round_spares_the_request_of_packing(
 @pytest.mark.parametrize(
     "request_",
     [(16, 16, 6, 4, 9, 1), (17, 20, 5, 0, 9, 1), (16, 20, 6, 4, 9, 1)],
-    ids=["dense", "no block to free", "nothing loose"],
+    ids=["dense", "no block to free", "nothing partial"],
 )
 def test_a_request_that_gains_nothing_is_not_counted(request_: tuple[int, ...]) -> None:
     found = estimate_round(columns([request_]), S, recycles=True, fills_holes=True)
     assert found == Estimate(0.0, 0, 0, 0)
 
 
-def test_pack_copies_all_loose_tokens() -> None:
+def test_pack_copies_all_tokens_of_partial_blocks() -> None:
     c = columns([(24, 31, 8, 0, 9, 1)])
     assert estimate_round(c, S, recycles=True, fills_holes=False).moved_tokens == 24
 

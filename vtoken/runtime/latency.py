@@ -6,8 +6,8 @@ gap, as in vLLM's own metrics.
 
 Histograms have buckets whose bounds grow by 2^(1/16) and report a bucket's middle, so a percentile
 (nearest rank) is off by at most 2.2% between 0.01 ms and 2.9 hours; values beyond are reported as
-that bound. Counts are stored in `NUM_SPANS` spans of `SPAN_S`, and the oldest span is dropped at
-once, so the window covers the last 55 to 60 seconds. Memory is constant.
+that bound. Counts are stored in `NUM_SPANS` spans of `SPAN_S`, of which the oldest is dropped as a
+unit, so the window covers the last 55 to 60 seconds. Memory is constant.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A whole engine core without vLLM: requests, a block store, the runtime, a simulated worker.
+"""A complete engine core without vLLM: requests, a block store, the runtime, a simulated worker.
 
-Schedules as vLLM's V1 scheduler does: running requests first and in order, the newest preempted
-when blocks run out, then admissions with prefix-cache hits, blocks hashed at schedule time.
-Contents of tokens are keys: a token computed in full context has the same key in every run of the
-request, one computed after an eviction has a key of that run alone.
+It schedules like vLLM's V1 scheduler: running requests first and in order, the newest preempted
+when blocks run out, then admissions with prefix-cache hits; blocks are hashed at schedule time.
+Token contents are keys: a token computed in full context has the same key in every run of the
+request, one computed after an eviction has a key unique to that run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Request:
         return (self.id, token)
 
     def block_hash(self, index: int, block_size: int) -> Hashable:
-        """Names the contents of a full block and of everything before it."""
+        """Identifies the contents of a full block and of everything before it."""
         return tuple(self.content(t) for t in range(index * block_size, (index + 1) * block_size))
 
 
 class CoreEngine:
-    """Owns everything; `step()` is one engine step. All faults are injected from outside."""
+    """Owns all parts; `step()` runs one engine step. Tests inject all faults."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class CoreEngine:
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.worker_lag_steps = worker_lag_steps
         self.prefix_caching = prefix_caching
-        self.caches_after_eviction = False  # against rule 4, for a control
-        self.watermark_blocks = 0  # as vLLM's --watermark: kept from who waits while others run
+        self.caches_after_eviction = False  # violates rule 4, for a control
+        # Like vLLM's --watermark: withheld from waiting requests while others run.
+        self.watermark_blocks = 0
         geometry = Geometry(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -107,7 +108,7 @@ class CoreEngine:
         self.num_preemptions = 0
         self.clock: Callable[[], float] = time.monotonic  # of arrivals and tokens
         self.newest_plan = StepPlan(0)
-        self._gone: list[str] = []
+        self._removed: list[str] = []
         self._queue: deque[StepMessage] = deque()
 
     # ------------------------------------------------------------ requests
@@ -124,7 +125,7 @@ class CoreEngine:
         rules: RequestRules | None = None,
         prompt: Prompt | None = None,
     ) -> None:
-        """Queue a request; its first `prefix_tokens` are those of every request with `prefix`."""
+        """Queue a request; it shares its first `prefix_tokens` with every request of `prefix`."""
         most = (self.store.num_blocks - 1) * self.block_size
         if not 0 < prompt_tokens <= most:
             raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
@@ -150,23 +151,23 @@ class CoreEngine:
         for request in self.running:
             if request.id == request_id:
                 self.running.remove(request)
-                self._let_go(request, preempted=False)
+                self._release(request, preempted=False)
                 return
         self.waiting = deque(r for r in self.waiting if r.id != request_id)
         self.runtime.forget(request_id)
 
     def preempt_newest(self) -> None:
-        """Preempt between two steps, as a priority scheduler or a reset may."""
+        """Preempt between two steps, like a priority scheduler or a reset."""
         if self.running:
             self._preempt(self.running[-1])
 
-    def _let_go(self, request: Request, *, preempted: bool) -> None:
+    def _release(self, request: Request, *, preempted: bool) -> None:
         self.runtime.release(request.id, preempted=preempted)
         self.store.release(request.id)
-        self._gone.append(request.id)
+        self._removed.append(request.id)
 
     def _preempt(self, request: Request) -> None:
-        self._let_go(request, preempted=True)
+        self._release(request, preempted=True)
         self.running.remove(request)
         request.num_computed = 0
         self.waiting.appendleft(request)
@@ -175,7 +176,7 @@ class CoreEngine:
     # ------------------------------------------------------------ one step
 
     def due_requests(self) -> list[str]:
-        """Those that are in the middle of their prompt, or append one token next."""
+        """The requests in the middle of their prompt and those that append one token next."""
         ends = {name: state.prefill_end for name, state in self.runtime.state.requests.items()}
         return [
             r.id
@@ -190,11 +191,11 @@ class CoreEngine:
         grown = Scheduled()
         preempted = self.num_preemptions
         for request in list(self.running):
-            if request in self.running:  # it may have been preempted meanwhile
+            if request in self.running:  # not preempted by an earlier one
                 self._schedule_running(request, grown, message)
         if preempted == self.num_preemptions:
             self._admit(grown, message)
-        message.gone, self._gone = self._gone, []
+        message.gone, self._removed = self._removed, []
         message.plan = self.newest_plan = self.runtime.commit_step(grown)
         self._queue.append(message)
         while len(self._queue) > self.worker_lag_steps:
@@ -244,7 +245,7 @@ class CoreEngine:
         return -(-places // self.block_size) - len(self.store.tables[request.id])
 
     def _grow(self, request: Request, num_new: int, grown: Scheduled, message: StepMessage) -> None:
-        """Register the tokens, and hash the blocks that they fill (at schedule time)."""
+        """Register the tokens and hash the blocks that they fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
         table = self.runtime.tables.get(request.id)
@@ -287,12 +288,12 @@ class CoreEngine:
     # ------------------------------------------------------------ checking
 
     def drain(self) -> None:
-        """Let the worker catch up."""
+        """Execute all outstanding steps."""
         while self._queue:
             self._execute()
 
     def check(self) -> None:
-        """Runtime, store and worker agree, and the prefix cache holds what its hashes promise."""
+        """Runtime, store and worker agree, and cached blocks hold the contents of their hashes."""
         self.runtime.check()
         self.store.check()
         for table in self.runtime.tables:
@@ -305,10 +306,10 @@ class CoreEngine:
         for key, blocks in self.store.cached.items():
             for block in blocks:
                 assert tuple(self.worker.memory[block * s : (block + 1) * s]) == key, (
-                    f"cached block {block} does not hold what its hash names"
+                    f"cached block {block} does not hold the contents of its hash"
                 )
         for table in self.runtime.tables:
-            if table.request_id not in self._gone:
+            if table.request_id not in self._removed:
                 mirror = self.worker.mirrors[table.request_id]
                 ids = table.live_ids()
                 found = self.worker.live_slots(mirror)

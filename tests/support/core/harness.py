@@ -1,7 +1,6 @@
 """The core's test harness in one import: a real engine core without vLLM.
 
-`CoreEngine` for step-by-step tests, `make_engine` for one that runs by itself behind the control
-plane and telemetry.
+`CoreEngine` for step-by-step tests, `make_engine` for one with control plane and telemetry.
 """
 
 from tests.support.core.engine import CoreEngine, Request

@@ -1,7 +1,7 @@
-"""The core engine behind its control plane and telemetry: what API, clients and console talk to.
+"""The core engine with control plane and telemetry, for tests of API, clients and console.
 
-`steps(n)` runs it step by step, `stepping()` lets it run by itself; nothing else moves it. It lives
-in one thread, as vLLM's engine core does.
+`steps(n)` runs steps, `stepping()` runs them in the background. The engine uses one thread, like
+vLLM's engine core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vtoken.wire import Reply
 
 
 class CoreQueue:
-    """The core's waiting requests, as the reporter asks for them."""
+    """The core's waiting requests, for the reporter."""
 
     def __init__(self, core: CoreEngine) -> None:
         self._core = core
@@ -51,7 +51,7 @@ def _queued(request: Request) -> QueuedRequest:
 
 
 class Words:
-    """A `Vocabulary` of 97 words that follow one another: one special, every tenth punctuation."""
+    """A `Vocabulary` of 97 words in a cycle: one special, every tenth punctuation."""
 
     def refusal(self) -> str | None:
         return None
@@ -71,7 +71,7 @@ class Words:
 
 
 class LiveEngine:
-    """`handle(command)` answers between two steps. Tests admit requests, or traffic comes.
+    """`handle(command)` runs a command between two steps. Requests come from tests or traffic.
 
     Traffic: `concurrency` requests at any time, each of `prompt_tokens` + `max_tokens`, the first
     `prefix_tokens` shared.
@@ -110,13 +110,13 @@ class LiveEngine:
     # ------------------------------------------------------------ commands
 
     def handle(self, command: Command) -> Reply:
-        """One command, and the state that it leads to."""
+        """Run one command and publish the resulting state."""
         reply = self.controller.handle(command)
         self.publish()
         return reply
 
     def ask(self, op: str, *, actor: str = "local", **args: Any) -> Reply:
-        """A command that is checked as one that comes over the bus."""
+        """Run a command with the checks of the bus."""
         payload = msgspec.msgpack.encode({"call": {"op": op, **args}, "actor": actor})
         try:
             return self.handle(read_command(payload))
@@ -124,13 +124,13 @@ class LiveEngine:
             return refused(error)
 
     def call(self, op: str, *, actor: str = "local", **args: Any) -> Any:
-        """The value of a command that must not be refused."""
+        """The value of a command; fails if it is refused."""
         reply = self.ask(op, actor=actor, **args)
         assert reply.problem is None, reply.problem
         return reply.value
 
     def configure(self, **patch: Any) -> None:
-        """Start from a configuration of one's own; leaves no revision behind."""
+        """Replace the configuration without a new revision."""
         geometry = self.runtime.geometry
         self.runtime.state.config = merge_patch(
             self.runtime.config,
@@ -142,7 +142,7 @@ class LiveEngine:
     # ------------------------------------------------------------ requests
 
     def admit(self, request_id: str, prompt_tokens: int, **options: Any) -> None:
-        """A request whose prompt is computed in the next step, see `CoreEngine.add`."""
+        """Add a request whose prompt is computed in the next step, see `CoreEngine.add`."""
         self.core.add(request_id, prompt_tokens, **options)
         self._count_requests()
 
@@ -158,7 +158,7 @@ class LiveEngine:
 
     @contextlib.asynccontextmanager
     async def stepping(self, pause_s: float = 0.02) -> AsyncIterator[None]:
-        """It takes a step every `pause_s` seconds, as an engine does while requests run."""
+        """Run a step every `pause_s` seconds in the background."""
 
         async def go() -> None:
             while True:
@@ -194,7 +194,7 @@ class LiveEngine:
     # ------------------------------------------------------------ telemetry
 
     def publish(self) -> None:
-        """Telemetry now, whatever the rate."""
+        """Publish telemetry now, regardless of the rate."""
         self.publisher.publish(self.controller.frame, force=True)
 
     def close(self) -> None:
@@ -218,10 +218,10 @@ def make_engine(
     model: str = "simulated",
     **options: Any,
 ) -> LiveEngine:
-    """A wired engine at rest; `options` are those of `CoreEngine`.
+    """An idle engine; `options` are those of `CoreEngine`.
 
-    `config` is a merge patch over the defaults; without one, streaming_llm with a budget of 64
-    evicts and reclaims all the time.
+    `config` is a merge patch over the defaults; without it, streaming_llm with a budget of 64
+    evicts and reclaims continuously.
     """
     patch: dict[str, Any] = {
         "policy": {"name": "streaming_llm"},
@@ -254,10 +254,10 @@ def make_quiet(
     model: str = "core",
     **options: Any,
 ) -> LiveEngine:
-    """An engine at rest that has no request yet: tests admit theirs; every step is checked.
+    """An idle engine without traffic; tests admit requests, and every step is checked.
 
-    Nothing is cached, so every block may be written, unless `prefix_caching`. Blocks of one holder
-    and of one request's tokens make figures that a test can state.
+    Without `prefix_caching` no block is hashed, so every block may be written and belongs to one
+    request, and tests can state exact numbers.
     """
     live = make_engine(
         num_blocks=num_blocks,
@@ -274,7 +274,7 @@ def make_quiet(
 
 
 def make_holes(concurrency: int, **config: Any) -> LiveEngine:
-    """An engine of blocks of 4 with holes everywhere and nothing reclaimed, at rest."""
+    """An idle engine with blocks of 4 slots, holes in all requests, and nothing reclaimed."""
     live = make_engine(
         block_size=4,
         num_blocks=96,

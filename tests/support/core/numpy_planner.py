@@ -1,4 +1,4 @@
-"""The planner of one request in plain numpy: the twin of the kernels in `vtoken.planning.moves`."""
+"""The planner of one request in plain numpy: the reference of `vtoken.planning.moves`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TwinPlan:
 
 
 def takes_block(layout: Layout) -> bool:
-    """Whether the next token takes a block."""
+    """Whether the next token needs a new block."""
     n, s = layout.grid.shape
     occupied = np.flatnonzero(layout.grid.ravel() >= 0)
     extent = int(occupied[-1]) + 1 if len(occupied) else 0
@@ -61,8 +61,8 @@ def plan_twin(
 def _choose(
     layout: Layout, planner: PlannerName, live: Ints, order: Ints, headroom_blocks: int
 ) -> tuple[int, int, int, Ints, int]:
-    """The best prefix of `order`: twice the net blocks freed less the next token's, and one where
-    it takes one; -moved, fresh blocks, sources, and whether the next token takes a block."""
+    """The best prefix of `order`: twice (net blocks freed - 1 if the next token takes a block),
+    plus 1 if it does; -moved, fresh blocks, sources, and whether the next token takes a block."""
     s = layout.block_size
     moved = np.cumsum(live[order])
     holes = np.where(layout.writable, s - live, 0)
@@ -148,7 +148,7 @@ def _lay_out(
 
 
 def _places(mask: Bools, blocks: Ints, block_size: int) -> Ints:
-    """Where `mask` [m, S] holds, as places; its rows are those of `blocks` [m], in their order."""
+    """The places where `mask` [m, S] is set; its rows are the logical blocks `blocks` [m]."""
     rows, offsets = np.divmod(np.flatnonzero(mask), block_size)
     places: Ints = blocks[rows] * block_size + offsets
     return places

@@ -1,10 +1,10 @@
 """A block pool in plain Python, with the rules of vLLM's `BlockPool`: reference counts, prefix
-hashes, a free list that hands out unhashed blocks first and evicts cached ones last.
+hashes, a free list that allocates unhashed blocks first and evicts cached ones last.
 
-Knows nothing of tokens or vToken. Block 0 is the null block: never free, never handed out.
+Independent of tokens and vToken. Block 0 is the null block: never free, never allocated.
 
 1. ref_cnt[b] = how many block tables hold b,  b is free <=> ref_cnt[b] = 0
-2. hash[b] = h  <=>  b in cached[h]; a hash is lost only when the block is handed out again
+2. hash[b] = h  <=>  b in cached[h]; a block loses its hash only when it is allocated again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vtoken.tables.token_table import TokenTable
 
 
 class SimpleStore:
-    """`vtoken.runtime.runtime.BlockStore` over lists; `hashed` [N] is kept up to date in place."""
+    """`vtoken.runtime.runtime.BlockStore` over lists; `hashed` [N] is updated in place."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -79,7 +79,7 @@ class SimpleStore:
         last: list[int] = []
         for block in blocks:
             if self.ref_cnt[block] <= 0:
-                raise ValueError(f"block {block} is given back but held by nobody")
+                raise ValueError(f"block {block} is freed but has no holder")
             self.ref_cnt[block] -= 1
             if self.ref_cnt[block] == 0:
                 (first if self.hash[block] is None else last).append(block)
@@ -89,7 +89,7 @@ class SimpleStore:
     # ------------------------------------------------------------ the engine's side
 
     def admit(self, request_id: str, hit: Sequence[int]) -> None:
-        """A block table that starts with the cached blocks `hit`."""
+        """Create a block table that starts with the cached blocks `hit`."""
         for block in hit:
             if self.ref_cnt[block] == 0:
                 self.free.remove(block)
@@ -111,7 +111,7 @@ class SimpleStore:
         return hit
 
     def cache(self, block: int, key: Hashable) -> None:
-        """`block` is full and holds what `key` names."""
+        """Hash the full block `block`, whose contents are `key`."""
         if self.hash[block] is None:
             self.hash[block] = key
             self.hashed[block] = True

@@ -1,10 +1,9 @@
-"""A worker without a model: a memory of one content key a slot, and a mirror of the token tables.
+"""A worker without a model: a memory with one content key per slot, and mirrors of token tables.
 
-The mirror is fed from the step plan and from what stock vLLM tells a worker (new requests with
-their block tables, appended blocks, requests that are gone) and from nothing else. After every step
-`execute` verifies what attention would read: the slots of all live tokens hold the very contents
-that were written for these tokens (I1), and where the plan says `dense`, they are the front of the
-block table.
+A mirror is updated only from step plans and from what stock vLLM sends a worker: new requests with
+their block tables, appended blocks, finished requests. After every step `execute` verifies what
+attention would read: the slots of all live tokens hold the contents written for these tokens (I1),
+and if the plan says `dense`, they are the front of the block table.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Scores = npt.NDArray[np.float32]
 
 @dataclass
 class StepMessage:
-    """One step, as it crosses to the worker. `new`: block table and contents already cached."""
+    """One step's message to the worker. `new`: block table and contents already cached."""
 
     plan: StepPlan
     gone: list[str] = field(default_factory=list)
@@ -39,7 +38,7 @@ class StepMessage:
 class Mirror:
     """One request on the worker. `slots`: id -> slot of live tokens; None while positional.
 
-    `SimulatedWorker.product` has the mirrors that a real worker keeps; they must say the same.
+    `SimulatedWorker.product` has the mirrors of a real worker; both must agree.
     """
 
     blocks: list[int]
@@ -54,9 +53,9 @@ def scores_of(request_id: str, num_tokens: int) -> Scores:
 
 
 class SimulatedWorker:
-    """Executes step messages in order; `sequential_copies` is the wrong way, for controls.
+    """Executes step messages in order; `sequential_copies` breaks copies, for controls.
 
-    It says that packing a token beside a hole takes `hole_us`, and copying one `copy_us`.
+    It reports `hole_us` per packed token and `copy_us` per copied token.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -69,7 +68,7 @@ class SimulatedWorker:
         self.copy_us = 0
         self.score: Callable[[str, int], Scores] = scores_of
         self.reads_checked = 0
-        self.blocks_lent = 0
+        self.blocks_borrowed = 0
 
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
@@ -120,7 +119,7 @@ class SimulatedWorker:
         return report
 
     def _num_packed(self, plan: StepPlan) -> int:
-        """Into borrowed blocks the loose tokens, else all of a request with holes that is read."""
+        """Packed tokens: with borrowed blocks those of partial blocks, else all of the request."""
         packed = 0
         for name, part in plan.requests.parts().items():
             if part.dense or not len(part.new_slots):
@@ -134,7 +133,7 @@ class SimulatedWorker:
         return packed
 
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
-        """Contents by id of what verified relocations retain: where it lay, or where it lies."""
+        """Contents by id of tokens retained by verified relocations, at their old or new slots."""
         out = {}
         for request_id, part in plan.requests.parts().items():
             if part.retained is None:
@@ -180,9 +179,9 @@ class SimulatedWorker:
             self.memory[slot] = content
 
     def _use_scratch(self, plan: StepPlan) -> None:
-        """Overwrite every lent block: nothing that is read or cached may lie in one."""
-        lent = [block for part in plan.requests.parts().values() for block in part.scratch]
-        assert len(set(lent)) == len(lent), "a block was lent twice"
+        """Overwrite every borrowed block: none may contain anything read or cached."""
+        borrowed = [block for part in plan.requests.parts().values() for block in part.scratch]
+        assert len(set(borrowed)) == len(borrowed), "a block was borrowed twice"
         for request_id, part in plan.requests.parts().items():
             if not part.scratch:
                 continue
@@ -192,24 +191,24 @@ class SimulatedWorker:
                 for slot in self.live_slots(self.mirrors[request_id]).values()
             ]
             full = sum(held == self.block_size for held in Counter(places).values())
-            loose = len(places) - full * self.block_size
-            assert loose <= len(part.scratch) * self.block_size, "loose tokens do not fit"
+            partial = len(places) - full * self.block_size
+            assert partial <= len(part.scratch) * self.block_size, "too few borrowed blocks"
             row = self.product.rows_of([request_id])
-            full_blocks, loose_slots = self.product.split(row, self.block_size)
+            full_blocks, partial_slots = self.product.split(row, self.block_size)
             packed = {
                 slot
                 for b in full_blocks.values.tolist()
                 for slot in range(b * self.block_size, (b + 1) * self.block_size)
             }
             assert len(full_blocks.values) == full
-            assert len(loose_slots.values) == loose
-            assert packed | {*loose_slots.values.tolist()} == {
+            assert len(partial_slots.values) == partial
+            assert packed | {*partial_slots.values.tolist()} == {
                 *self.live_slots(self.mirrors[request_id]).values()
             }, "attention reads other tokens"
-        for block in lent:
+        for block in borrowed:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.memory[slot] = "scratch"
-            self.blocks_lent += 1
+            self.blocks_borrowed += 1
 
     def _attend(self, plan: StepPlan) -> None:
         s, parts = self.block_size, plan.requests.parts()
