@@ -1,4 +1,4 @@
-"""The wheel alone, without an engine: what a laptop needs to look at a server or a recording.
+"""The wheel without an engine, as installed on a laptop for console and commands.
 
 `make wheel` builds one and runs these; without `VTOKEN_WHEEL` they are skipped.
 """
@@ -31,7 +31,7 @@ def vtoken(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found in the checkout by accident."""
+    """Keep the checkout off the import path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
 

@@ -1,8 +1,8 @@
-"""Makes `vtoken_api/rest/examples.json`: real answers of a real server, as documentation.
+"""Makes `vtoken_api/rest/examples.json`: answers of a real server, for the API descriptions.
 
 Run from the repository: `python -m tests.examples.make`. The engine is the real core over a small
-pool (`make_quiet`), the server is the real plugin; what cannot be had otherwise (429, 408, 503) is
-provoked. `tests/api/test_examples.py` checks the file against the schemas and the wire's structs.
+pool (`make_quiet`), the server is the real plugin; 429, 408 and 503 are provoked.
+`tests/api/test_examples.py` checks the file against the schemas and the wire's structs.
 """
 
 from __future__ import annotations
