@@ -49,8 +49,8 @@ class Reader:
 
 @settings(max_examples=60)
 @given(
-    # Of each step: blocks that change, whether either reader misses the frame, starts anew,
-    # whether one of them subscribes (again) before it, and whether figures are told.
+    # Each step: the blocks that change, whether either reader misses the frame or restarts,
+    # whether one of them subscribes (again) before it, and whether the frame has a status.
     st.lists(
         st.tuples(
             st.sets(st.integers(0, NUM_BLOCKS - 1), max_size=NUM_BLOCKS),

@@ -128,7 +128,7 @@ async def test_the_flight_recorder_never_holds_text(served: Served, tmp_path: Pa
     file = tmp_path / "run.jsonl"
     ran = await run("record", str(file), "--last", "5m", "--with-text", "--url", served.url)
     assert (ran.code, file.exists()) == (2, False)
-    assert "the flight recorder never holds text" in ran.err
+    assert "the flight recorder never stores text" in ran.err
 
 
 async def test_as_json_what_is_missing_is_counted(served: Served, tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ async def test_each_request_is_counted_once_with_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("chunks", "status", "says"),
     [
-        (GOOD[:1], 200, "without a reason to finish"),
-        (GOOD[:2], 200, "or its usage"),
+        (GOOD[:1], 200, "without a finish reason"),
+        (GOOD[:2], 200, "or usage"),
         ([], 500, "InternalServerError"),
     ],
 )
