@@ -13,7 +13,7 @@ from vtoken_api.log import logger
 
 @pytest.fixture
 def server_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the plugin logs, also when vLLM has cut its loggers off the root and set its level."""
+    """The plugin's log, even if vLLM has disabled propagation and set a level."""
     logger.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, logger=logger.name):
         yield caplog

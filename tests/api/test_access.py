@@ -1,4 +1,4 @@
-"""Who gets in, and who may change things: tokens and scopes, read-only servers, foreign pages."""
+"""Access control: tokens and scopes, read-only servers, pages of other sites."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ async def hello_of(served: Served, token: str | None, *, first_message: bool = F
         return json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))
 
 
-# What a caller may do: "-" nothing (401), "r" read, "c" read and change; callers in the order
-# nobody, API key, read token, control token; "." where the server has no such token. The table of
-# docs/security.md.
+# The rights of each caller: "-" none (401), "r" read, "c" control, "." if the server has no such
+# token. The callers are anonymous, API key, read token, control token. As in docs/security.md.
 #        local: loopback or Unix socket     beyond: any other address
 MATRIX = {
     # (API key, read token, control token)

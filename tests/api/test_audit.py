@@ -1,4 +1,4 @@
-"""The audit log on disk: restarts, rotation, several processes, torn lines, full disks."""
+"""The audit log on disk: restarts, rotation, several processes, truncated lines, full disks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
     tmp_path: Path, server_log: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "audit.jsonl"
-    path.symlink_to("/dev/full")  # every write answers ENOSPC
+    path.symlink_to("/dev/full")  # every write fails with ENOSPC
     log = AuditLog(Journal(path))
     record(log, 1, 2)
     page = await log.page(10)
@@ -181,11 +181,11 @@ async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) ->
     log.close()
 
 
-# ---------------------------------------------------------------- the engine's own acts
+# ---------------------------------------------------------------- the engine's own actions
 
 
 async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
-    """Once there are `count`: who, what, and of which event; fails if there are more."""
+    """Wait for `count` entries: actor, action and event of each; fails if there are more."""
     acts: list[wire.AuditEntry] = []
 
     async def come() -> bool:
@@ -203,7 +203,7 @@ async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
 
 
 def pass_guard(core: LiveEngine, theta_f: float) -> None:
-    """A change on trial that the engine takes back at its next step."""
+    """A change on trial that the engine reverts at its next step."""
     call = commands.PatchConfig(patch={"theta_f": theta_f}, guard_preemptions=0)
     assert core.handle(commands.Command(call=call)).problem is None
     core.runtime.counters.preemptions += 1

@@ -1,4 +1,4 @@
-"""What would happen, for those who may not make it happen: dry runs with a token that reads."""
+"""Dry runs with a read token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DRY: list[tuple[str, str, Any]] = [
 
 @pytest.fixture
 async def guarded(core: LiveEngine, tmp_path: Path) -> AsyncIterator[Served]:
-    """A server that reads with one token and changes with another, with something to undo."""
+    """A server with a read and a control token and a change that can be undone."""
     for name, token in (("read", READ), ("control", CONTROL)):
         (tmp_path / name).write_text(token)
         (tmp_path / name).chmod(0o600)

@@ -1,4 +1,4 @@
-"""The descriptions hold: examples are real documents, real messages fit their schemas."""
+"""The API descriptions are correct: examples are real, and real messages fit their schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flight recorder on a real server: what happened just now, whatever the disk does."""
+"""The flight recorder on a real server, also with disk errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def core() -> AsyncIterator[LiveEngine]:
 async def flying(
     core: LiveEngine, folder: Path, **options: float
 ) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
-    """A server whose recorder starts anew with `options` on the state directory `folder`."""
+    """A server whose recorder is replaced by one with `options` in the state directory `folder`."""
     async with (
         serve(core.handle, state_dir=str(folder)) as served,
         httpx.AsyncClient(base_url=served.url, timeout=30) as client,

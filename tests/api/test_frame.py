@@ -1,4 +1,4 @@
-"""Deltas rebuild the newest frame, whatever happened between two of them."""
+"""Deltas rebuild the newest frame after any changes in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _close_engine() -> object:
 
 @st.composite
 def frames(draw: st.DrawFn) -> FrameView:
-    """Eight blocks and a few requests, all of them free to change."""
+    """Eight blocks and a few requests with arbitrary values."""
     live = draw(st.lists(st.integers(0, 3), min_size=8, max_size=8))
     flags = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
     owner = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))

@@ -1,5 +1,5 @@
-"""Whoever follows the published frames has the engine's state or none: where frames are lost, where
-a reader starts late, and where there are several.
+"""A follower of published frames has the engine's state or none: with lost frames, a late start and
+several readers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEADLINE_S = 60
 
 
 def same(view: FrameView, frame: wire.Frame) -> None:
-    """`view` shows the whole `frame`."""
+    """Assert that `view` equals the full `frame`."""
     for (name, _), array in zip(wire.BLOCK_ARRAYS, block_arrays(frame), strict=True):
         np.testing.assert_array_equal(getattr(view, name), array)
     assert view.step == frame.step
@@ -37,7 +37,7 @@ def same(view: FrameView, frame: wire.Frame) -> None:
 
 
 class Reader:
-    """One API process: what it makes of the frames that reach it."""
+    """One API process and the view that it derives from the frames it receives."""
 
     def __init__(self) -> None:
         self.chain = FrameChain()
@@ -49,8 +49,8 @@ class Reader:
 
 @settings(max_examples=60)
 @given(
-    # Of each step: blocks that change, whether either reader misses the frame, starts anew,
-    # whether one of them subscribes (again) before it, and whether figures are told.
+    # Each step: the blocks that change, whether either reader misses the frame or restarts,
+    # whether one of them subscribes (again) before it, and whether the frame has a status.
     st.lists(
         st.tuples(
             st.sets(st.integers(0, NUM_BLOCKS - 1), max_size=NUM_BLOCKS),
@@ -67,8 +67,8 @@ def test_reader_shows_the_state_of_the_engine_or_none(steps: list, random: objec
     engine = ScriptedEngine(num_blocks=NUM_BLOCKS)
     try:
         frames, readers = FrameSequence(), [Reader(), Reader()]
-        complete = [False, False]  # has every frame since a whole one
-        told = engine.frame()  # the newest figures
+        complete = [False, False]  # has every frame since a full one
+        told = engine.frame()  # the newest status
         for changed, lost, restarted, subscribed, figures in steps:
             engine.step(0)
             where = sorted(changed)
@@ -133,7 +133,7 @@ def test_little_change_makes_a_small_frame_and_much_a_whole_one() -> None:
 
 @contextlib.asynccontextmanager
 async def following(core: LiveEngine) -> AsyncIterator[list[FrameView | None]]:
-    """What an API process makes of the published frames, one by one, over a real socket."""
+    """The views that an API process derives from the published frames, over a real socket."""
     views: list[FrameView | None] = []
     chain = FrameChain()
 
@@ -156,7 +156,7 @@ async def following(core: LiveEngine) -> AsyncIterator[list[FrameView | None]]:
 
 
 async def until_shown(core: LiveEngine, *readers: list[FrameView | None]) -> None:
-    """Step until every reader shows the step that the engine has just published."""
+    """Step until every reader has the step that the engine has just published."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             core.steps()

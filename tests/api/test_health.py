@@ -1,4 +1,4 @@
-"""How the server's parts are, in status and stream: what must be seen before an incident."""
+"""The health of the server's parts, in status and stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may send, and how often: rates, oversized and endless bodies, slow ones."""
+"""Limits on calls: rates, and bodies that are too large, endless or slow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_bucket_gives_its_burst_then_its_rate_and_refuses_at_no_cost() -> None:
     limits.spend("a", "change")
     with pytest.raises(ProblemError):
         limits.spend("a", "change")
-    clock.now -= 100  # a clock that jumps back refills nothing and breaks nothing
+    clock.now -= 100  # a clock that jumps back does not refill the bucket
     with pytest.raises(ProblemError):
         limits.spend("a", "change")
 
@@ -97,7 +97,7 @@ async def test_address_that_calls_too_often_is_told_when_to_come_back(
 
 
 async def raw(url: str, *pieces: bytes, wait_s: float = 0.0) -> bytes:
-    """The answer to bytes as they are, with a pause between the pieces."""
+    """Send raw bytes with a pause between the pieces; returns the answer."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

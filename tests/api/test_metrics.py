@@ -1,4 +1,4 @@
-"""Prometheus: what `/metrics` shows; docs and dashboard name nothing else; no stale value."""
+"""The Prometheus metrics of `/metrics`: values, names in docs and dashboard, no stale values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 
 def families(text: str) -> dict[str, Any]:
-    """The families by name, as Prometheus reads them; a family may appear once only."""
+    """The metric families by name, as Prometheus parses them; a family may appear only once."""
     parsed = list(text_string_to_metric_families(text))
     assert len({family.name for family in parsed}) == len(parsed)
     return {family.name: family for family in parsed}
@@ -132,7 +132,7 @@ async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no
     ):
         assert (await scraped(http))[PREFIX + "up"].samples[0].value == 1
         for gone in ("hangs", "errored"):
-            monkeypatch.setattr(hub, "FRESH_S", 0.0)  # what is known is too old
+            monkeypatch.setattr(hub, "FRESH_S", 0.0)  # the known values are too old
             setattr(served.client, gone, True)
             found = await scraped(http)
             assert found[PREFIX + "up"].samples[0].value == 0

@@ -1,4 +1,4 @@
-"""The server documents itself: one OpenAPI description, complete, no reference dangles."""
+"""The OpenAPI description is complete and has no dangling reference."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random input: REST calls drawn from the server's own description, websocket frames from chaos.
+"""Random input: REST calls drawn from the server's OpenAPI description, random websocket frames.
 
-Whatever comes, the server answers what it documents, goes on serving, and logs no fault.
+The server must give documented answers, continue to serve and log no internal error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow  # hundreds of calls
 
 
 def make_engine() -> LiveEngine:
-    """Two requests with holes, as the API's other tests have them."""
+    """Two requests with holes, as in the other API tests."""
     core = make_quiet()
     core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
     core.admit("a", 100)
@@ -38,7 +38,7 @@ def make_engine() -> LiveEngine:
 
 
 class Faults(logging.Handler):
-    """What the server logged as an error: a fault of our own, whatever was sent."""
+    """The errors in the server's log; no input may cause one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -97,7 +97,7 @@ def test_random_calls_are_answered_as_the_description_says(
 
 
 def frame(opcode: int, payload: bytes, *, fin: bool, masked: bool, reserved: int) -> bytes:
-    """A websocket frame (RFC 6455, 5.2), also one that is not allowed."""
+    """A websocket frame (RFC 6455, 5.2), possibly an invalid one."""
     head = bytes([(fin << 7) | (reserved << 4) | opcode])
     mask = masked << 7
     if len(payload) < 126:
@@ -135,7 +135,7 @@ def handshake(path: str, key: str = "dGhlIHNhbXBsZSBub25jZQ==") -> bytes:
 
 
 def say(served: Served, head: bytes, *pieces: bytes) -> bytes:
-    """Send `head`, wait for the head of the answer, send `pieces`, and read what comes at once."""
+    """Send `head`, read the head of the answer, send `pieces`, read what arrives at once."""
     host, port = served.url.removeprefix("http://").split(":")
     heard = b""
     with socket.create_connection((host, int(port)), timeout=20) as raw:

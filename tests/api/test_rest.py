@@ -1,4 +1,4 @@
-"""Every REST route on the real core: what it answers, and that a refusal changes nothing."""
+"""Every REST route on the real core: its answers, and that a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def read(answer: httpx.Response, kind: Any) -> Any:
-    """The document of a good answer, decoded strictly."""
+    """The document of a successful answer, decoded strictly."""
     assert answer.is_success, answer.text
     assert answer.headers["Content-Type"] == "application/json"
     return msgspec.json.decode(answer.content, type=kind)
@@ -122,7 +122,7 @@ async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
 async def test_every_answer_is_what_the_openapi_document_says(
     http: httpx.AsyncClient, served: Served, core: LiveEngine
 ) -> None:
-    """Good answers and problem documents of every GET route, by an independent validator."""
+    """Answers and problem documents of every GET route, checked by an independent validator."""
     document = served.app.openapi()
     await http.post("/compactions", json={"dry_run": True})
     (operation,) = core.runtime.operations._all
@@ -206,7 +206,7 @@ async def test_undo_restores_the_revision_before_as_a_new_one(
 
 
 async def actions(http: httpx.AsyncClient) -> list[tuple[str, str]]:
-    """Who did what, by the audit log."""
+    """Actor and action of every audit entry."""
     page = read(await http.get("/audit"), wire.AuditPage)
     return [(entry.actor.partition("@")[0], entry.action) for entry in page.entries]
 
@@ -460,7 +460,7 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
         answers = await asyncio.gather(*(many.get("/status") for _ in range(80)))
     codes = [answer.status_code for answer in answers]
     assert set(codes) == {429, 503}
-    assert codes.count(503) in (63, 64)  # the hub's own question may be one of them
+    assert codes.count(503) in (63, 64)  # the hub's own call may be one of them
 
 
 async def test_fault_in_the_engine_is_500_and_says_where(

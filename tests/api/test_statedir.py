@@ -1,4 +1,4 @@
-"""The state directory: whose it is, where it lies by default, and who leads."""
+"""The state directory: permissions, default path and leader election."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ async def served(engine: ScriptedEngine) -> AsyncIterator[Served]:
 
 
 class Client:
-    """A stream client that decodes strictly and rebuilds the state that it was sent."""
+    """A stream client that decodes strictly and rebuilds the state from the messages."""
 
     def __init__(self, connection: websockets.ClientConnection) -> None:
         self.connection = connection
@@ -89,7 +89,7 @@ def parse(query: str) -> StreamQuery:
 
 
 async def settled(engine: ScriptedEngine, topic: bytes, wanted: bool = True) -> None:
-    """Wait until the engine sees `topic` subscribed, or not."""
+    """Wait until `topic` is subscribed at the engine, or not."""
     async with asyncio.timeout(LIMIT_S):
         while (topic in engine.poll_subscriptions()) is not wanted:
             await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_event_that_nobody_holds_is_told_as_dropped(
 async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    """A session whose send waits, while far more events come than its queue may hold."""
+    """A session whose send blocks while more events arrive than its queue holds."""
     sent: list[wire.StreamMessage] = []
     gate = asyncio.Event()
 
@@ -259,7 +259,7 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
 async def test_an_overfull_queue_keeps_what_operators_look_for_later(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    """A client that was too slow for the relocations still gets the change and the violation."""
+    """A client too slow for relocation events still gets the config and the violation event."""
     sent: list[wire.StreamMessage] = []
     gate = asyncio.Event()
 

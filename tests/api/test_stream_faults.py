@@ -24,7 +24,7 @@ CONFIG = "/vtoken/v1/config"
 
 @pytest.fixture
 def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Move the wall clock, for everything that reads it; monotonic clocks go on."""
+    """Shift the wall clock for all readers; monotonic clocks are unaffected."""
     real, offset = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
@@ -113,7 +113,7 @@ async def test_client_of_a_restarted_api_server_misses_nothing(
         while not seen:
             message = await receive(stream)
             seen = message.event.seq if isinstance(message, wire.EventMessage) else 0
-    core.controller.patch_config({"theta_f": 0.75})  # while no API server is there
+    core.controller.patch_config({"theta_f": 0.75})  # while no API server runs
     newest = core.runtime.events.last_seq
     assert newest > seen
     async with serve(core.handle, state_dir=str(tmp_path)) as second:

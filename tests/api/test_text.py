@@ -1,4 +1,4 @@
-"""The text of a request: what it says, who may read it, and that it is nowhere else."""
+"""The text of a request: its contents, access to it, and that it leaks nowhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTROL, READ = "control-token-0123456789", "read-token-0123456789"
 
 
 class Letters:
-    """A tokenizer of one byte a word."""
+    """A tokenizer with one byte per token."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         assert not skip_special_tokens

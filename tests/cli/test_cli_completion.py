@@ -1,6 +1,6 @@
-"""Completion in real shells, each on a terminal: a line is begun, TAB and enter are pressed.
+"""Completion in real shells on a terminal: type the start of a line, press TAB and enter.
 
-zsh and fish are tested where they are installed.
+zsh and fish are tested if they are installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`vtoken doctor`: what it finds on a real server on the real core, and without one."""
+"""`vtoken doctor`: its findings on a real server on the real core, and without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command: 0 when it has done its work, 1 when it could not, 2 when it was called wrongly."""
+"""Exit codes of every command: 0 on success, 1 on failure, 2 on wrong usage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.cli_harness import VTOKEN, run, terminal
 from tests.support.serving import Served
 from vtoken.cli.parser import make_parser
 
-# What each command needs to do its work here; {} is a folder.
+# The arguments with which each command succeeds; {} is a folder.
 WORKS = {
     "status": "",
     "watch": "--count 1",

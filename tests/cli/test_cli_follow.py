@@ -17,7 +17,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken.cli.streaming import idle_line
+from vtoken.cli.streaming import quiet_line
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.recording import RecordingReader
 
@@ -41,10 +41,10 @@ async def test_watch_as_json_is_the_stream_itself(served: Served) -> None:
 
 async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served) -> None:
     last = (await run("status", "--json", "--url", served.url)).json(wire.Status)
-    assert idle_line(last, last.ts + 4) == ""
-    assert "no step for 12 s while 2 requests wait" in idle_line(last, last.ts + 12)
+    assert quiet_line(last, last.ts + 4) == ""
+    assert "no step for 12 s while 2 requests wait" in quiet_line(last, last.ts + 12)
     idle = msgspec.structs.replace(last, requests=wire.RequestCounts(0, 0, 0))
-    assert " run    0 wait    0 " in idle_line(idle, last.ts + 12)
+    assert " run    0 wait    0 " in quiet_line(idle, last.ts + 12)
 
 
 async def test_followed_events_have_no_gap_and_come_line_by_line(

@@ -1,4 +1,4 @@
-"""`vtoken record --with-text`: what it writes, what it refuses, and how seldom it asks."""
+"""`vtoken record --with-text`: its file, its refusals, and its load on the server."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_the_flight_recorder_never_holds_text(served: Served, tmp_path: Pa
     file = tmp_path / "run.jsonl"
     ran = await run("record", str(file), "--last", "5m", "--with-text", "--url", served.url)
     assert (ran.code, file.exists()) == (2, False)
-    assert "the flight recorder never holds text" in ran.err
+    assert "the flight recorder never stores text" in ran.err
 
 
 async def test_as_json_what_is_missing_is_counted(served: Served, tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ async def test_as_json_what_is_missing_is_counted(served: Served, tmp_path: Path
     }
 
 
-# ---------------------------------------------------------------- how seldom it asks
+# ---------------------------------------------------------------- load on the server
 
 
 class Turns:
-    """Turns of a reader on a clock of its own, on what a server says of its requests."""
+    """Turns of a reader with a fake clock and given request rows."""
 
     def __init__(self, served: Served) -> None:
         self.now = 100.0
@@ -156,7 +156,7 @@ class Turns:
         self.reader = TextReader(self._client, self.pages.append, clock=lambda: self.now)
 
     async def turn(self, after_s: float = 0.0) -> int:
-        """How many calls for text it made."""
+        """The number of calls for text."""
         self.now += after_s
         before = len(self._served.asked("text"))
         async with AsyncClient(self._served.url) as client:

@@ -1,4 +1,4 @@
-"""The commands that look, against a real server on the real core."""
+"""The read-only commands, against a real server on the real core."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine
 
 
 def make_dear(core: LiveEngine) -> None:
-    """Packing beside holes is measured, and found dear."""
+    """Set a high measured price of packing."""
     core.core.worker.hole_us, core.core.worker.copy_us = 500, 3
     core.steps(4)
 

@@ -1,4 +1,4 @@
-"""`vtoken serve`: token files are checked before the model loads, and only their names travel."""
+"""`vtoken serve`: token files are checked before the model loads; only their paths are passed."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_setting_has_a_flag_of_its_type() -> None:
 
 
 def model_of(command: list[str]) -> tuple[str, list[str]]:
-    """MODEL of vLLM's command line, and what else was passed through."""
+    """MODEL in vLLM's command line, and the other arguments."""
     place = command.index("--model")
     return command[place + 1], command[place + 2 : command.index("--scheduler-cls")]
 

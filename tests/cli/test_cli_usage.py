@@ -1,4 +1,4 @@
-"""Command lines that are wrong, servers that are not there, tokens, help."""
+"""Wrong command lines, unreachable servers, tokens, help."""
 
 from __future__ import annotations
 

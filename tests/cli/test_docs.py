@@ -1,4 +1,4 @@
-"""README and docs/ say what is so: commands parse, code runs, names and files exist.
+"""README and docs/ are correct: commands parse, code runs, names and files exist.
 
 Blocks of docs/client.md run in `tests/client/test_client_docs.py`, the policy of policies.md in
 `tests/core/test_other_packages.py`, the tables of docs/metrics.md in `tests/api/test_metrics.py`.
@@ -38,7 +38,7 @@ IDS = [page.name for page in PAGES]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Fenced blocks; those without a language count as `sh`, drawings aside."""
+    """Fenced blocks; those without a language count as `sh`, except drawings."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in found if (name or "sh") == language and "──" not in text]
 
@@ -52,7 +52,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """The parts of a command line between pipes and semicolons; comments are no part."""
+    """The parts of a command line between pipes and semicolons, without comments."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -66,7 +66,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Raises, or exits as argparse does, unless the program would take these words."""
+    """Raises, or exits as argparse does, unless the program accepts these words."""
     program, *rest = words
     if program == "vtoken" and rest in (["serve"], ["serve", "--help"], ["--help"]):
         return

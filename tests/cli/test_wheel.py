@@ -1,4 +1,4 @@
-"""The wheel alone, without an engine: what a laptop needs to look at a server or a recording.
+"""The wheel without an engine, as installed on a laptop for console and commands.
 
 `make wheel` builds one and runs these; without `VTOKEN_WHEEL` they are skipped.
 """
@@ -31,7 +31,7 @@ def vtoken(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found in the checkout by accident."""
+    """Keep the checkout off the import path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
@@ -58,7 +58,7 @@ async def test_what_needs_an_engine_says_so_and_not_more(vtoken: str) -> None:
         assert ran.code == 1
         assert f"vtoken {command}: the module 'vllm' is not installed" in ran.err
         assert len(ran.err.splitlines()) == 2
-    assert "no vLLM here" in (await spawn(vtoken, "doctor")).out
+    assert "vLLM is not installed" in (await spawn(vtoken, "doctor")).out
 
 
 async def test_it_completes_commands_and_carries_its_types(vtoken: str) -> None:

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md do what they say, against a real server on the real core."""
+"""The examples of docs/client.md work against a real server on the real core."""
 
 from __future__ import annotations
 

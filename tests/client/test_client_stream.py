@@ -1,4 +1,4 @@
-"""Streams of both clients: order, gaps, resuming after a loss, and what does not come back."""
+"""Streams of both clients: order, gaps, resuming after a loss, errors that are not retried."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vtoken.client.reader import BACKOFF_S, Reader, backoff_s
 
 
 def happen(core: LiveEngine, count: int) -> None:
-    """`count` events, published as those of a step are."""
+    """Publish `count` events as the events of one step."""
     for _ in range(count):
         core.runtime.events.add(0, "server", "test", {})
     core.publisher.publish(core.controller.frame)
 
 
 def break_connections(served: Served) -> None:
-    """Every connection is lost, as when a cable is pulled: nobody says goodbye."""
+    """Abort every connection without a closing handshake."""
     for connection in list(served.server.server_state.connections):
         connection.transport.abort()
 

@@ -245,4 +245,4 @@ def test_the_page_is_for_this_machine_alone(capsys: pytest.CaptureFixture[str]) 
     from vtoken.cli import main
 
     assert main(["console", "--web", "--host", "0.0.0.0"]) == 2
-    assert "for this machine" in capsys.readouterr().err
+    assert "is not loopback" in capsys.readouterr().err

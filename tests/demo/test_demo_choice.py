@@ -1,4 +1,4 @@
-"""Which model is served: the one named, the trained one, or the random one."""
+"""The choice of the demo's model: the given one, the trained one or the random one."""
 
 from __future__ import annotations
 

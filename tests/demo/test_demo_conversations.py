@@ -1,4 +1,4 @@
-"""What the clients say: reproducible, and never longer than asked for."""
+"""The demo's conversations: reproducible, and never longer than requested."""
 
 from __future__ import annotations
 

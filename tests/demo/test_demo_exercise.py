@@ -1,4 +1,4 @@
-"""The exercise on the real core and API: a sound server passes, a lying one is found out."""
+"""The exercise on the real core and API: a correct server passes, wrong answers are detected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Handle = Callable[[commands.Command], wire.Reply]
 
 @asynccontextmanager
 async def stepping(core: LiveEngine) -> AsyncIterator[None]:
-    """Steps of two requests in the background."""
+    """Run steps of two requests in the background."""
     core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
     core.admit("a", 100)
     core.admit("b", 80)

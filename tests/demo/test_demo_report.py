@@ -1,4 +1,4 @@
-"""The verdict of a headless run: each thing that may go wrong makes it fail."""
+"""The verdict of a headless run: every kind of problem makes it fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: server, traffic, controls and pictures on the trained model."""
+"""The demo end to end: server, traffic, controls and screenshots on the trained model."""
 
 from __future__ import annotations
 

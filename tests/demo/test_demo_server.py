@@ -1,4 +1,4 @@
-"""The demo's server: what it starts it ends, and a server that dies says why."""
+"""The demo's server: it stops all its processes, and reports why a server exits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_server(
     startup_timeout_s: float = 60.0,
     stock: bool = False,
 ) -> Server:
-    """A Server whose `vtoken` is the Python program given."""
+    """A Server that runs the given Python program instead of `vtoken`."""
     monkeypatch.setattr(demo_server, "VTOKEN", [sys.executable, "-c", program])
     return Server(
         "model",
@@ -44,7 +44,7 @@ def make_server(
 
 
 def is_running(pid: int) -> bool:
-    """Whether `pid` runs; a zombie does not."""
+    """Whether the process `pid` is running; False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

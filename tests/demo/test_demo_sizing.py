@@ -1,4 +1,4 @@
-"""The cache of any model: it fits beside the weights, or a sentence says what is missing."""
+"""The cache size for any model: it fits beside the weights, or an error explains why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients against a small server of the OpenAI API: turns in order, all counted."""
+"""The demo's clients against a small OpenAI server: turns in order, all requests counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOOD = [
 
 
 class OpenAIServer(ThreadingHTTPServer):
-    """Answers every chat with `chunks`, or with `status`; `bodies` are the requests it saw."""
+    """Answers every chat with `chunks`, or with `status`; `bodies` are the requests received."""
 
     daemon_threads = True
 
@@ -89,7 +89,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def drive(server: OpenAIServer, num_requests: int) -> TrafficReport:
-    """One client until it has sent `num_requests`."""
+    """Run one client until it has sent `num_requests`."""
     traffic = Traffic(server.url, num_workers=1, seed=0)
     running = asyncio.create_task(traffic.run(drain_s=5.0))
     while len(server.bodies) < num_requests:
@@ -125,8 +125,8 @@ async def test_each_request_is_counted_once_with_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("chunks", "status", "says"),
     [
-        (GOOD[:1], 200, "without a reason to finish"),
-        (GOOD[:2], 200, "or its usage"),
+        (GOOD[:1], 200, "without a finish reason"),
+        (GOOD[:2], 200, "or usage"),
         ([], 500, "InternalServerError"),
     ],
 )

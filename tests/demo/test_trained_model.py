@@ -1,4 +1,4 @@
-"""The trained model: made once, checked against sums, and what is missing is said."""
+"""The trained model: made once, checked against checksums, with errors for what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_complete(folder: Path) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the only package index there is."""
+    """An empty folder as the only package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for installer in ("PIP", "UV"):

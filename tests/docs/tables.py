@@ -67,7 +67,7 @@ def _metrics() -> Iterator[Cells]:
 
 
 def _policies() -> Iterator[Cells]:
-    """Those without scores first; of other packages none, whatever is installed here."""
+    """Policies without scores first; policies of other packages are excluded."""
     made = [make_policy(name, {}) for name in BUILT_IN]
     for policy in sorted(made, key=lambda p: (p.reads is not None, p.name != "none", p.name)):
         reads = "" if policy.reads is None else f"`{policy.reads.kind}`"
@@ -78,7 +78,7 @@ def _policies() -> Iterator[Cells]:
 
 
 def _parameters() -> Iterator[Cells]:
-    """Of the built-in policies, as `vtoken policy list` has them."""
+    """Parameters of the built-in policies, as in `vtoken policy list`."""
     for policy in describe_policies():
         if policy.name not in BUILT_IN:
             continue

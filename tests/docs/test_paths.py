@@ -21,7 +21,7 @@ OF_VLLM = {"BlockPool"}
 
 
 def code_spans(page: Path) -> list[str]:
-    """Inline code of the page, fenced blocks aside."""
+    """Inline code of the page, without fenced blocks."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`\n]+)`", prose)
 

@@ -1,4 +1,4 @@
-"""No table of the documents is stale: generated ones are as made, others name what exists."""
+"""No table of the documents is stale: generated ones are current, others name what exists."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_stale_table_and_a_lost_marker_are_noticed() -> None:
 
 
 def tables(page: Path) -> Iterator[list[list[str]]]:
-    """Every table of the page: rows of cells, the head first and the rule left out."""
+    """Every table of the page: rows of cells, the head first, without the rule."""
     for block in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
         rows = [line.strip().strip("|").split("|") for line in block.splitlines()]
         yield [[cell.strip() for cell in row] for row in rows if "---" not in row[0]]
 
 
 def column(page: Path, head: str) -> list[str]:
-    """The first column of the tables whose first two heads are `head`, code marks taken off."""
+    """The first column of the tables whose first two heads are `head`, without code marks."""
     found = [t for t in tables(page) if " | ".join(t[0][:2]).startswith(head)]
     assert found, f"{page.name} has no table {head!r}"
     return [name for table in found for row in table[1:] for name in names(row[0])]

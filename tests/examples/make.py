@@ -1,4 +1,4 @@
-"""Makes `vtoken_api/rest/examples.json`: real answers of a real server, as documentation.
+"""Makes `vtoken_api/rest/examples.json`: answers of a real server, for the API descriptions.
 
 Run from the repository: `python -m tests.examples.make`. The engine is the real core over a small
 pool (`make_quiet`), the server is the real plugin; the problems 429, 408 and 503 are provoked.

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
 from vtoken.cli.show import budget_text, calibration_line, part_text, prices_line
-from vtoken.cli.text import coloured, echo, echo_json
+from vtoken.cli.text import coloured, say, say_json
 from vtoken.client import Client, ProblemError
 
 
@@ -36,12 +36,12 @@ def doctor(arguments: Namespace, client: Client) -> int:
     for finding in examine(arguments, client):
         failed |= finding.verdict == "FAIL"
         if arguments.json:
-            echo_json(asdict(finding))
+            say_json(asdict(finding))
             continue
         color = {"ok": "ok", "note": "fragmented", "FAIL": "full"}[finding.verdict]
-        echo(f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
+        say(f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
         for line in finding.todo.splitlines():
-            echo(f"{'':20}{line}")
+            say(f"{'':20}{line}")
     return int(failed)
 
 

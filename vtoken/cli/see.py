@@ -19,43 +19,43 @@ from vtoken.cli.show_requests import (
     request_lines,
     token_line,
 )
-from vtoken.cli.text import echo, echo_document, echo_json, plain
+from vtoken.cli.text import plain, say, say_document, say_json
 from vtoken.client import Client
 
 
 def status(arguments: Namespace, client: Client) -> int:
-    echo_document(arguments, client.status(), status_lines)
+    say_document(arguments, client.status(), status_lines)
     return 0
 
 
 def requests(arguments: Namespace, client: Client) -> int:
-    echo_document(arguments, client.requests(), request_lines)
+    say_document(arguments, client.requests(), request_lines)
     return 0
 
 
 def request(arguments: Namespace, client: Client) -> int:
     """One request; with `--tokens`, one line or document for each token."""
     if not arguments.tokens:
-        echo_document(arguments, client.request(arguments.id), request_detail_lines)
+        say_document(arguments, client.request(arguments.id), request_detail_lines)
         return 0
     for page in client.token_pages(arguments.id):
         for row in page.rows:
-            echo_document(arguments, row, lambda row: [token_line(row)])
+            say_document(arguments, row, lambda row: [token_line(row)])
     return 0
 
 
 def block(arguments: Namespace, client: Client) -> int:
-    echo_document(arguments, client.block(arguments.id), block_lines)
+    say_document(arguments, client.block(arguments.id), block_lines)
     return 0
 
 
 def audit(arguments: Namespace, client: Client) -> int:
-    echo_document(arguments, client.audit(arguments.limit), audit_lines)
+    say_document(arguments, client.audit(arguments.limit), audit_lines)
     return 0
 
 
 def policies(arguments: Namespace, client: Client) -> int:
-    echo_document(arguments, client.policies(), policy_lines)
+    say_document(arguments, client.policies(), policy_lines)
     return 0
 
 
@@ -63,13 +63,13 @@ def config_get(arguments: Namespace, client: Client) -> int:
     """Every field with its bound; with KEY, only its effective value, as `config set` takes it."""
     document = client.config()
     if arguments.key is None:
-        echo_document(arguments, document, config_lines)
+        say_document(arguments, document, config_lines)
         return 0
     value = _value_at(msgspec.to_builtins(document.effective), arguments.key)
     if arguments.json:
-        echo_json(value)
+        say_json(value)
     else:
-        echo(plain(value))
+        say(plain(value))
     return 0
 
 

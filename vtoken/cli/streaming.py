@@ -12,7 +12,7 @@ import msgspec
 from vtoken import wire
 from vtoken.cli.errors import CommandError
 from vtoken.cli.show import event_line, silence_line, watch_line
-from vtoken.cli.text import coloured, echo, echo_document, echo_json
+from vtoken.cli.text import coloured, say, say_document, say_json
 from vtoken.client import Client
 
 SILENT_S = 5.0  # without a step while requests wait
@@ -28,17 +28,17 @@ def watch(arguments: Namespace, client: Client) -> int:
         for message in stream:
             now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
             if arguments.json:
-                echo(str(stream.raw))
+                say(str(stream.raw))
             elif now is not None:
-                echo(watch_line(now, _tokens_per_s(before, now)))
+                say(watch_line(now, _tokens_per_s(before, now)))
             elif isinstance(message, wire.Hello):
-                echo(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
+                say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
-            elif before is not None and (line := idle_line(before, message.ts)):
+            elif before is not None and (line := quiet_line(before, message.ts)):
                 if message.ts - printed_ts < arguments.interval:
                     continue
                 printed_ts = message.ts
-                echo(line)
+                say(line)
             else:
                 continue
             if now is not None:
@@ -49,7 +49,7 @@ def watch(arguments: Namespace, client: Client) -> int:
     return 1
 
 
-def idle_line(last: wire.Status, now_ts: float) -> str:
+def quiet_line(last: wire.Status, now_ts: float) -> str:
     """The line at `now_ts` if no status after `last` arrived; empty if there is none to print."""
     idle = not (last.requests.running or last.requests.waiting)
     if idle or last.scheduling != "running":  # the status is unchanged
@@ -68,7 +68,7 @@ def events(arguments: Namespace, client: Client) -> int:
     epoch = client.status().epoch
     newest = client.newest_events(EVERY_EVENT if arguments.kind else arguments.limit)
     for event in [event for event in newest if _matches(arguments, event)][-arguments.limit :]:
-        _echo_event(arguments, event)
+        _say_event(arguments, event)
     if not arguments.follow:
         return 0
     place = f"{epoch}:{newest[-1].seq if newest else 0}"
@@ -76,9 +76,9 @@ def events(arguments: Namespace, client: Client) -> int:
         for message in stream:
             if isinstance(message, wire.EventMessage):
                 if _matches(arguments, message.event):
-                    _echo_event(arguments, message.event)
+                    _say_event(arguments, message.event)
             elif isinstance(message, wire.Dropped):
-                _echo_dropped(arguments, message)
+                _say_dropped(arguments, message)
             elif isinstance(message, wire.Hello) and not message.resumed:
                 raise CommandError("the engine has restarted", "run the command again")
     return 1
@@ -88,12 +88,12 @@ def _matches(arguments: Namespace, event: wire.Event) -> bool:
     return not arguments.kind or event.kind in arguments.kind
 
 
-def _echo_event(arguments: Namespace, event: wire.Event) -> None:
-    echo_document(arguments, event, lambda event: [event_line(event)])
+def _say_event(arguments: Namespace, event: wire.Event) -> None:
+    say_document(arguments, event, lambda event: [event_line(event)])
 
 
-def _echo_dropped(arguments: Namespace, message: wire.Dropped) -> None:
+def _say_dropped(arguments: Namespace, message: wire.Dropped) -> None:
     if arguments.json:
-        echo_json(message)
+        say_json(message)
     else:
-        echo(coloured(f"{message.n:,} events were dropped", "violation"))
+        say(coloured(f"{message.n:,} events were dropped", "violation"))

@@ -17,23 +17,23 @@ T = TypeVar("T")
 _COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
 
 
-def echo(line: str) -> None:
+def say(line: str) -> None:
     """Print one line to standard output and flush it."""
     print(line, flush=True)
 
 
-def echo_json(document: Any) -> None:
+def say_json(document: Any) -> None:
     """Print a document as one line of JSON."""
-    echo(msgspec.json.encode(document).decode())
+    say(msgspec.json.encode(document).decode())
 
 
-def echo_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
+def say_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
     """Print `document` as JSON with `--json`, else as `lines(document)`."""
     if arguments.json:
-        echo_json(document)
+        say_json(document)
         return
     for line in lines(document):
-        echo(line)
+        say(line)
 
 
 def coloured(text: str, meaning: str) -> str:
