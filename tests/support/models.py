@@ -106,15 +106,17 @@ SERVED = {
 
 REFUSED = {
     "mistral, window": Recipe(
-        "mistral", {"sliding_window": 64}, why="--disable-sliding-window contexts of up to 64"
+        "mistral",
+        {"sliding_window": 64},
+        why="--disable-sliding-window serves contexts of up to 64",
     ),
     "phi3, window": Recipe("phi3", {"sliding_window": 64}, why="sliding-window attention"),
-    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers beside full"),
+    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers mixed with full"),
     "gemma3": Recipe(
         "gemma3_text",
         {"sliding_window": 64, "num_hidden_layers": 6},
         architecture="Gemma3ForCausalLM",
-        why="sliding-window layers beside full",
+        why="sliding-window layers mixed with full",
     ),
     "cohere2": Recipe(
         "cohere2", {"sliding_window": 64, "num_hidden_layers": 4}, why="sliding-window layers"

@@ -43,7 +43,7 @@ class Observer:
         self.victims: dict[str, dict[int, set[int]]] = defaultdict(dict)
         self.held: dict[str, list[int]] = defaultdict(list)
         self.owners: dict[int, list[str]] = defaultdict(list)
-        self.holey_steps = 0
+        self.steps_with_holes = 0
         self.prompt_tokens: dict[str, int] = {}
         self._commit = self.runtime.commit_step
         self._unwatch = watch_victims(self.runtime, self._note)
@@ -65,7 +65,7 @@ class Observer:
             request = table.request_id
             self.prompt_tokens[request] = self.runtime.state.requests[request].num_prompt_tokens
             self.held[request].append(len(table.blocks))
-            self.holey_steps += not table.dense
+            self.steps_with_holes += not table.dense
             for block in table.blocks:
                 if not self.runtime.state.store.is_shared(block):
                     assert private.setdefault(block, request) == request, "owned twice"

@@ -1,4 +1,4 @@
-"""Admission on the real scheduler: what is admitted is not preempted later."""
+"""Admission on the real scheduler: admitted requests are not preempted later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which methods the benchmarks' worker times in each of vToken's model runners."""
+"""The methods that the benchmark worker times in each of vToken's model runners."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_hook_extends_a_method_of_vllm(
 
 
 class Clock:
-    """Each look at it is a second later."""
+    """Advances by one second at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def test_what_stands_between_the_mixin_and_vllm_counts_as_vtokens(
+def test_code_between_the_mixin_and_vllm_counts_as_vtokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""The load generator on real engines: loops, latencies, memory, and what does not fit."""
+"""The load generator on real engines: loops, latencies, memory and overflow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_latencies_count_from_arrival_on_the_engines_clock(engines: dict[str, En
     found = load(engines["stock"], concurrency=1)
     ends = [end for _, _, end, _ in found["requests"]]
     arrivals = [came for came, *_ in found["requests"]]
-    assert arrivals == [0, *ends[:-1]]  # a closed loop: the next one comes when one ends
+    assert arrivals == [0, *ends[:-1]]  # closed loop: the next request arrives when one ends
     assert ends[-1] == pytest.approx(found["seconds"], abs=1e-4)
     assert all(came < first < end for came, first, end, _ in found["requests"])
     assert [count for *_, count in found["requests"]] == [64] * 4
@@ -68,10 +68,10 @@ def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str
     assert found["seconds"] > arrivals[-1]
     assert found["most_running"] == 1
     waits = [first - came for came, first, *_ in found["requests"]]
-    assert max(waits) < arrivals[0]  # of many minutes: nobody waited for another
+    assert max(waits) < arrivals[0]  # of many minutes: no request waited for another
 
 
-def test_what_does_not_fit_overflows_and_may_stop_the_load(engines: dict[str, Engine]) -> None:
+def test_a_load_that_does_not_fit_overflows_and_may_stop(engines: dict[str, Engine]) -> None:
     sizes = [(96, 128)] * 6  # seven blocks each, 42 of 24
     found = load(engines["stock"], sizes=sizes)
     assert found["overflowed"]
@@ -79,7 +79,7 @@ def test_what_does_not_fit_overflows_and_may_stop_the_load(engines: dict[str, En
     stopped = load(engines["stock"], sizes=sizes, stop_on_overflow=True)
     assert stopped["overflowed"]
     assert stopped["tokens"] < found["tokens"]
-    assert load(engines["stock"], concurrency=2)["output_ids"]  # nothing of it is left
+    assert load(engines["stock"], concurrency=2)["output_ids"]  # no request is left
 
 
 def test_variants_change_on_one_engine_and_decide_alike(engines: dict[str, Engine]) -> None:

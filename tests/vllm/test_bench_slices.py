@@ -1,4 +1,4 @@
-"""Slices on a real engine: what the variant that forces the indirection evicts, and when."""
+"""Slices on a real engine: the evictions of the variant that forces the indirection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vtoken calibrate` on real models, and the engine that finds what it wrote."""
+"""`vtoken calibrate` on real models, and engines that load its profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streaming-input sessions beside requests that evict: turn by turn, over blocks that stay held."""
+"""Streaming-input sessions next to requests that evict: turns over blocks that stay allocated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def step(llm: Any, tokens: dict[str, list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def expected(hf_model: Any) -> list[int]:
-    """What a session is told: a turn takes back the token that was sampled and never computed."""
+    """A session's expected output: a turn removes the token that was sampled and never computed."""
     context: list[int] = []
     told: list[int] = []
     for turn in TURNS:

@@ -1,4 +1,4 @@
-"""The soak in twenty seconds, and a control: it notices output that is wrong."""
+"""The soak in twenty seconds, and a control: it detects wrong output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def phases(demo_model: Path, tmp_path: Path) -> list[Phase]:
 
 
 @pytest.mark.slow
-def test_a_short_soak_violates_nothing_fails_nothing_and_says_nothing_wrong(
+def test_a_short_soak_has_no_violation_no_failure_and_no_wrong_output(
     phases: list[Phase],
 ) -> None:
     tallies = [run_phase(phase) for phase in phases]
@@ -49,7 +49,7 @@ def test_a_child_that_dies_is_a_failure_with_its_log(phases: list[Phase]) -> Non
     assert ".err" in tally.failures[0]
 
 
-def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
+def test_the_oracle_distinguishes_right_output_from_wrong(demo_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
@@ -69,7 +69,7 @@ def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
     assert oracle.judge(prompt, changed, [Stretch(60, evictions)]).num_worse_than(1e-3) >= 1
 
 
-def test_a_preempted_request_is_judged_admission_by_admission(demo_model: Path) -> None:
+def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
