@@ -1,6 +1,6 @@
-"""Tiny random models of many architectures, made on this machine: what is served, what is refused.
+"""Tiny random models of many architectures, made on this machine: supported and refused ones.
 
-Weights are drawn wide, so that attention is peaked and an eviction changes the output.
+Weights have a large variance, so that attention is peaked and an eviction changes the output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 @dataclass(frozen=True)
 class Recipe:
-    """`config` over PLAIN, or the whole of it where `alone`; `why`: what the refusal says."""
+    """`config` over PLAIN, or the entire config if `alone`; `why`: text of the refusal."""
 
     model_type: str
     config: dict[str, Any]

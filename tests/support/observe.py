@@ -1,4 +1,4 @@
-"""What a test sees of an engine in this process: victims, blocks, owners, step by step."""
+"""Records an engine in this process for tests: victims, blocks, owners, step by step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def runtime_of(llm: Any) -> Any:
 
 
 def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """`note(table, victims)` of every request that is due, None where its policy cannot say what
-    dies; before anything does. Returns what ends it.
+    """Call `note(table, victims)` for every due request before its victims die; victims are None if
+    the policy cannot choose yet. Returns a function that ends it.
     """
     choose, evictor = runtime.evictor.choose, runtime.evictor
 
@@ -32,7 +32,7 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
 
 
 class Observer:
-    """Watches one runtime's victims and wraps its `commit_step`; keeps what passes through.
+    """Records one runtime's victims, and the tables at each `commit_step`.
 
     `victims[request][num_tokens]`: the ids that died when the table had that many tokens.
     `held[request]`: blocks held, a step. `owners[block]`: requests that ever held it, in order.

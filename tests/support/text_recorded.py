@@ -35,7 +35,9 @@ def make_evicting() -> LiveEngine:
 
 
 async def record(served: Served, path: Path, num_calls: int, *flags: str) -> Ran:
-    """Until both requests have been asked for `num_calls` times, faster than every two seconds."""
+    """Record until the text of both requests was requested `num_calls` times, faster than every two
+    seconds.
+    """
 
     def monotonic() -> float:
         asked = Counter(call.request_id for call in served.asked("text"))

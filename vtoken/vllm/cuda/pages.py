@@ -43,11 +43,6 @@ class PageTables:
         self._free: list[int] = []
         self._offsets = torch.arange(block_size, dtype=torch.int32, device=device)
 
-    @property
-    def num_resident(self) -> int:
-        """Requests that have a row."""
-        return int((self._resident >= 0).sum())
-
     def release(self, mirrors: Mirrors) -> None:
         """Free the rows of requests that ended, or whose tokens died or moved since the upload."""
         self._extend(mirrors)
