@@ -40,11 +40,11 @@ def test_the_device_reports_the_hosts_scores_and_no_step_waits_for_it(
         there = query.to(cuda)
         live = {name: sorted(tokens) for name, tokens in life.live.items()}
         with no_synchronisation():
-            told = device.step(plan, rows, there)
-        waiting.append((told, expected, live))
+            pending = device.step(plan, rows, there)
+        waiting.append((pending, expected, live))
         if len(waiting) > 3:
-            told, expected, live = waiting.pop(0)
-            found = told()
+            pending, expected, live = waiting.pop(0)
+            found = pending()
             assert found.keys() == expected.keys()
             for (name, signal), values in found.items():
                 at = [token for token in live[name] if token < len(values)]

@@ -294,8 +294,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     keep_triton()
     engines = engine(sys.argv[1], [json.loads(text) for text in sys.argv[2:]])
-    told = {"attention": attention(), "probe": probe(), "engines": engines}
-    print("\n" + json.dumps(told))
+    document = {"attention": attention(), "probe": probe(), "engines": engines}
+    print("\n" + json.dumps(document))
 
 
 if __name__ == "__main__":

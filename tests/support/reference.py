@@ -129,8 +129,8 @@ def trace(
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step.
 
-    `watch(live, appended, output)` sees every forward: the positions in the cache after it, how
-    many of them it appended, and the model's output with its attentions and cache.
+    `watch(live, appended, output)` is called after every forward with the positions in the cache,
+    how many of them it appended, and the model's output with its attentions and cache.
     """
     cache = DynamicCache()
     prompt = list(prompt_ids)

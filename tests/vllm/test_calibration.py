@@ -187,10 +187,10 @@ def test_of_an_untrained_model_nothing_is_written(
         [str(demo_model), "--prompts", "16", "--tokens", "900", "--output", str(path)]
     )
     assert code == 1
-    said = capsys.readouterr()
-    assert "the model finds 0 of 8 needles with the whole cache" in said.err
-    assert "nothing written" in said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert "the model finds 0 of 8 needles with the whole cache" in captured.err
+    assert "nothing written" in captured.err
+    assert captured.out == ""
     assert not path.exists()
 
 

@@ -253,7 +253,7 @@ def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pause
         done = check.num_computed_tokens
         add(llm, "b", PROMPTS[1], NUM_NEW)
         llm.llm_engine.step()
-        # The whole prompt of the other in one step, and nothing of the check.
+        # The other request's entire prompt in one step, and no token of the check.
         (other,) = [r for r in scheduler_of(llm).running if r is not check]
         assert (other.num_computed_tokens, check.num_computed_tokens) == (len(PROMPTS[1]), done)
         llm.llm_engine.step()

@@ -139,11 +139,11 @@ def test_a_slot_outside_the_cache_is_an_error() -> None:
     mirror: Any = None
     for slot in (-1, N * 16):
         slots = torch.tensor([3, slot])
-        asked = ProbedRequest(
+        request = ProbedRequest(
             "a", 0, 1, mirror, Signal("attention_last", layers=(0,)), np.arange(2), slots
         )
         with pytest.raises(IndexError, match=f"slot {slot} is not in a cache"):
-            StepProbe([asked], N, 16)
+            StepProbe([request], N, 16)
 
 
 def test_exp_is_exact_to_float32_and_small_for_the_least() -> None:

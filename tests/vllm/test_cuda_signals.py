@@ -57,15 +57,15 @@ class LateStreams(HostStreams):
 
 def differences(one: Scores, other: Scores) -> list[str]:
     """The scores of `other` that differ; means of windows and neighbours may differ by rounding."""
-    wrong = [f"{asked} is told by one only" for asked in one.keys() ^ other.keys()]
-    for asked in one.keys() & other.keys():
-        signal = asked[1]
-        loose = signal.kind == "attention_window" or (signal.pool_radius and signal.pool == "mean")
-        same = len(one[asked]) == len(other[asked]) and np.allclose(
-            one[asked], other[asked], rtol=1e-6 if loose else 0.0, atol=1e-7 if loose else 0.0
+    wrong = [f"{key} is reported by only one" for key in one.keys() ^ other.keys()]
+    for key in one.keys() & other.keys():
+        signal = key[1]
+        rounds = signal.kind == "attention_window" or (signal.pool_radius and signal.pool == "mean")
+        same = len(one[key]) == len(other[key]) and np.allclose(
+            one[key], other[key], rtol=1e-6 if rounds else 0.0, atol=1e-7 if rounds else 0.0
         )
         if not same:
-            wrong.append(f"{asked} differs")
+            wrong.append(f"{key} differs")
     return wrong
 
 
@@ -315,11 +315,11 @@ def test_scores_are_waited_for_where_the_sampled_tokens_are(name: str) -> None:
     scores = {("a", SIGNALS["a"][0]): np.ones(3, dtype=np.float32)}
     order: list[bool] = []
 
-    def told() -> Scores:
+    def pending() -> Scores:
         order.append(output.inner.sampled)
         return scores
 
-    sent = attach_report(output, WorkerReport(7), told)
+    sent = attach_report(output, WorkerReport(7), pending)
     assert order == []  # attached, without waiting
     fetched = sent.get_output()
     assert fetched is output.inner

@@ -226,18 +226,18 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     operation = compact(run)
     run.add("r3", PROMPTS[3])
     taken: list[int] = []
-    lent: list[int] = []
+    borrowed: list[int] = []
     store = run.runtime.state.store
     take, lend = store.take, store.lend
     store.take = lambda n: (taken.extend(new := take(n)), new)[1]
-    store.lend = lambda n: (lent.extend(new := lend(n)), new)[1]
+    store.lend = lambda n: (borrowed.extend(new := lend(n)), new)[1]
     run.step(1)
     store.take, store.lend = take, lend
     assert operation.state == "done"
     moved = [e.data for e in run.runtime.events.page(0, 10_000).events if e.kind == "relocation"]
     emptied = {b for data in moved[-2:] for b in data["source_blocks"]} & shared
     assert len(emptied) > 4
-    assert not emptied & {*taken, *lent}
+    assert not emptied & {*taken, *borrowed}
     newcomer = run.runtime.tables[run.id_of("r3")]
     assert emptied <= set(newcomer.blocks[:16])
     assert not any(store.is_writable(block) for block in emptied)
@@ -330,7 +330,7 @@ def test_a_dry_run_predicts_the_compaction(tier: str, llm: Any, session: Any) ->
 
 
 def poisoned(llm: Any, run: Session) -> list[int]:
-    """Tokens of a request that hits the whole prompt of one that has recycled meanwhile."""
+    """Tokens of a request that hits the entire prompt of one that has recycled meanwhile."""
     run.add("r0", PROMPTS[0], 90)
     run.step()
     assert run.counted("evicted_tokens") > 400

@@ -318,10 +318,10 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
     server: Server, http: httpx.AsyncClient
 ) -> None:
     async with Traffic(http) as traffic, AsyncClient(server.url) as client:
-        said = await vtoken(
+        output = await vtoken(
             server, "config", "set", "batch_size=7", "--confirm-within=5m", "--guard-p95=30s"
         )
-        assert "is on trial" in said
+        assert "is on trial" in output
         trial = (await client.config()).trial
         assert trial is not None
         assert trial.guard == wire.Guard(inter_token_p95_ms=30_000.0)
@@ -364,7 +364,7 @@ async def test_flight_recorder_has_what_the_server_just_did(
             reader.rewind()
             return [entry.line for entry in iter(reader.next, None)]
 
-    async def told() -> bool:
+    async def is_recorded() -> bool:
         lines = await downloaded()
         states = [line.status for line in lines if isinstance(line, wire.Delta) and line.status]
         changes = [line.event for line in lines if isinstance(line, wire.EventMessage)]
@@ -376,4 +376,4 @@ async def test_flight_recorder_has_what_the_server_just_did(
 
     async with Traffic(http):
         result = await patched(http, interval_tokens=24)
-        await until(told, "the change, three states and the audit line", every_s=2)
+        await until(is_recorded, "the change, three states and the audit line", every_s=2)

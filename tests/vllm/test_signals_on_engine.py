@@ -186,10 +186,10 @@ class Plain:
 
     def _alone(self, probed: list[int], token: int) -> tuple[float, float]:
         kind, window = self.signal.kind, self.signal.window_queries
-        asked = probed[-window:] if window else probed
-        got = [self.rows[q].get(token, 0.0) for q in asked]
+        queries = probed[-window:] if window else probed
+        got = [self.rows[q].get(token, 0.0) for q in queries]
         if kind == "attention_hits":
-            shares = [row * len(self.rows[q]) for row, q in zip(got, asked, strict=True)]
+            shares = [row * len(self.rows[q]) for row, q in zip(got, queries, strict=True)]
             return sum(s >= 1.0001 for s in shares), sum(s >= 0.9999 for s in shares)
         value = {
             "attention_sum": sum(got),

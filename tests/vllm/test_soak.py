@@ -28,15 +28,15 @@ def test_a_short_soak_has_no_violation_no_failure_and_no_wrong_output(
     phases: list[Phase],
 ) -> None:
     tallies = [run_phase(phase) for phase in phases]
-    whole = total(tallies)
-    assert whole.failures == []
-    assert whole.ok
-    assert whole.finished > 10
-    assert whole.evictions > 100
-    assert whole.relocations > 0
-    assert whole.verified == whole.relocations
-    assert whole.checks >= whole.steps
-    assert whole.judged_tokens > 100
+    combined = total(tallies)
+    assert combined.failures == []
+    assert combined.ok
+    assert combined.finished > 10
+    assert combined.evictions > 100
+    assert combined.relocations > 0
+    assert combined.verified == combined.relocations
+    assert combined.checks >= combined.steps
+    assert combined.judged_tokens > 100
     for phase in phases:
         assert Path(phase.log).read_text().count('"do":"add"') > 5
 
@@ -90,7 +90,7 @@ def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path)
 
 
 def test_tallies_add_up_and_one_failure_spoils_all() -> None:
-    whole = total([Tally(requests=2, largest_gap=0.5), Tally(requests=3, largest_gap=0.2)])
-    assert (whole.requests, whole.largest_gap, whole.ok) == (5, 0.5, True)
+    combined = total([Tally(requests=2, largest_gap=0.5), Tally(requests=3, largest_gap=0.2)])
+    assert (combined.requests, combined.largest_gap, combined.ok) == (5, 0.5, True)
     for bad in (Tally(failed=1), Tally(violations=1), Tally(wrong_tokens=1), Tally(failures=["x"])):
-        assert not total([whole, bad]).ok
+        assert not total([combined, bad]).ok

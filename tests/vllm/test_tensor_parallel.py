@@ -132,18 +132,18 @@ def num_sure(trace: reference.Trace) -> int:
 def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
     """Tokens, victims and every report's scores, by the order of submission."""
     observer = Observer(llm)
-    finish, told = observer.runtime.finish_step, {}
+    finish, scores_of = observer.runtime.finish_step, {}
 
     def finish_step(report: Any, step: int) -> None:
         for (request, _), scores in (report.scores if report is not None else {}).items():
-            told.setdefault(request, []).append(scores)
+            scores_of.setdefault(request, []).append(scores)
         finish(report, step)
 
     observer.runtime.finish_step = finish_step
     tokens = greedy(llm, PROMPTS, NUM_NEW)
     observer.runtime.finish_step = finish
-    ordered = sorted(told, key=lambda request: int(request.split("-")[0]))
-    return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
+    ordered = sorted(scores_of, key=lambda request: int(request.split("-")[0]))
+    return tokens, observer.logs(), {i: scores_of[request] for i, request in enumerate(ordered)}
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}
