@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device; without one they are skipped. None has been run on a GPU yet."""
+"""Tests that need a CUDA device, else they are skipped. None has been run on a GPU yet."""
 
 from __future__ import annotations
 

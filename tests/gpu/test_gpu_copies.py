@@ -20,7 +20,7 @@ def test_both_ways_of_copying_move_every_row_of_every_layer(cuda: torch.device) 
 
 
 def chain(cuda: torch.device, *, guarded: bool) -> int:
-    """Moves one token 200 times, each right after a long forward has changed it; reads lost."""
+    """Move one token 200 times, each after a long forward changed it; return the lost reads."""
     memory = torch.zeros((LAYERS, BLOCKS, S, 2, 16), device=cuda)
     caches = [layer.permute(0, 2, 1, 3) for layer in memory]
     engine = CUDACopyEngine(caches, CUDAStreams(cuda), use_triton=True)
@@ -44,7 +44,7 @@ def test_attention_reads_every_relocated_token_after_its_copy(cuda: torch.device
     assert chain(cuda, guarded=True) == 0
 
 
-def test_without_the_guard_reads_come_too_early_and_show(cuda: torch.device) -> None:
+def test_without_the_guard_reads_are_too_early_and_are_noticed(cuda: torch.device) -> None:
     assert chain(cuda, guarded=False) > 0
 
 

@@ -1,8 +1,8 @@
 """vToken's engine on CUDA: the same tokens whatever reclamation does, both runners, graphs on.
 
-float32 with the Triton backend and greedy decoding: placement is the only thing that differs, and
-its rounding is far below the distance between the best two tokens. The size of the cache is given,
-so that several engines start on one device at once; equal runs are made once a process.
+float32 with the Triton backend and greedy decoding: only the placement differs, and its rounding is
+far below the distance between the best two tokens. The cache size is fixed, so that several engines
+fit one device; equal runs are made once a process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks 1 and 2 of docs/gpu.md: exact at page size 1, and the same bits wherever tokens lie."""
+"""Checks 1 and 2 of docs/gpu.md: exact at page size 1, and the same bits for any placement."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_attention_at_page_size_one_equals_the_oracle(rows: Any) -> None:
     assert all(row["max_error"] < 2e-2 for row in rows), rows  # bfloat16
 
 
-def test_attention_is_bit_for_bit_the_same_wherever_the_tokens_lie(rows: Any) -> None:
+def test_attention_is_bit_for_bit_the_same_for_any_token_placement(rows: Any) -> None:
     assert all(row["equal_bits_scattered"] for row in rows), rows

@@ -1,4 +1,4 @@
-"""Check 5 of docs/gpu.md: the score probe's kernel gives what plain torch gives."""
+"""Check 5 of docs/gpu.md: the score probe's kernel equals plain torch."""
 
 from __future__ import annotations
 

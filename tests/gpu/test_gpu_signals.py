@@ -1,4 +1,4 @@
-"""Signals on the device are the host's, told without a step that makes the host wait."""
+"""Signals on the device equal the host's, and no step makes the host wait."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def no_synchronisation() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_device_tells_the_hosts_numbers_and_no_step_waits_for_it(
+def test_the_device_reports_the_hosts_scores_and_no_step_waits_for_it(
     cuda: torch.device, seed: int
 ) -> None:
-    """Asked three steps later, when tokens have been appended, evicted and moved."""
+    """Scores are read three steps late, after tokens were appended, evicted and moved."""
     life = Life(seed)
     host, device = Worker(life), DeviceWorker(life, CUDAStreams(cuda), "cuda")
     waiting = []
@@ -40,11 +40,11 @@ def test_the_device_tells_the_hosts_numbers_and_no_step_waits_for_it(
         there = query.to(cuda)
         live = {name: sorted(tokens) for name, tokens in life.live.items()}
         with no_synchronisation():
-            told = device.step(plan, rows, there)
-        waiting.append((told, expected, live))
+            pending = device.step(plan, rows, there)
+        waiting.append((pending, expected, live))
         if len(waiting) > 3:
-            told, expected, live = waiting.pop(0)
-            found = told()
+            pending, expected, live = waiting.pop(0)
+            found = pending()
             assert found.keys() == expected.keys()
             for (name, signal), values in found.items():
                 at = [token for token in live[name] if token < len(values)]
@@ -55,12 +55,14 @@ def test_the_device_tells_the_hosts_numbers_and_no_step_waits_for_it(
                     np.testing.assert_allclose(values[at], want[at], rtol=1e-3, atol=1e-5)
 
 
-def test_a_look_at_the_device_would_be_noticed(cuda: torch.device) -> None:
+def test_a_read_from_the_device_would_be_noticed(cuda: torch.device) -> None:
     with pytest.raises(RuntimeError), no_synchronisation():
         torch.ones(3, device=cuda).sum().item()
 
 
-def test_a_download_is_complete_behind_its_event_and_its_source_may_go(cuda: torch.device) -> None:
+def test_a_download_is_complete_after_its_event_and_its_source_may_be_dropped(
+    cuda: torch.device,
+) -> None:
     streams = torch.cuda.Stream(cuda), torch.cuda.Event()
     for number in range(50):
         made = torch.full((1 << 20,), number, dtype=torch.float32, device=cuda)

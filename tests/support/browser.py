@@ -1,6 +1,6 @@
 """A headless Chromium, driven through its DevTools protocol.
 
-Knows the protocol's few calls that a test of a page needs: open, type, look.
+Supports only the calls that tests need: open a page, type, click, take a screenshot.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """One tab: `received` is all that its websockets were sent, `problems` what went wrong."""
+    """One tab; `received`: all messages to its websockets; `problems`: its errors."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.received = b""
@@ -95,7 +95,7 @@ class Page:
         return base64.b64decode(answer["data"])
 
     async def until(self, text: str) -> None:
-        """Wait for `text` in what the websocket brought."""
+        """Wait for `text` in the messages of the websocket."""
         async with asyncio.timeout(LIMIT_S):
             while text.encode() not in self.received:
                 await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Runs `vtoken`: in this process where only its words matter, as a process where that does."""
+"""Runs `vtoken`: in this process to check its output, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def run(*arguments: str, **env: str) -> Ran:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what would change a command."""
+    """This process's environment without the variables that change a command."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("VTOKEN", "VLLM"))}
     return inherited | more
 
@@ -66,7 +66,7 @@ async def start(*command: str, **env: str) -> asyncio.subprocess.Process:
     """A process, `vtoken` unless `command` begins with a path."""
     program = command if command and command[0].startswith("/") else (*VTOKEN, *command)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell has put the tests into the background; what they start would inherit that.
+        # If a shell runs the tests in the background, processes inherit ignored signals.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return await asyncio.create_subprocess_exec(
         *program,
@@ -78,7 +78,7 @@ async def start(*command: str, **env: str) -> asyncio.subprocess.Process:
 
 
 async def spawn(*command: str, **env: str) -> Ran:
-    """A process to its end; never leaves one behind."""
+    """Run a process to its end; kill it on errors."""
     process = await start(*command, **env)
     try:
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
@@ -100,14 +100,14 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     async def rest(self) -> str:
-        """What comes until the program has closed the terminal."""
+        """The output until the program closes the terminal."""
         with contextlib.suppress(OSError):  # Linux: EIO
             while data := await asyncio.to_thread(os.read, self._fd, 65536):
                 self._seen += data
         return self._seen.decode()
 
     async def until(self, text: str) -> None:
-        """Reads on until `text` has come."""
+        """Read until `text` appears."""
         async with asyncio.timeout(LIMIT_S):
             while text.encode() not in self._seen:
                 self._seen += await asyncio.to_thread(os.read, self._fd, 65536)

@@ -1,4 +1,4 @@
-"""Both clients behind one face."""
+"""Both clients behind one interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Either:
         return await asyncio.to_thread(method, *args, **kwargs)
 
     async def all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Everything that an iterating method yields."""
+        """All items of an iterating method."""
         found = getattr(self.client, name)(*args, **kwargs)
         if isinstance(self.client, AsyncClient):
             return [item async for item in found]
@@ -57,7 +57,7 @@ class Streaming:
             return await asyncio.to_thread(next, self.stream)
 
     async def until(self, kind: type[M]) -> M:
-        """The next message of `kind`; others are passed over."""
+        """The next message of `kind`; skips all others."""
         while True:
             message = await self.next()
             if isinstance(message, kind):

@@ -1,4 +1,4 @@
-"""What the console's tests share: an engine to look at, a running app, the text on its screen."""
+"""Shared by the console's tests: a prepared engine, a running app, the text on its screen."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 
-# Commands that change something, or try a change out.
+# Commands that change something, or preview a change.
 CHANGES = ("patch_config", "compact", "undo", "confirm")
 
 
 def make_busy(
     num_blocks: int = 400, num_requests: int = 6, *, prefix_tokens: int = 0, epoch: str = "e1"
 ) -> LiveEngine:
-    """Requests of some hundred tokens that have lost some here and there, at rest: there is
-    something to compact, and enough blocks are free that nothing compacts by itself.
+    """Make idle requests of some hundred tokens with holes. Compaction is possible, and enough
+    blocks are free that no round runs automatically.
 
-    With `prefix_tokens`, prompts are cached, and so many tokens are those of every request.
+    With `prefix_tokens`, prompts are cached and share that many tokens.
     """
     shared = {"prefix": "system", "prefix_tokens": prefix_tokens} if prefix_tokens else {}
     core = make_quiet(num_blocks, model="demo/test-llama", epoch=epoch, prefix_caching=bool(shared))
@@ -46,7 +46,7 @@ def make_busy(
 
 
 def compact(core: LiveEngine, request_id: str) -> wire.Relocation:
-    """Compacts one request within the next steps; what was moved."""
+    """Compact one request within the next steps; return the moves."""
     core.call("compact", request_id=request_id)
     core.steps(2)
     (event,) = core.runtime.events.page(0, 10_000, "relocation").events[-1:]
@@ -60,13 +60,12 @@ def tokens_of(core: LiveEngine, request_id: str) -> list[wire.TokenRow]:
 
 
 def applied(served: Served) -> list[dict[str, Any]]:
-    """The patches that were to change something, not only to be tried out."""
-    asked = served.asked("patch_config")
-    return [sent.patch for sent in asked if not sent.validate_only]
+    """The patches that were applied, without those that were only previewed."""
+    return [call.patch for call in served.asked("patch_config") if not call.validate_only]
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits for `condition`, of widgets that may not be there yet."""
+    """Wait for `condition` of widgets that may not exist yet."""
 
     def holds() -> bool:
         with contextlib.suppress(AttributeError, LookupError, QueryError):
@@ -93,6 +92,6 @@ async def running(
 
 
 def screen_text(app: ConsoleApp) -> str:
-    """What the terminal shows, as lines of text."""
+    """The terminal's content as lines of text."""
     lines = app.screen._compositor.render_strips()
     return "\n".join(strip.text for strip in lines)

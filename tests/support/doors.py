@@ -1,6 +1,6 @@
-"""Every door of the API, for tests that try to get in: all routes, all wrong ways to knock.
+"""Access checks of every route of the API: without a token, with a wrong one, with a read token.
 
-What is walked is what the mounted application serves, so that a route that nobody guards fails.
+The routes are those of the mounted application, so an unguarded route fails.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ def bearer(token: str | None) -> dict[str, str]:
 
 
 def every_route() -> list[tuple[str, str]]:
-    """(method, path) of everything that the mounted application serves; method WS: a websocket."""
+    """(method, path) of every route of the mounted application; method WS: a websocket."""
     found = []
     for route in build_app().routes:
         if isinstance(route, WebSocketRoute):
             found.append(("WS", route.path))
         else:
-            assert isinstance(route, Route), f"a kind of route that nobody has guarded: {route!r}"
+            assert isinstance(route, Route), f"a kind of route without an access check: {route!r}"
             found += [(method, route.path) for method in sorted(route.methods or ())]
     return found
 
 
 async def check_every_door(http: httpx.AsyncClient, read_token: str) -> int:
-    """Every route answers 401 to nobody and to a wrong token, and 403 to a reader's change.
+    """Every route answers 401 without a token and with a wrong one, and 403 to a reader's change.
 
-    Returns the number of doors that were tried.
+    Returns the number of routes.
     """
     root = str(http.base_url).rstrip("/") + MOUNT_PATH
     routes = every_route()
@@ -56,7 +56,7 @@ async def check_every_door(http: httpx.AsyncClient, read_token: str) -> int:
 
 
 async def stream_status(url: str, headers: dict[str, str]) -> int:
-    """The HTTP status, or that of the close code, that refuses a websocket; 0: it was let in."""
+    """The HTTP status, or that of the close code, that refuses a websocket; 0: it was accepted."""
     try:
         async with websockets.connect(url, additional_headers=headers) as stream:
             await stream.send("let me in")

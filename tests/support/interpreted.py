@@ -1,14 +1,14 @@
-"""Runs vToken's CUDA worker half on the CPU, Triton's kernels in Triton's interpreter.
+"""Runs vToken's CUDA worker on the CPU, with Triton's kernels in Triton's interpreter.
 
     python tests/support/interpreted.py MODEL CONFIG…
 
 prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
 and `engines`, one engine a configuration (a merge patch as for `PATCH /vtoken/v1/config`).
 
-A process of its own: the interpreter is chosen when Triton is imported, and vLLM, which switches
-Triton off on a CPU, is made to keep it. What runs: `DeviceHalf`, page tables, metadata builder and
+It needs its own process, because importing Triton selects the interpreter; vLLM, which disables
+Triton on a CPU, is patched to keep it. Tested: `DeviceHalf`, page tables, metadata builder and
 attention implementation, in vLLM's V1 runner and engine, with vLLM's own Triton attention kernel.
-What does not: CUDA, streams, graphs, and the kernel as the GPU would execute it.
+Not tested: CUDA, streams, graphs, and the execution of kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Memory:
 
 
 def attention() -> dict[str, Any]:
-    """vLLM's Triton kernel at page size 1: against the oracle, against size S, moved elsewhere."""
+    """vLLM's Triton kernel at page size 1: against the oracle, against size S, after relocation."""
     from vtoken.vllm.cuda.layout import page_view
 
     memory = Memory()
@@ -154,8 +154,8 @@ def attention() -> dict[str, Any]:
 
 def probe() -> dict[str, Any]:
     """vToken's score kernel against the probe in plain torch: lengths that end within a tile, two
-    layers, five signals of one request, maxima, some heads, a head size that is no power of two, a
-    capped softmax.
+    layers, five signals of one request, maxima, some heads, a head size that is not a power of two,
+    a capped softmax.
     """
     import numpy as np
 
@@ -211,7 +211,7 @@ def probe() -> dict[str, Any]:
 
 
 def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:
-    """What dies from now on: how many tokens its request had, and the ids."""
+    """Record victims from now on: the request's number of tokens, and the ids."""
     victims: list[tuple[int, list[int]]] = []
 
     def note(table: Any, picked: Any) -> None:
@@ -223,7 +223,7 @@ def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:
 
 
 def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tokens of PROMPTS under each configuration, on the CUDA half, and what ran."""
+    """Tokens of PROMPTS under each configuration, on the CUDA worker, and counts of what ran."""
     from vllm import LLM, SamplingParams
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -294,8 +294,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     keep_triton()
     engines = engine(sys.argv[1], [json.loads(text) for text in sys.argv[2:]])
-    told = {"attention": attention(), "probe": probe(), "engines": engines}
-    print("\n" + json.dumps(told))
+    document = {"attention": attention(), "probe": probe(), "engines": engines}
+    print("\n" + json.dumps(document))
 
 
 if __name__ == "__main__":

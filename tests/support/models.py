@@ -1,6 +1,6 @@
-"""Tiny random models of many architectures, made on this machine: what is served, what is refused.
+"""Tiny random models of many architectures, made on this machine: supported and refused ones.
 
-Weights are drawn wide, so that attention is peaked and an eviction changes the output.
+Weights have a large variance, so that attention is peaked and an eviction changes the output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 @dataclass(frozen=True)
 class Recipe:
-    """`config` over PLAIN, or the whole of it where `alone`; `why`: what the refusal says."""
+    """`config` over PLAIN, or the entire config if `alone`; `why`: text of the refusal."""
 
     model_type: str
     config: dict[str, Any]
@@ -106,15 +106,17 @@ SERVED = {
 
 REFUSED = {
     "mistral, window": Recipe(
-        "mistral", {"sliding_window": 64}, why="--disable-sliding-window contexts of up to 64"
+        "mistral",
+        {"sliding_window": 64},
+        why="--disable-sliding-window serves contexts of up to 64",
     ),
     "phi3, window": Recipe("phi3", {"sliding_window": 64}, why="sliding-window attention"),
-    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers beside full"),
+    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers mixed with full"),
     "gemma3": Recipe(
         "gemma3_text",
         {"sliding_window": 64, "num_hidden_layers": 6},
         architecture="Gemma3ForCausalLM",
-        why="sliding-window layers beside full",
+        why="sliding-window layers mixed with full",
     ),
     "cohere2": Recipe(
         "cohere2", {"sliding_window": 64, "num_hidden_layers": 4}, why="sliding-window layers"

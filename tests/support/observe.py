@@ -1,4 +1,4 @@
-"""What a test sees of an engine in this process: victims, blocks, owners, step by step."""
+"""Records an engine in this process for tests: victims, blocks, owners, step by step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def runtime_of(llm: Any) -> Any:
 
 
 def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """`note(table, victims)` of every request that is due, None where its policy cannot say what
-    dies; before anything does. Returns what ends it.
+    """Call `note(table, victims)` for every due request before its victims die; victims are None if
+    the policy cannot choose yet. Returns a function that ends it.
     """
     choose, evictor = runtime.evictor.choose, runtime.evictor
 
@@ -32,7 +32,7 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
 
 
 class Observer:
-    """Watches one runtime's victims and wraps its `commit_step`; keeps what passes through.
+    """Records one runtime's victims, and the tables at each `commit_step`.
 
     `victims[request][num_tokens]`: the ids that died when the table had that many tokens.
     `held[request]`: blocks held, a step. `owners[block]`: requests that ever held it, in order.
@@ -43,7 +43,7 @@ class Observer:
         self.victims: dict[str, dict[int, set[int]]] = defaultdict(dict)
         self.held: dict[str, list[int]] = defaultdict(list)
         self.owners: dict[int, list[str]] = defaultdict(list)
-        self.holey_steps = 0
+        self.steps_with_holes = 0
         self.prompt_tokens: dict[str, int] = {}
         self._commit = self.runtime.commit_step
         self._unwatch = watch_victims(self.runtime, self._note)
@@ -65,7 +65,7 @@ class Observer:
             request = table.request_id
             self.prompt_tokens[request] = self.runtime.state.requests[request].num_prompt_tokens
             self.held[request].append(len(table.blocks))
-            self.holey_steps += not table.dense
+            self.steps_with_holes += not table.dense
             for block in table.blocks:
                 if not self.runtime.state.store.is_shared(block):
                     assert private.setdefault(block, request) == request, "owned twice"

@@ -1,4 +1,4 @@
-"""A calibration profile made up for tests."""
+"""A made-up calibration profile for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECALL = [
 
 
 def made_up(**changes: Any) -> CalibrationProfile:
-    """Of a model of 4 layers and 4 query heads; `changes`: other fields."""
+    """The profile of a model of 4 layers and 4 query heads; `changes`: fields to replace."""
     fields: dict[str, Any] = {
         "format": FORMAT,
         "model": "made-up/model",

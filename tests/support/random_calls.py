@@ -1,4 +1,4 @@
-"""Random calls drawn from the description that a server gives of itself, the same every time."""
+"""Random calls drawn from a server's OpenAPI description, reproducible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def described_operations(url: str) -> dict[str, Any]:
 def call_at_random(
     operation: Any, url: str, max_examples: int, headers: dict[str, str] | None = None
 ) -> None:
-    """Calls that fit the description and calls that do not; raises where an answer does not."""
+    """Make valid and invalid calls; raises if a response does not fit the description."""
     modes = schemathesis.GenerationMode
     drawn = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in modes])
 

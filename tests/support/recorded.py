@@ -1,4 +1,4 @@
-"""A recording of the real core at work, made without a network and in no time."""
+"""A recording of the real core at work, made quickly and without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_TS = 1_800_000_000.0
 def record(
     path: Path, seconds: float = 60.0, *, fps: float = 5.0, num_blocks: int = 200, epoch: str = "e1"
 ) -> None:
-    """`seconds` of a busy pool from START_TS on, a step a frame; theta_F changes in the middle."""
+    """Record `seconds` of a busy pool from START_TS on, a step a frame; theta_F changes halfway."""
     core = make_engine(
         num_blocks=num_blocks,
         config={

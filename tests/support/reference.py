@@ -1,14 +1,14 @@
 """The oracle for exactness: a Hugging Face model whose cache is pruned by hand, float32, greedy.
 
-Knows nothing of vtoken or vLLM; the policies are written again from their papers, in the plainest
-way. It is slow and allocates freely.
+Does not import vtoken or vLLM. The policies are implemented again from their papers, in the
+simplest way; they are slow and allocate freely.
 
-The moment of eviction: `evict(num_tokens, live, step)` is asked between two forwards, for the
-first time after the whole prompt has been computed and its first token sampled. The cache then
-holds K and V of the positions `live`, a sorted subset of range(num_tokens), the newest included.
-What it returns is invisible from the next forward on. `step` counts these calls from 0, so the
-tokens sampled so far are `step + 1`. `evict_prompt` is asked the same way between two chunks of the
-prompt, `step` being the tokens computed so far less the whole prompt, a negative number.
+The moment of eviction: `evict(num_tokens, live, step)` is called between two forwards, for the
+first time after the entire prompt is computed and its first token sampled. The cache then holds K
+and V of the positions `live`, a sorted subset of range(num_tokens), the newest included. The
+returned positions are invisible from the next forward on. `step` counts these calls from 0, so
+`step + 1` tokens are sampled so far. `evict_prompt` is called in the same way between two chunks of
+the prompt, with a negative `step`: the tokens computed so far less the entire prompt.
 
 1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered.
 2. len(live) + evicted == num_tokens.
@@ -60,7 +60,7 @@ def sliding_window(budget: int, interval: int) -> Evict:
 
 
 def protecting(tokens: Set[int], evict: Evict) -> Evict:
-    """`evict` of what is left without the positions `tokens`; its budget is what is left too."""
+    """Apply `evict` to all positions but `tokens`; its budget excludes them too."""
 
     def evict_others(num_tokens: int, live: list[int], step: int) -> set[int]:
         return evict(num_tokens, [position for position in live if position not in tokens], step)
@@ -69,7 +69,7 @@ def protecting(tokens: Set[int], evict: Evict) -> Evict:
 
 
 def replay(log: Mapping[int, set[int]]) -> Evict:
-    """Evict what an engine logged: `log[step]` are the victims before decode forward `step`."""
+    """Evict an engine's logged victims: `log[step]` are those before decode forward `step`."""
 
     def evict(num_tokens: int, live: list[int], step: int) -> set[int]:
         return set(log.get(step, ()))
@@ -88,7 +88,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 @dataclass
 class Trace:
-    """What one generation did; `logits[i]` [V] is the row from which `tokens[i]` was taken."""
+    """One generation; `tokens[i]` was chosen from the row `logits[i]` [V]."""
 
     tokens: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -129,8 +129,8 @@ def trace(
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step.
 
-    `watch(live, appended, output)` sees every forward: the positions in the cache after it, how
-    many of them it appended, and the model's output with its attentions and cache.
+    `watch(live, appended, output)` is called after every forward with the positions in the cache,
+    how many of them it appended, and the model's output with its attentions and cache.
     """
     cache = DynamicCache()
     prompt = list(prompt_ids)
@@ -185,8 +185,8 @@ def _forward(
 ) -> torch.Tensor:
     """Append `ids` at positions start.. to cache and `live`; the logits [V] of the last of them.
 
-    Queries see every cached token and, among the appended, those up to themselves. The mask says
-    so itself, because the model would derive it from the cache's length, not from positions.
+    Queries see every cached token, and appended tokens up to themselves. The mask is explicit,
+    because the model would derive it from the cache's length instead of positions.
     """
     cached = cache.get_seq_length()
     appended = len(ids)

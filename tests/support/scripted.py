@@ -1,4 +1,4 @@
-"""An engine that publishes what a test tells it to: random pools, chosen events, real telemetry."""
+"""An engine under a test's control: random pools, chosen events, real telemetry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptedEngine:
     def close(self) -> None:
         self.socket.close()
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ changes
 
     def step(self, changes: int = 5) -> None:
         """Change some blocks and requests."""
@@ -53,7 +53,7 @@ class ScriptedEngine:
             self.rows[name] = self._row(name)
 
     def add_events(self, count: int) -> list[wire.Event]:
-        """Events that the engine holds, not published yet."""
+        """Add events to the engine without publishing them."""
         new = []
         for _ in range(count):
             self.last_seq += 1
@@ -76,13 +76,13 @@ class ScriptedEngine:
         self.socket.send_multipart([wire.TOPIC_STATE, msgspec.msgpack.encode(self.frame())])
 
     def poll_subscriptions(self) -> set[bytes]:
-        """Topics that somebody is subscribed to now."""
+        """The topics with a subscriber."""
         while self.socket.poll(0):
             message = self.socket.recv()
             (self.subscribed.add if message[0] else self.subscribed.discard)(message[1:])
         return self.subscribed
 
-    # ------------------------------------------------------------ what it answers
+    # ------------------------------------------------------------ replies
 
     def handle(self, command: commands.Command) -> wire.Reply:
         match command.call:

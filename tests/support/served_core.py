@@ -18,7 +18,7 @@ from tests.support.serving import Served, serve
 
 @contextlib.asynccontextmanager
 async def serving(core: LiveEngine | ScriptedEngine, **options: Any) -> AsyncIterator[Served]:
-    """`core` behind a server, `options` are those of `serve`; both end with the block."""
+    """Serve `core` with the `options` of `serve`; both are closed at the end of the block."""
     try:
         async with serve(core.handle, **options) as served:
             yield served
@@ -28,7 +28,7 @@ async def serving(core: LiveEngine | ScriptedEngine, **options: Any) -> AsyncIte
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    """Two requests with holes: fragmented, and nothing compacts on its own."""
+    """Two requests with holes, without automatic rounds."""
     core = make_quiet()
     core.configure(
         policy={"name": "random"},

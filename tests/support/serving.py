@@ -1,7 +1,7 @@
 """A real server on loopback for tests: the plugin on a FastAPI app, in front of a test engine.
 
-The engine is any `handle(Command) -> Reply`. What crosses between plugin and engine is what crosses
-in vLLM: one call named `vtoken_command`, bytes in, bytes out.
+The engine is any `handle(Command) -> Reply`. Plugin and engine communicate as in vLLM: one call
+named `vtoken_command`, bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SpelledWords:
 
 
 class EngineClient:
-    """As much of vLLM's engine client as the plugin may touch."""
+    """The part of vLLM's engine client that the plugin may use."""
 
     def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
         self.engine_core = self
@@ -91,7 +91,7 @@ class Served:
         return self.url.replace("http://", "ws://") + "/vtoken/v1/stream"
 
     def asked(self, *ops: str) -> list[Any]:
-        """The calls `ops` into the engine that came, in order."""
+        """The received calls of kinds `ops`, in order."""
         return [command.call for command in self.client.calls if command.op in ops]
 
 
@@ -104,7 +104,7 @@ async def serve(
     api_key: list[str] | None = None,
     **settings: str | bool,
 ) -> AsyncIterator[Served]:
-    """Serve `handle`; `host` is what the plugin is told, the socket is always on loopback.
+    """Serve `handle`; `host` is reported to the plugin, the socket is always on loopback.
 
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
@@ -162,7 +162,7 @@ async def _serve(
 
 
 async def _end(server: uvicorn.Server) -> None:
-    """As `uvicorn.Server.shutdown`, which sleeps for tenths of a second in between."""
+    """Like `uvicorn.Server.shutdown`, without its sleeps of tenths of a second."""
     state = server.server_state
     for listener in server.servers:
         listener.close()
@@ -178,7 +178,7 @@ async def _end(server: uvicorn.Server) -> None:
 
 @contextlib.contextmanager
 def serve_in_thread(make_engine: Callable[[], Any], **settings: Any) -> Iterator[Served]:
-    """`serve` in an event loop of its own, for clients that block; the engine is made there too.
+    """`serve` in a separate event loop, for blocking clients; the engine is made there too.
 
     `make_engine()` has `handle` and `close`. Calls are not limited, so that a test may make many.
     """

@@ -1,7 +1,7 @@
 """Asynchronous scheduling on CPU, for tests and the soak: vLLM's own scheduler, loop and runner.
 
-vLLM switches it off on CPU because nothing is gained there; nothing in it needs a GPU but the
-streams and events around the copy of the sampled tokens, which stand still here.
+vLLM turns it off on CPU because it has no benefit there. Only the streams and events around the
+copy of the sampled tokens need a GPU; here they do nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 
 class Stream:
-    """A stream on which everything has happened already; an event too."""
+    """A stream, and an event, on which all work is complete at once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -26,7 +26,7 @@ class Stream:
 
 @contextmanager
 def async_scheduling() -> Iterator[None]:
-    """Engines made inside are scheduled asynchronously; keep it open for as long as they run."""
+    """Schedule engines made inside asynchronously; keep it open while they run."""
     import torch
     from vllm import EngineArgs
 

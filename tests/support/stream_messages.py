@@ -14,7 +14,7 @@ START_TS = 1_800_000_000.0
 def stream(
     num_messages: int, *, seed: int = 0, num_blocks: int = 64, fps: float = 5.0
 ) -> Iterator[tuple[wire.StreamMessage, FrameView]]:
-    """Messages as a server sends them, each with the frame that it leads to."""
+    """Messages of a server, each with the resulting frame."""
     engine = ScriptedEngine(num_blocks=num_blocks, seed=seed)
     try:
         about = engine.describe()

@@ -35,11 +35,13 @@ def make_evicting() -> LiveEngine:
 
 
 async def record(served: Served, path: Path, num_calls: int, *flags: str) -> Ran:
-    """Until both requests have been asked for `num_calls` times, faster than every two seconds."""
+    """Record until the text of both requests was requested `num_calls` times, faster than every two
+    seconds.
+    """
 
     def monotonic() -> float:
-        asked = Counter(call.request_id for call in served.asked("text"))
-        return math.inf if min(asked["a"], asked["b"]) >= num_calls else 0.0
+        calls = Counter(call.request_id for call in served.asked("text"))
+        return math.inf if min(calls["a"], calls["b"]) >= num_calls else 0.0
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_text, "EVERY_S", 0.2)

@@ -1,5 +1,6 @@
-"""Two workers that live the same lives: one with the host's probe and accumulators, the oracle, and one
-with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`) and on a GPU.
+"""Two workers that execute the same random steps: one with the host's probe and accumulators, which
+is the oracle, and one with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`) and on a
+GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SIGNALS = {
 
 
 class Life:
-    """What the scheduler and vLLM give a worker, step by step, at random; K is `cache`."""
+    """Random steps: plans, batches and queries for a worker; `caches` hold K."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -124,7 +125,7 @@ class Life:
 
 
 class Worker:
-    """The worker whose signals stay on the host."""
+    """The worker with its signals on the host."""
 
     def __init__(self, life: Life, scores: Any = None) -> None:
         self.life = life
@@ -132,17 +133,17 @@ class Worker:
         self.executor = StepExecutor(S, lambda _: iter(()), scores)
 
     def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
-        """One step with `query` where the caches are; what is told of it."""
+        """Run one step with `query` on the caches' device; return its pending scores."""
         executor = self.executor
         executor.begin(plan, ())
-        executor.meet(self.life.blocks_of)
+        executor.prepare(self.life.blocks_of)
         executor.apply()
         step = executor.physical(batch)
         assert step is not None
         self.forward(step, query)
         executor.forward_ended()
-        assert executor._told is not None
-        return executor._told
+        assert executor._pending_scores is not None
+        return executor._pending_scores
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
         for layer, cache in enumerate(self.life.caches):
@@ -150,7 +151,9 @@ class Worker:
 
 
 class DeviceWorker(Worker):
-    """The device's worker; where the device is not the CPU, `follow` brings the caches there."""
+    """The worker with its signals on a device; `follow` copies the caches to a device that is not
+    the CPU.
+    """
 
     def __init__(self, life: Life, streams: Any, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -163,15 +166,15 @@ class DeviceWorker(Worker):
         self.use_triton = self.device.type == "cuda"
 
     def follow(self) -> None:
-        for here, there in zip(self.life.caches, self.caches, strict=True):
-            there.copy_(here)
+        for source, target in zip(self.life.caches, self.caches, strict=True):
+            target.copy_(source)
 
     def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
         self.pages.release(self.executor.mirrors)
         return super().step(plan, batch, query)
 
     def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
-        told = make_step(step, self.pages, use_triton=self.use_triton)
+        context = make_step(step, self.pages, use_triton=self.use_triton)
         for layer, cache in enumerate(self.caches):
-            if told.probe is not None:
-                told.probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
+            if context.probe is not None:
+                context.probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)

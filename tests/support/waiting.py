@@ -1,4 +1,4 @@
-"""Waiting for a state, never for a time: how tests hold on a machine that stalls."""
+"""Waiting for a state instead of a time, so that tests pass on a stalling machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LIMIT_S = 60.0
 async def until(
     condition: Callable[[], Any], what: str, *, limit_s: float = LIMIT_S, every_s: float = 0.02
 ) -> Any:
-    """What `condition`, a function or a coroutine function, answers once that is true.
+    """Wait until `condition`, a function or a coroutine function, is true; return its result.
 
-    Fails naming `what` when it does not come within `limit_s`.
+    Fails with the message `what` after `limit_s`.
     """
     try:
         async with asyncio.timeout(limit_s):

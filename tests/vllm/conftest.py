@@ -59,7 +59,7 @@ def engine(demo_model: Path) -> EngineFactory:
 
 
 def _choose_plugin(on: bool) -> None:
-    """Register vToken, or take back what it registered: vLLM asks plugins once a process only."""
+    """Register or unregister vToken, because vLLM loads plugins only once a process."""
     from vllm.v1.attention import selector
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 

@@ -1,4 +1,4 @@
-"""Admission on the real scheduler: what is admitted is not preempted later."""
+"""Admission on the real scheduler: admitted requests are not preempted later."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vtoken.vllm import engine_args
 pytestmark = pytest.mark.vllm
 
 
-def told_while_waiting(llm: Any) -> list[str]:
-    """What the diagnosis says after each step in which requests wait; filled as the engine runs."""
+def sentences_while_waiting(llm: Any) -> list[str]:
+    """The diagnosis's sentence after each step with waiting requests; filled as the engine runs."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     note, sentences = scheduler._note_step, []
 
@@ -49,9 +49,9 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
             max_num_batched_tokens=512,
             **engine_args(config, check_every_step=True),
         ) as llm:
-            observer, told = Observer(llm), told_while_waiting(llm)
+            observer, sentences = Observer(llm), sentences_while_waiting(llm)
             tokens[admission] = greedy(llm, prompts, 200)
-            assert any(re.search(r"the first lacks \d+ block", sentence) for sentence in told)
+            assert any(re.search(r"the first lacks \d+ block", sentence) for sentence in sentences)
             preempted[admission] = observer.runtime.counters.preemptions
     assert preempted["stock"] > 0
     assert preempted["compressed"] == 0
@@ -93,9 +93,7 @@ def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
         assert observer.runtime.counters.evicted_tokens > 1000
 
 
-def test_the_longest_chunk_beside_others_is_what_admission_counts_with(
-    engine: Any, greedy: Any
-) -> None:
+def test_admission_counts_with_the_longest_chunk_of_a_shared_step(engine: Any, greedy: Any) -> None:
     with engine(
         max_num_batched_tokens=256,
         max_num_seqs=8,
@@ -107,9 +105,9 @@ def test_the_longest_chunk_beside_others_is_what_admission_counts_with(
         schedule, chunks = scheduler.schedule, []
 
         def schedule_and_look(*args: Any) -> Any:
-            beside = len(scheduler.requests) > 1
+            is_shared = len(scheduler.requests) > 1
             output = schedule(*args)
-            chunks.extend(output.num_scheduled_tokens.values() if beside else ())
+            chunks.extend(output.num_scheduled_tokens.values() if is_shared else ())
             return output
 
         scheduler.schedule = schedule_and_look
@@ -117,7 +115,7 @@ def test_the_longest_chunk_beside_others_is_what_admission_counts_with(
         assert max(chunks) == scheduler.vtoken.admission.max_chunk_tokens == 128
 
 
-def test_blocks_that_the_watermark_withholds_are_told_and_open_the_gate(
+def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
     engine: Any, greedy: Any
 ) -> None:
     """Three requests wait behind one that leaves less than 30% of the pool and their prompt."""
@@ -139,15 +137,15 @@ def test_blocks_that_the_watermark_withholds_are_told_and_open_the_gate(
         **engine_args(config, check_every_step=True),
     ) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        note, told = scheduler._note_step, []
+        note, statuses = scheduler._note_step, []
 
         def note_and_listen(now: float) -> None:
             note(now)
-            told.append(scheduler.vtoken_controller.reporter.status())
+            statuses.append(scheduler.vtoken_controller.reporter.status())
 
         scheduler._note_step = note_and_listen
         greedy(llm, prompts, 60)
-        first = next(status for status in told if status.requests.waiting == 3)
+        first = next(status for status in statuses if status.requests.waiting == 3)
         assert first.blocks.withheld == 20 <= first.blocks.free
         assert re.search(
             r": 3 wait, the first lacks \d+ blocks \(20 withheld by --watermark\); ",
@@ -155,10 +153,10 @@ def test_blocks_that_the_watermark_withholds_are_told_and_open_the_gate(
         )
         opened = [
             gate.open
-            for status in told
+            for status in statuses
             for gate in status.fragmentation.gates
             if status.requests.waiting and gate.name == "watermark"
         ]
         assert any(opened)
         assert scheduler.vtoken.counters.relocations > 0
-        assert told[-1].blocks.withheld == 0
+        assert statuses[-1].blocks.withheld == 0

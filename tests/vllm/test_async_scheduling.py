@@ -1,6 +1,6 @@
-"""Asynchronous scheduling forced on: step n + 1 is planned and handed over before step n's report.
+"""Asynchronous scheduling forced on: step n + 1 is planned and sent before step n's report.
 
-Tokens must equal the independent reference whatever happens while a step is in flight.
+Tokens must equal the independent reference for every event during a step in flight.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_control_copies_of_a_step_that_come_a_step_late_change_tokens(
 def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
     engine: Any, greedy: Any, hf_model: Any
 ) -> None:
-    """At T tokens it knows the report of T - 1; the token since then counts as heavy."""
+    """At T tokens the newest report is that of T - 1; the token since then counts as heavy."""
     reported: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     moments: dict[str, list[int]] = defaultdict(list)
     with engine(**args("h2o", interval_tokens=16)) as llm:
@@ -147,7 +147,7 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
             if victims is not None:
                 request, live = table.request_id, table.live_ids()
                 scores = np.append(reported[request][table.num_tokens - 1], np.inf)[live]
-                assert table.num_tokens not in reported[request]  # nobody could know it yet
+                assert table.num_tokens not in reported[request]  # no report has it yet
                 recent = len(live) - BUDGET // 2
                 candidates = live[:recent]
                 lowest = np.argsort(scores[:recent], kind="stable")[: len(live) - BUDGET]
@@ -169,7 +169,7 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
 
 
 def resumed(llm: Any) -> dict[str, list[int]]:
-    """Request -> tokens it had put out whenever it was scheduled again after a preemption."""
+    """Request -> its numbers of output tokens when it was rescheduled after a preemption."""
     scheduler, seen = core_of(llm).scheduler, defaultdict(list)
     schedule = scheduler.schedule
 
@@ -192,7 +192,7 @@ def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], num_new: int) ->
     return tokens
 
 
-def test_a_reset_with_a_step_in_flight_resumes_from_what_had_been_put_out(
+def test_a_reset_with_a_step_in_flight_resumes_after_the_tokens_already_output(
     engine: Any, hf_model: Any
 ) -> None:
     tokens: dict[str, list[int]] = {}
@@ -267,7 +267,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
             step(llm, tokens, 15)
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
             held = [a for state in runtime.state.requests.values() for a in state.signals.values()]
-            assert all(asked.scores is None for asked in held)
+            assert all(item.scores is None for item in held)
             operations += [control.compact(Compact()), control.compact(Compact())]
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)

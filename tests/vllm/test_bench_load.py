@@ -35,8 +35,8 @@ def engines() -> Iterator[dict[str, Engine]]:
 
 def load(engine: Engine, *, keep: float | None = None, **more: Any) -> dict[str, Any]:
     sizes = more.pop("sizes", SIZES)
-    asked = requests(model_folder("demo"), sizes, 0, keep=keep, rate=more.pop("rate", None))
-    return engine.ask({"requests": asked, "sample_every": 2, "keep_tokens": True, **more})
+    load_requests = requests(model_folder("demo"), sizes, 0, keep=keep, rate=more.pop("rate", None))
+    return engine.ask({"requests": load_requests, "sample_every": 2, "keep_tokens": True, **more})
 
 
 def test_stock_and_an_idle_plugin_give_the_same_tokens_and_blocks(

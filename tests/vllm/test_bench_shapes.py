@@ -1,4 +1,4 @@
-"""A shape without weights on vLLM's engine: what `--model llama-8b --dummy-weights` serves."""
+"""A model shape without weights on vLLM's engine, as with `--model llama-8b --dummy-weights`."""
 
 from __future__ import annotations
 

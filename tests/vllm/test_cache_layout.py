@@ -1,4 +1,4 @@
-"""The learned cache layout names every element of K and V; copies and packing go through it."""
+"""The learned cache layout addresses every element of K and V; copies and packing use it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_layout_that_is_not_affine_is_refused(monkeypatch: pytest.MonkeyPatch)
     honest = layout._write_and_read
 
     def tiled(cache: Any, isa: str, pattern: Any) -> tuple[list[int], list[int]]:
-        """K with the second half of its elements in reverse, as no stride can describe."""
+        """K with the second half of its elements in reverse, which is not affine."""
         k, v = honest(cache, isa, pattern)
         half = len(k) // 2
         return k[:half] + k[half:][::-1], v
@@ -85,7 +85,7 @@ def test_copies_read_all_sources_before_they_write() -> None:
     assert torch.equal(v[destination], value[source])
 
 
-def test_the_copy_engine_refuses_a_slot_that_the_cache_does_not_have() -> None:
+def test_the_copy_engine_refuses_a_slot_outside_the_cache() -> None:
     from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
     from vtoken.vllm.cpu.layout import learn_layout
 

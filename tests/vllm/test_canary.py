@@ -1,6 +1,6 @@
-"""The quality canary on the real engine: its figures, its place in the queue, what stays inside.
+"""The quality canary on the real engine: metrics, scheduling, and outputs that stay inside.
 
-The reference is Hugging Face: one forward over prompt and output, nothing evicted.
+The reference is one Hugging Face forward over prompt and output, without eviction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def finish_checks(llm: Any) -> Any:
 
 
 def full_logprobs(hf_model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Log-probabilities at the places of `output` [n, vocabulary], nothing evicted."""
+    """Log-probabilities [n, vocabulary] at the positions of `output`, without eviction."""
     with torch.no_grad():
         logits = hf_model(torch.tensor([prompt + output])).logits[0]
     return torch.log_softmax(logits.float(), dim=-1)[len(prompt) - 1 : -1]
@@ -67,7 +67,7 @@ def test_without_eviction_every_token_agrees_and_nothing_is_lost(engine: Any, gr
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_figures_of_an_evicting_run_equal_an_independent_recomputation(
+def test_metrics_of_an_evicting_run_equal_an_independent_recomputation(
     engine: Any, hf_model: Any, overlap: bool
 ) -> None:
     from vllm import SamplingParams
@@ -89,13 +89,13 @@ def test_figures_of_an_evicting_run_equal_an_independent_recomputation(
         full += float(expected.gather(1, torch.tensor(ids)[:, None]).sum())
         own += sum(step[token].logprob for step, token in zip(output.logprobs, ids, strict=True))
     num = NUM_NEW * len(PROMPTS)
-    assert 0 < agreed < num  # else the reference shows nothing
+    assert 0 < agreed < num  # otherwise the comparison proves nothing
     assert found.agreement == pytest.approx(agreed / num)
     assert found.logprob == pytest.approx(full / num, abs=1e-4)
     assert found.logprob_lost == pytest.approx((own - full) / num, abs=1e-4)
     (group,) = found.groups
     assert (group.policy, group.revision, group.count) == ("streaming_llm", 1, 3)
-    # The same where nobody asks for log-probabilities: the engine computes them for itself.
+    # The same for requests without log-probabilities: the engine computes its own.
     assert [o.token_ids for o in unasked] == [o.token_ids for o in outputs]
     assert all(o.logprobs is None for o in unasked)
     assert twice.count == 6
@@ -115,7 +115,7 @@ def add(llm: Any, request_id: str, prompt: list[int], num_new: int, **sampling: 
 
 
 def run_until_checking(llm: Any) -> Any:
-    """Step until a check has begun and is not over; the check's request."""
+    """Step until a check runs; return its request."""
     checks = scheduler_of(llm).vtoken_canary
     for _ in range(500):
         llm.llm_engine.step()
@@ -147,7 +147,7 @@ def test_a_check_computes_nothing_that_the_prefix_cache_holds_and_adds_nothing(
     assert set(after) <= set(cached)
 
 
-def test_a_check_leaves_no_trace_but_its_figures(engine: Any, greedy: Any) -> None:
+def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> None:
     def counted(llm: Any) -> list[Any]:
         runtime, counts = runtime_of(llm), scheduler_of(llm).get_request_counts()
         counters = runtime.counters
@@ -176,7 +176,7 @@ def test_a_check_leaves_no_trace_but_its_figures(engine: Any, greedy: Any) -> No
         assert scheduler_of(llm).vtoken_canary.samples._samples == {}
 
 
-def test_sampled_requests_lose_but_do_not_agree(engine: Any, greedy: Any) -> None:
+def test_sampled_requests_have_a_loss_but_no_agreement(engine: Any, greedy: Any) -> None:
     with engine(**args()) as llm:
         greedy(llm, PROMPTS, NUM_NEW, min_tokens=1)  # no token may end it: not the first choice
         add(llm, "warm", PROMPTS[0], NUM_NEW, temperature=1.0, seed=1)
@@ -212,7 +212,7 @@ def test_a_request_that_saw_two_revisions_is_not_checked(engine: Any) -> None:
     assert (found.checked, found.skipped) == (0, {"revision changed": 1})
 
 
-def test_what_cannot_be_checked_is_not_sampled(engine: Any) -> None:
+def test_requests_that_cannot_be_checked_are_not_sampled(engine: Any) -> None:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
@@ -253,7 +253,7 @@ def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pause
         done = check.num_computed_tokens
         add(llm, "b", PROMPTS[1], NUM_NEW)
         llm.llm_engine.step()
-        # The whole prompt of the other in one step, and nothing of the check.
+        # The other request's entire prompt in one step, and no token of the check.
         (other,) = [r for r in scheduler_of(llm).running if r is not check]
         assert (other.num_computed_tokens, check.num_computed_tokens) == (len(PROMPTS[1]), done)
         llm.llm_engine.step()
@@ -286,7 +286,7 @@ def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None
     assert found.dropped >= 1
 
 
-def test_a_pause_gives_up_checks_and_none_begins(engine: Any) -> None:
+def test_a_pause_aborts_checks_and_none_begins(engine: Any) -> None:
     from vllm.v1.core.sched.interface import PauseState
 
     with engine(enable_prefix_caching=False, **args()) as llm:
@@ -310,7 +310,7 @@ def test_a_check_without_a_result_is_an_event_and_stops_nothing(
     engine: Any, greedy: Any, monkeypatch: Any
 ) -> None:
     def nothing(output: Any, finished: Any) -> Any:
-        raise ValueError("the prompt log-probabilities are of other tokens")
+        raise ValueError("the prompt log-probabilities are of different tokens")
 
     with engine(**args()) as llm:
         with monkeypatch.context() as patched:
@@ -321,4 +321,4 @@ def test_a_check_without_a_result_is_an_event_and_stops_nothing(
         found = finish_checks(llm)
         (event,) = runtime_of(llm).events.page(0, 100, "canary").events
     assert (found.failed, found.checked) == (1, 1)
-    assert event.data == {"reason": "the prompt log-probabilities are of other tokens"}
+    assert event.data == {"reason": "the prompt log-probabilities are of different tokens"}

@@ -17,7 +17,7 @@ DTYPES = ["float32", "bfloat16", "float16"]
 
 
 def a_layout(block_size: int, dim: int, transposed: bool) -> Any:
-    """K transposed inside a block, as vLLM keeps it, or by rows."""
+    """K transposed inside a block, as in vLLM, or by rows."""
     from vtoken.vllm.cpu.layout import KVLayout, Placement
 
     rows = Placement(block_size * dim, dim, 1)
@@ -96,7 +96,7 @@ def test_rows_equal_those_of_the_torch_probe(data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_a_row_does_not_depend_on_where_tokens_are(block_size: int, dtype: str) -> None:
-    """Bit for bit: relocation changes nothing that a policy reads."""
+    """Bit for bit: relocation does not change the scores that a policy reads."""
     import torch
 
     from vtoken.policies.signals import Signal
@@ -129,7 +129,7 @@ def test_a_row_does_not_depend_on_where_tokens_are(block_size: int, dtype: str) 
         assert torch.equal(row, rows[0])
 
 
-def test_a_slot_that_the_cache_does_not_have_is_an_error() -> None:
+def test_a_slot_outside_the_cache_is_an_error() -> None:
     import torch
 
     from vtoken.policies.signals import Signal
@@ -139,11 +139,11 @@ def test_a_slot_that_the_cache_does_not_have_is_an_error() -> None:
     mirror: Any = None
     for slot in (-1, N * 16):
         slots = torch.tensor([3, slot])
-        asked = ProbedRequest(
+        request = ProbedRequest(
             "a", 0, 1, mirror, Signal("attention_last", layers=(0,)), np.arange(2), slots
         )
         with pytest.raises(IndexError, match=f"slot {slot} is not in a cache"):
-            StepProbe([asked], N, 16)
+            StepProbe([request], N, 16)
 
 
 def test_exp_is_exact_to_float32_and_small_for_the_least() -> None:

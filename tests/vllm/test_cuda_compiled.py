@@ -1,6 +1,6 @@
-"""vToken's Triton kernels compile for GPUs that are not here: down to machine code, none is run.
+"""vToken's Triton kernels compile to machine code for GPUs that are not present; none is run.
 
-Triton's own compiler and NVIDIA's assembler need no device. Of the shapes and types of an 8B model.
+Triton's compiler and NVIDIA's assembler need no device. Shapes and types are those of an 8B model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOGITS |= {"seq_lens": INTS, "logits": FLOATS, "tile_max": FLOATS, "tile_sum": F
 LOGITS |= {"scale": "fp32", "soft_cap": "fp32", "query_row": INT, "key_slot": INT}
 LOGITS |= {"key_head": INT, "table_row": INT, "width": INT, "tiles": INT}
 SUM = {"logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS, "seq_lens": INTS}
-SUM |= {"scores": FLOATS, "chosen": INTS, "num_chosen": INT, "share": "fp32"}
+SUM |= {"scores": FLOATS, "chosen": INTS, "num_chosen": INT, "divisor": "fp32"}
 SUM |= {"score_row": INT, "width": INT, "tiles": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
@@ -35,7 +35,7 @@ HEADS = {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64}
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> bytes:
-    """The machine code of `kernel`; a parameter that neither names fails."""
+    """The machine code of `kernel`; fails for a parameter without a type or a constant."""
     names = kernel.arg_names
     assert set(names) == types.keys() | constants.keys()
     source = ASTSource(
@@ -58,12 +58,12 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> b
         (
             kernels._probe_sum_kernel,
             SUM,
-            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "GREATEST": False},
+            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "USE_MAX": False},
         ),
         (
             kernels._probe_sum_kernel,
             SUM,
-            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "GREATEST": True},
+            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "USE_MAX": True},
         ),
         (
             kernels._copy_slots_kernel,
@@ -73,7 +73,7 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> b
     ],
     ids=["probe logits", "probe sum", "probe maximum", "copy slots"],
 )
-def test_a_kernel_compiles_for_a_gpu_that_is_not_here(
+def test_a_kernel_compiles_for_a_gpu_that_is_not_present(
     kernel: Any,
     types: dict[str, str],
     constants: dict[str, Any],

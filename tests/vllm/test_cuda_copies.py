@@ -1,4 +1,4 @@
-"""The CUDA copy engine up to the device: order between streams (I3), copies, layouts."""
+"""The CUDA copy engine up to the device calls: order between streams (I3), copies, layouts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ N, H, S, D, LAYERS = 6, 2, 16, 8, 3
 
 
 class RecordedStreams:
-    """What a device may do with what it was told: an item runs after those of its stream, and
-    after the events that its stream has waited for. `before[x]` is all that must precede x.
+    """Records the order that a device guarantees: an item runs after the items of its stream, and
+    after the events that its stream waited for. `before[x]`: all items that must precede x.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class RecordedStreams:
 
 
 def serve(stages: StagedCopies, streams: RecordedStreams, steps: int = 3) -> None:
-    """The launches of `steps` steps in vLLM's order; step n moves the slot n."""
+    """The launches of `steps` steps in vLLM's order; step n copies slot n."""
     for n in range(steps):
         stages.begin(np.array([n]), np.array([100 + n]))
         streams.run(Stream.MAIN, f"inputs {n}")
@@ -61,7 +61,7 @@ def serve(stages: StagedCopies, streams: RecordedStreams, steps: int = 3) -> Non
 
 
 def violations_of_order(streams: RecordedStreams, steps: int = 3) -> list[str]:
-    """What I3 and the paper's stages demand and the recorded order does not guarantee."""
+    """The requirements of I3 and of the paper's stages that the recorded order does not meet."""
     wrong = []
     for n in range(steps):
         before = streams.before[f"copy {n}"]
@@ -134,22 +134,22 @@ def test_force_sync_makes_the_host_wait_for_every_relocation() -> None:
     assert streams.host_waits == 3
 
 
-def make_caches(*, apart: bool = False) -> list[torch.Tensor]:
-    """[N, H, S, 2D] a layer in LBNHC, random, evenly spaced in one allocation unless `apart`."""
+def make_caches(*, separate: bool = False) -> list[torch.Tensor]:
+    """[N, H, S, 2D] a layer in LBNHC, random, evenly spaced in one allocation unless `separate`."""
     torch.manual_seed(0)
     memory = torch.randn(LAYERS, N, S, H, 2 * D)
-    layers = [memory[i].clone() for i in range(LAYERS)] if apart else list(memory)
+    layers = [memory[i].clone() for i in range(LAYERS)] if separate else list(memory)
     return [layer.permute(0, 2, 1, 3) for layer in layers]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one allocation", "layers apart"])
+@pytest.mark.parametrize("separate", [False, True], ids=["one allocation", "layers apart"])
 @pytest.mark.parametrize("limit", [1 << 28, 3 * H * 2 * D * 4], ids=["whole", "chunks"])
 def test_a_copy_moves_every_layer_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, apart: bool, limit: int
+    monkeypatch: pytest.MonkeyPatch, separate: bool, limit: int
 ) -> None:
     monkeypatch.setattr("vtoken.vllm.cuda.copies.copy_engine.MAX_GATHERED_BYTES", limit)
-    caches = make_caches(apart=apart)
-    assert (stacked_rows(caches) is None) == apart
+    caches = make_caches(separate=separate)
+    assert (stacked_rows(caches) is None) == separate
     before = [cache.clone() for cache in caches]
     order = torch.randperm(N * S)
     source, destination = order[:20], order[40:60]
@@ -174,7 +174,7 @@ def test_tokens_may_change_places_while_they_can_be_gathered_at_once() -> None:
         engine.copy(np.array([3, 50]), np.array([50, 3]))
 
 
-def test_contents_are_read_after_the_copies_and_in_the_order_asked_for() -> None:
+def test_contents_are_read_after_the_copies_and_in_the_requested_order() -> None:
     caches = make_caches()
     source, destination = np.array([3, 50]), np.array([90, 17])
     before = [cache.clone() for cache in caches]
@@ -215,7 +215,7 @@ def test_slot_and_page_views_share_the_memory_of_the_cache() -> None:
 
 
 def hnd() -> torch.Tensor:
-    return torch.zeros(N, H, S, 2 * D)  # LBHNC: a token's heads lie S tokens apart
+    return torch.zeros(N, H, S, 2 * D)  # LBHNC: a token's heads are S tokens apart
 
 
 def interleaved() -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The CUDA worker half in vLLM's engine on the CPU, with Triton's kernels in its interpreter.
+"""The CUDA worker in vLLM's engine on the CPU, with Triton's kernels in its interpreter.
 
-What this shows is logic: vLLM's own Triton attention at page size 1, and an engine whose tokens
-equal those of the CPU worker. What it cannot show, CUDA itself, is marked `gpu` in tests/gpu.
+These tests check the logic: vLLM's own Triton attention at page size 1, and an engine whose tokens
+equal those of the CPU worker. Tests of CUDA itself are marked `gpu` in tests/gpu.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READING = {  # the policy reads attention, its shadow keys; both layers count
 EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 16}
 
 
-def run_apart(*command: str, **environment: str) -> Any:
+def run_process(*command: str, **environment: str) -> Any:
     """The JSON document on the last lines of `python COMMAND`; fails with its stderr."""
     done = subprocess.run(
         [sys.executable, *command],
@@ -59,12 +59,12 @@ def run_apart(*command: str, **environment: str) -> Any:
 @pytest.fixture(scope="module")
 def result(demo_model: Path) -> Any:
     configs = map(json.dumps, (NAIVE, EAGER, READING))
-    return run_apart("-m", "tests.support.interpreted", str(demo_model), *configs)
+    return run_process("-m", "tests.support.interpreted", str(demo_model), *configs)
 
 
 @pytest.fixture(scope="module")
 def on_cpu(engine: Any, greedy: Any) -> list[list[int]]:
-    """The same requests on the CPU worker, whose kernels and way with holes are others."""
+    """The same requests on the CPU worker, which has different kernels and packs holes."""
     with engine(**interpreted.ENGINE, **engine_args(NAIVE)) as llm:
         tokens: list[list[int]] = greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW)
     return tokens
@@ -73,10 +73,10 @@ def on_cpu(engine: Any, greedy: Any) -> list[list[int]]:
 def test_vllm_triton_attention_at_page_size_one_equals_the_oracle(result: Any) -> None:
     attention = result["attention"]
     assert attention["max_error"] < 1e-5
-    assert attention["max_error_damaged"] > 1e-3  # one wrong page shows
+    assert attention["max_error_damaged"] > 1e-3  # one wrong page is detected
 
 
-def test_its_output_is_bit_for_bit_the_same_wherever_the_tokens_lie(result: Any) -> None:
+def test_its_output_is_bit_for_bit_the_same_for_any_token_placement(result: Any) -> None:
     assert result["attention"]["equal_when_moved"]
     assert result["attention"]["equal_to_block_size"]
 
@@ -103,13 +103,13 @@ def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:
     probe = result["probe"]
     for name in ("max_error", "max_error_capped", "max_error_one_by_one"):
         assert probe[name] < 1e-6, name
-    assert probe["max_error_damaged"] > 1e-3  # a cap left out shows
+    assert probe["max_error_damaged"] > 1e-3  # a missing cap is detected
 
 
 def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
     result: Any, engine: Any, greedy: Any
 ) -> None:
-    """Signals made, kept and told by the device's half, single queries' by the kernel."""
+    """`DeviceHalf` makes and reports the signals; the kernel probes single queries."""
     found = result["engines"][2]
     with engine(**interpreted.ENGINE, **engine_args(READING)) as llm:
         runtime = runtime_of(llm)
@@ -119,7 +119,7 @@ def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
     assert found["victims"] == [list(died) for died in sorted(victims)]
     assert len(victims) >= 3
     assert found["shadow"] == [shadow.compared, shadow.agreed]
-    assert 0 < shadow.agreed < shadow.victims  # it read numbers of its own
+    assert 0 < shadow.agreed < shadow.victims  # the shadow read its own signals
     assert found["violations"] == 0
     assert found["probed_singles"] > 0
 
@@ -143,7 +143,7 @@ def test_the_checks_run_on_the_cpu_and_find_the_kernels_exact() -> None:
         assert all(value for key, value in row.items() if key.startswith("equal_bits"))
 
 
-def test_a_check_without_a_device_says_so_and_exits_with_2() -> None:
+def test_a_check_without_a_device_reports_it_and_exits_with_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vtoken.vllm.cuda.checks", "pages"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},

@@ -1,8 +1,8 @@
-"""Signals on a device, up to the device: the host's numbers, told late and never to another token.
+"""Signals on a device, up to the device calls: the host's scores, however late they are reported.
 
-Two workers live the same lives, one with the host's probe and accumulators, which is the oracle, and one
-with the device's. A device may be late: what is launched beside the main stream runs only when
-somebody waits for it. A device without memory (`meta`) proves that nothing is ever looked at.
+Two workers execute the same steps: one with the host's probe and accumulators, which is the oracle,
+and one with the device's. A late device runs work on side streams only when a thread waits for it.
+A device without memory (`meta`) proves that no tensor is read back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
 from vtoken.vllm.cuda.signals import scores as device_scores
 from vtoken.vllm.cuda.signals.accumulators import make_device_accumulator
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.worker.delivery import deliver
+from vtoken.vllm.worker.delivery import attach_report
 from vtoken.vllm.worker.executor import PhysicalStep
 from vtoken.vllm.worker.scores import PendingScores
 
@@ -37,7 +37,7 @@ Scores = dict[tuple[str, Signal], Floats]
 
 
 class LateStreams(HostStreams):
-    """What is launched beside the main stream runs when somebody waits for its end, no sooner."""
+    """Runs work on side streams only when a thread waits for its end."""
 
     def __init__(self) -> None:
         self._launched: list[Callable[[], None]] = []
@@ -56,36 +56,34 @@ class LateStreams(HostStreams):
 
 
 def differences(one: Scores, other: Scores) -> list[str]:
-    """What `other` tells otherwise; the mean of a window or of neighbours is added in another
-    order.
-    """
-    wrong = [f"{asked} is told by one only" for asked in one.keys() ^ other.keys()]
-    for asked in one.keys() & other.keys():
-        signal = asked[1]
-        loose = signal.kind == "attention_window" or (signal.pool_radius and signal.pool == "mean")
-        same = len(one[asked]) == len(other[asked]) and np.allclose(
-            one[asked], other[asked], rtol=1e-6 if loose else 0.0, atol=1e-7 if loose else 0.0
+    """The scores of `other` that differ; means of windows and neighbours may differ by rounding."""
+    wrong = [f"{key} is reported by only one" for key in one.keys() ^ other.keys()]
+    for key in one.keys() & other.keys():
+        signal = key[1]
+        rounds = signal.kind == "attention_window" or (signal.pool_radius and signal.pool == "mean")
+        same = len(one[key]) == len(other[key]) and np.allclose(
+            one[key], other[key], rtol=1e-6 if rounds else 0.0, atol=1e-7 if rounds else 0.0
         )
         if not same:
-            wrong.append(f"{asked} differs")
+            wrong.append(f"{key} differs")
     return wrong
 
 
 def alive(scores: Scores, live: dict[str, set[int]]) -> Scores:
-    """Numbers of the tokens that lived then: those of dead tokens mean nothing."""
+    """The scores of tokens that were live then; those of dead tokens have no meaning."""
     return {
         (name, signal): values[sorted(t for t in live[name] if t < len(values))]
         for (name, signal), values in scores.items()
     }
 
 
-def live_two_lives(seed: int, *, late_steps: int, steps: int = 30) -> tuple[list[str], int]:
-    """What the device's worker told otherwise, asked `late_steps` steps later; what was told."""
+def run_two_workers(seed: int, *, late_steps: int, steps: int = 30) -> tuple[list[str], int]:
+    """Read the device's scores `late_steps` steps late; differences, and the number of scores."""
     life = Life(seed)
     host = Worker(life)
     device = DeviceWorker(life, LateStreams())
     waiting: list[tuple[PendingScores, Scores, dict[str, set[int]]]] = []
-    wrong, num_told = [], 0
+    wrong, num_scores = [], 0
     for number in range(steps):
         plan, rows, query = life.next()
         expected = host.step(plan, rows, query)()
@@ -93,25 +91,25 @@ def live_two_lives(seed: int, *, late_steps: int, steps: int = 30) -> tuple[list
         waiting.append((device.step(plan, rows, query), expected, live))
         last = number + 1 == steps
         while waiting and (last or len(waiting) > late_steps):
-            told, expected, live = waiting.pop(0)
-            found = told()
-            num_told += len(found)
+            pending, expected, live = waiting.pop(0)
+            found = pending()
+            num_scores += len(found)
             wrong += differences(alive(expected, live), alive(found, live))
-    return wrong, num_told
+    return wrong, num_scores
 
 
 @pytest.mark.parametrize("late_steps", [0, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_device_tells_the_hosts_numbers_however_late_it_is_asked(
+def test_a_device_reports_the_hosts_scores_however_late_they_are_read(
     seed: int, late_steps: int
 ) -> None:
     """Tokens are appended, evicted and moved in the meantime."""
-    wrong, num_told = live_two_lives(seed, late_steps=late_steps)
+    wrong, num_scores = run_two_workers(seed, late_steps=late_steps)
     assert wrong == []
-    assert num_told > 40
+    assert num_scores > 40
 
 
-def test_control_a_copy_of_what_later_steps_write_is_noticed(
+def test_control_copying_tensors_that_later_steps_write_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class InPlace(list[torch.Tensor]):
@@ -122,7 +120,7 @@ def test_control_a_copy_of_what_later_steps_write_is_noticed(
 
     monkeypatch.setattr(device_scores, "download", lambda boxes: InPlace(b.clone() for b in boxes))
     monkeypatch.setattr(device_scores, "_outbox", InPlace)
-    assert live_two_lives(0, late_steps=3)[0] != []
+    assert run_two_workers(0, late_steps=3)[0] != []
 
 
 def test_control_ids_taken_when_the_answer_is_read_are_noticed(
@@ -138,9 +136,9 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
         return finish(self, probed, plan, known, ranks)
 
     class Now(dict[Any, Any]):
-        def __getitem__(self, asked: Any) -> Any:
-            ids, num_tokens = super().__getitem__(asked)
-            now = mirrors[asked[0]].live()[0][: len(ids)]
+        def __getitem__(self, key: Any) -> Any:
+            ids, num_tokens = super().__getitem__(key)
+            now = mirrors[key[0]].live()[0][: len(ids)]
             same_number = len(now) == len(ids)
             return (now, int(now[-1]) + 1) if same_number else (ids, num_tokens)
 
@@ -148,7 +146,7 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
     monkeypatch.setattr(
         DeviceScores, "_send", lambda self, values, owners: send(self, values, Now(owners))
     )
-    assert live_two_lives(0, late_steps=3)[0] != []
+    assert run_two_workers(0, late_steps=3)[0] != []
 
 
 # ---------------------------------------------------------------- the accumulators alone
@@ -156,7 +154,7 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
 
 @pytest.mark.parametrize("signal", ATTENTION, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_device_keeper_equals_the_hosts(signal: Signal, seed: int) -> None:
+def test_a_device_accumulator_equals_the_hosts(signal: Signal, seed: int) -> None:
     rng = np.random.default_rng(seed)
     device = torch.device("cpu")
     host, accumulator = make_accumulator(signal), make_device_accumulator(signal, device)
@@ -202,8 +200,8 @@ def test_device_memory_follows_the_live_tokens(signal: Signal, bytes_a_token: in
 
 
 class NothingWaits(TorchDispatchMode):
-    """Refuses what makes a host wait for a CUDA device: looking at a tensor's contents, results
-    whose size depends on them, and copies that are not asynchronous, either way.
+    """Refuses operations that make a host wait for a CUDA device: reading a tensor's contents,
+    results whose size depends on them, and synchronous copies in either direction.
     """
 
     LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
@@ -230,8 +228,10 @@ class NothingWaits(TorchDispatchMode):
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """A device that holds nothing: any look at a tensor of it fails. What `download` was given."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)  # there is no driver to ask
+    """A device without memory, on which every read of a tensor fails; the inputs of `download`."""
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda self: self
+    )  # there is no driver to query
     downloaded: list[torch.Tensor] = []
 
     def download(tensor: torch.Tensor) -> torch.Tensor:
@@ -251,10 +251,10 @@ def live_without_memory(worker: DeviceWorker, life: Life, steps: int = 20) -> No
 
 
 @pytest.mark.parametrize("use_triton", [False, True], ids=["plain torch", "around the kernel"])
-def test_no_step_looks_at_what_the_device_holds(
+def test_no_step_reads_the_devices_memory(
     no_memory: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, *, use_triton: bool
 ) -> None:
-    """Every policy's signals, prompts and decodes, deaths, moves; read back only when asked."""
+    """Every policy's signals, prompts and decodes, deaths, moves; read back only on request."""
     launches: list[torch.Tensor] = []
     monkeypatch.setattr(kernels, "probe_scores", lambda query, *_, **__: launches.append(query))
     life = Life(0)
@@ -280,7 +280,7 @@ def test_no_step_looks_at_what_the_device_holds(
     ],
     ids=["item", "mask", "to the host", "to the device", "nonzero"],
 )
-def test_control_a_look_is_noticed(
+def test_control_a_read_is_noticed(
     no_memory: list[torch.Tensor],
     look: Callable[[torch.Tensor], Any],
 ) -> None:
@@ -315,19 +315,19 @@ def test_scores_are_waited_for_where_the_sampled_tokens_are(name: str) -> None:
     scores = {("a", SIGNALS["a"][0]): np.ones(3, dtype=np.float32)}
     order: list[bool] = []
 
-    def told() -> Scores:
+    def pending() -> Scores:
         order.append(output.inner.sampled)
         return scores
 
-    sent = deliver(output, WorkerReport(7), told)
-    assert order == []  # attached, and nobody has waited yet
+    sent = attach_report(output, WorkerReport(7), pending)
+    assert order == []  # attached, without waiting
     fetched = sent.get_output()
     assert fetched is output.inner
     assert order == [True]
     assert (fetched.vtoken.step, fetched.vtoken.scores) == (7, scores)
 
 
-def test_a_report_that_tells_nothing_leaves_vllms_output_as_it_is() -> None:
+def test_a_report_without_scores_leaves_vllms_output_unchanged() -> None:
     output: Any = Fetched("model_runner_output")
-    assert deliver(output, WorkerReport(7), None) is output
+    assert attach_report(output, WorkerReport(7), None) is output
     assert output.inner.vtoken.step == 7

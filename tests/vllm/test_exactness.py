@@ -1,7 +1,7 @@
 """Greedy tokens of the real engine under eviction, against the independent reference, float32.
 
-Every variant of physical handling must give the same tokens: what a policy evicts is all that may
-change the output, where the survivors lie never is.
+Every variant of physical handling must give the same tokens: only the choice of victims may change
+the output, never the placement of the remaining tokens.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def test_tokens_equal_the_reference(
         assert (counters.recycled_slots > 0) == name.startswith(("recycling", "priced"))
         assert (counters.relocations > 0) == moves
         if not moves:
-            assert observer.holey_steps > 100
-        if observer.holey_steps > 10:
-            assert counters.packed_tokens > observer.holey_steps
+            assert observer.steps_with_holes > 100
+        if observer.steps_with_holes > 10:
+            assert counters.packed_tokens > observer.steps_with_holes
             assert observer.runtime.prices.hole_us > 0
     assert tokens == expected(interval)
 
 
-def test_holes_are_read_exactly_when_no_block_can_be_lent(
+def test_holes_are_read_exactly_when_no_block_can_be_borrowed(
     engine: Any, greedy: Any, expected: Callable[..., Tokens]
 ) -> None:
     config = vtoken_args(48, recycle=False, reclamation="paused")
@@ -95,15 +95,15 @@ def test_holes_are_read_exactly_when_no_block_can_be_lent(
         observer = Observer(llm)
         lend, step = observer.runtime.state.store.lend, [0]
 
-        def lend_now_and_then(num_blocks: int) -> list[int]:
-            """Nothing in two steps of three; half of what is asked for in the third."""
+        def lend_sometimes(num_blocks: int) -> list[int]:
+            """Nothing in two steps of three; half of the requested blocks in the third."""
             step[0] += 1
             return lend(num_blocks // 2) if step[0] % 3 == 0 else []
 
-        observer.runtime.state.store.lend = lend_now_and_then
+        observer.runtime.state.store.lend = lend_sometimes
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert step[0] > 200
-        assert observer.holey_steps > 100
+        assert observer.steps_with_holes > 100
     assert tokens == expected(48)
 
 
@@ -129,7 +129,7 @@ def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
         assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 8
         assert observer.runtime.counters.relocations > 0
         assert observer.runtime.counters.violations == 0
-        # The cached prefix is untouched: whoever hits it next continues as the first one did.
+        # The cached prefix is untouched: the next request that hits it continues like the first.
         again = greedy(llm, prompts[1:2], NUM_NEW)
     assert tokens == expected(16, prompts)
     assert again == tokens[1:2]

@@ -1,4 +1,4 @@
-"""Every check fires on the real engine; where a rule is switched off, the output is wrong."""
+"""Every check fires on the real engine; with a rule switched off, the output is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def under_faults(engine: Any, demo_model: Path) -> Iterator[Any]:
-    """An engine that works; another one when a fault has broken the last."""
+    """A working engine, replaced when a fault has broken it."""
     with ExitStack() as stack:
         current: list[EngineUnderFaults] = []
 

@@ -1,4 +1,4 @@
-"""Preemption, abort and finish on the real engine; what is refused at start-up."""
+"""Preemption, abort and finish on the real engine; refusals at start-up."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         assert tokens[f"r{number}"] == first + rest
 
 
-def test_waiting_and_preempted_requests_are_told_as_such(engine: Any) -> None:
+def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> None:
     tokens: dict[str, list[int]] = {}
     with engine(enable_prefix_caching=False, max_num_seqs=2, **args()) as llm:
         submit(llm, PROMPTS, 40)
@@ -112,7 +112,7 @@ def test_waiting_and_preempted_requests_are_told_as_such(engine: Any) -> None:
         assert reporter.rows() == []
 
 
-def test_a_paused_engine_says_so_and_measures_no_pause(engine: Any) -> None:
+def test_a_paused_engine_reports_it_and_excludes_the_pause_from_step_times(engine: Any) -> None:
     tokens: dict[str, list[int]] = {}
     with engine(enable_prefix_caching=False, **args()) as llm:
         core = llm.llm_engine.engine_core.engine_core
@@ -180,7 +180,7 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
         runtime.check()
 
 
-def test_abort_and_finish_give_every_block_back(engine: Any) -> None:
+def test_abort_and_finish_return_every_block(engine: Any) -> None:
     tokens: dict[str, list[int]] = {}
     eager = {"theta_f": 0.0, "low_watermark_blocks": 512, "recycle": False}
     with engine(enable_prefix_caching=True, **args(**eager)) as llm:
@@ -222,7 +222,7 @@ def test_a_violation_stops_the_engine_in_strict_mode(engine: Any) -> None:
         step(llm, tokens, 20)
         runtime = runtime_of(llm)
         tables = runtime.tables
-        tables.columns.num_live[next(iter(tables)).row] += 1  # what a lost update would look like
+        tables.columns.num_live[next(iter(tables)).row] += 1  # the effect of a lost update
         with pytest.raises(InvariantViolation):
             step(llm, tokens)
 
@@ -258,7 +258,7 @@ def windowed_model(demo_model: Path, tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(
+def test_unsupported_configurations_are_refused_with_the_reason(
     overrides: dict[str, Any], reason: str, engine: Any
 ) -> None:
     with pytest.raises(Exception, match=reason), engine(**overrides, **args()):

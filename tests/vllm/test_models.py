@@ -1,4 +1,4 @@
-"""Architectures: those that are served decode exactly under eviction, the others are refused.
+"""Architectures: supported ones decode exactly under eviction, all others are refused.
 
 A few run in the suite; `make test-models` (VTOKEN_ALL_MODELS=1) runs all of `models.py`.
 """
@@ -52,7 +52,7 @@ Log = dict[int, set[int]]
 
 @pytest.fixture(autouse=True)
 def no_subprocess_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM looks at a model's class in a process of its own, to keep CUDA out of this one."""
+    """Inspect model classes in this process; vLLM uses a subprocess to keep CUDA out of it."""
     from vllm.model_executor.models import registry
 
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
@@ -70,9 +70,9 @@ def replay(folder: Path, logs: list[Log]) -> tuple[list[list[int]], list[list[in
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[Callable[..., Any]]:
-    """`apart(function, …)`: its result. Of all models in another process, since vLLM's Transformers
-    backend changes the classes of that library where it runs.
+def in_process() -> Iterator[Callable[..., Any]]:
+    """`in_process(function, …)`: its result. With all models it runs in another process, because
+    vLLM's Transformers backend changes the classes of that library in its process.
     """
     if not ALL:
         yield lambda function, *arguments: function(*arguments)
@@ -84,9 +84,9 @@ def apart() -> Iterator[Callable[..., Any]]:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # GPT-BigCode's own code
 @pytest.mark.parametrize("name", SERVED)
 def test_tokens_under_h2o_equal_the_reference(
-    name: str, engine: Any, greedy: Any, apart: Callable[..., Any], tmp_path: Path
+    name: str, engine: Any, greedy: Any, in_process: Callable[..., Any], tmp_path: Path
 ) -> None:
-    folder = apart(models.make, models.SERVED[name], tmp_path / "model")
+    folder = in_process(models.make, models.SERVED[name], tmp_path / "model")
     settings: dict[str, Any] = {
         "model": str(folder),
         "max_model_len": 512,
@@ -108,7 +108,7 @@ def test_tokens_under_h2o_equal_the_reference(
         assert observer.logs()[len(PROMPTS) :] == logs
         assert observer.runtime.counters.relocations > 5
         assert observer.runtime.counters.violations == 0
-    evicted, full = apart(replay, folder, logs)
+    evicted, full = in_process(replay, folder, logs)
     assert tokens == evicted
     assert all(with_all != got for with_all, got in zip(full, tokens, strict=True))
 
@@ -123,32 +123,34 @@ def configuration(folder: Path, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_others_are_refused_by_their_configuration_alone(name: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_by_their_configuration_alone(
+    name: str, tmp_path: Path
+) -> None:
     recipe = models.REFUSED[name]
     models.write_config(recipe, tmp_path)
     limit = 448 if name == "whisper" else 512
     with pytest.raises(UnsupportedError) as caught:
         support.check_config(configuration(tmp_path, max_model_len=limit))
-    said = str(caught.value)
-    assert recipe.why in said
-    assert said.startswith("vToken cannot serve this configuration: ")
-    assert said.endswith("Start without vToken, or change what is named.")
+    message = str(caught.value)
+    assert recipe.why in message
+    assert message.startswith("vToken cannot serve this configuration: ")
+    assert message.endswith(". Change it, or start without vToken.")
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ({"speculative_config": NGRAM}, "leave --speculative-config out"),
-        ({"pipeline_parallel_size": 2, **TWO}, "pipeline parallelism: a stage sees its own"),
-        ({"data_parallel_size": 2}, "data parallelism: commands reach one engine only"),
+        ({"pipeline_parallel_size": 2, **TWO}, "pipeline parallelism: a stage has only its own"),
+        ({"data_parallel_size": 2}, "data parallelism: commands reach only one engine"),
         ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
-        ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): name one with --kv-cache-dtype"),
+        ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): pass another type"),
         ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
         ({"runner": "pooling"}, "runner pooling: nothing is decoded"),
     ],
 )
-def test_ways_to_serve_that_are_refused_say_what_to_do(
+def test_unsupported_flags_are_refused_with_the_fix(
     arguments: dict[str, Any], why: str, demo_model: Path
 ) -> None:
     support.check_config(configuration(demo_model))
@@ -178,12 +180,12 @@ def layer(**attributes: Any) -> Any:
         (layer(kv_cache_dtype="fp8_e4m3"), r"a quantised KV cache \(fp8_e4m3\)"),
     ],
 )
-def test_odd_layers_are_told_once_with_their_number(odd: Any, why: str) -> None:
+def test_unsupported_layers_are_reported_once_with_their_number(odd: Any, why: str) -> None:
     plain = layer(attn_type="decoder", kv_cache_dtype="auto", impl={"sliding_window": (-1, -1)})
     support.check_layers({"a.0.attn": plain, "a.1.attn": plain})
     with pytest.raises(
         UnsupportedError, match=rf"{why}.* \(2 of 3 attention layers, a\.1\.attn the"
     ):
         support.check_layers({"a.0.attn": plain, "a.1.attn": odd, "a.2.attn": odd})
-    with pytest.raises(UnsupportedError, match="layers without attention among the others"):
+    with pytest.raises(UnsupportedError, match="layers without attention: probes"):
         support.check_layers({"a.0.attn": plain, "a.2.attn": plain})

@@ -1,6 +1,6 @@
-"""Packing of holes: what attention reads through the new tables is every live token, once.
+"""Packing of holes: through the new block tables, attention reads every live token once.
 
-Caches hold a different number in every slot, so a token that is lost, doubled or stale is seen.
+Every slot of a cache holds a different number, so a lost, doubled or stale token is detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 def layout(transposed: bool = True) -> Any:
-    """K transposed inside a block, as vLLM keeps it, or by rows."""
+    """K transposed inside a block, as in vLLM, or by rows."""
     from vtoken.vllm.cpu.layout import KVLayout, Placement
 
     rows = Placement(S * D, D, 1)
@@ -28,7 +28,7 @@ def layout(transposed: bool = True) -> Any:
 
 
 class Pool:
-    """Caches of two layers, and what every slot holds: `stamp` [N * S], one number a write."""
+    """Caches of two layers; `stamp` [N * S] numbers the last write to every slot."""
 
     def __init__(self, dtype: str) -> None:
         import torch
@@ -53,7 +53,7 @@ class Pool:
                 value[slot // S, slot % S] = (-self.stamp[slot] - ramp - layer).to(cache.dtype)
 
     def read(self, cache: Any, layer: int, slots: Any) -> Iterator[int]:
-        """The stamps in `slots` of `cache`, each of whose elements must be right."""
+        """The stamps in `slots` of `cache`; checks every element."""
         import torch
 
         key, value = self.layout.views(cache)
@@ -78,20 +78,20 @@ def check_links(packed: Any, pool: Pool) -> None:
 
 @given(seed=st.integers(0, 2**32), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=25, deadline=None)
-def test_lent_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -> None:
-    """Two requests, six blocks that are lent as they come, evictions, writes, relocations."""
+def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -> None:
+    """Two requests, seven blocks to borrow, evictions, writes, relocations."""
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import LentRequests, PackedSlots, split_loose
+    from vtoken.vllm.cpu.holes import BorrowingRequests, PackedSlots, split_partial
 
     rng = np.random.default_rng(seed)
     pool = Pool(dtype)
     packed = PackedSlots(N, S, LAYERS)
     blocks = [np.array([1, 2, 3]), np.array([4, 3, 5, 6])]  # block 3 is shared
     live = [np.sort(rng.choice(len(b) * S, 30, replace=False)) for b in blocks]
-    lent = np.array([7, 8, 9, 10, 11, 12, 13])
+    free = np.array([7, 8, 9, 10, 11, 12, 13])
     pool.write(range(7 * S))
     for _ in range(12):
-        event = rng.choice(["append", "evict", "relocate", "lend", "unknown", "nothing"])
+        event = rng.choice(["append", "evict", "relocate", "other blocks", "unknown", "nothing"])
         r = int(rng.integers(2))
         dead = np.setdiff1d(np.arange(len(blocks[r]) * S), live[r])
         dead = dead[blocks[r][dead // S] != 3]  # shared blocks are not written
@@ -104,29 +104,29 @@ def test_lent_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -
             live[r] = np.sort(np.append(kept, new))
         elif event == "evict" and len(live[r]) > 20:
             live[r] = np.delete(live[r], rng.integers(len(live[r]), size=2))
-        elif event == "lend":
-            lent = np.roll(lent, 1)
+        elif event == "other blocks":
+            free = np.roll(free, 1)
         elif event == "unknown":
-            pool.write(lent[:2] * S)
+            pool.write(free[:2] * S)
             pool.write(slots)
             packed.forget()
-        split = [split_loose(b[x // S] * S + x % S, S) for b, x in zip(blocks, live, strict=True)]
-        loose = [part[1] for part in split]
-        first = -(-len(loose[0]) // S)
-        needed = [lent[:first], lent[first : first - (-len(loose[1]) // S)]]
-        requests = LentRequests(
+        split = [split_partial(b[x // S] * S + x % S, S) for b, x in zip(blocks, live, strict=True)]
+        partial = [part[1] for part in split]
+        first = -(-len(partial[0]) // S)
+        borrowed = [free[:first], free[first : first - (-len(partial[1]) // S)]]
+        requests = BorrowingRequests(
             np.array([2, 0]),
             Ragged.joined([full for full, _ in split]),
-            Ragged.joined(loose),
-            Ragged.joined(needed),
+            Ragged.joined(partial),
+            Ragged.joined(borrowed),
         )
         table = np.full((3, 8), 99, dtype=np.int32)
         held = [cache.clone() for cache in pool.caches]
-        moves = packed.plan(requests, table)
+        copies = packed.plan(requests, table)
         for cache in pool.caches:
-            moves.copy(cache, cache, pool.layout)
+            copies.copy(cache, cache, pool.layout)
             packed.copied()
-        pool.stamp[moves.target] = pool.stamp[moves.source]
+        pool.stamp[copies.target] = pool.stamp[copies.source]
         assert (table[1] == 99).all()
         for row, r in ((2, 0), (0, 1)):
             n = len(live[r])
@@ -136,68 +136,67 @@ def test_lent_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -
             expected = pool.stamp[blocks[r][live[r] // S] * S + live[r] % S]
             for layer, cache in enumerate(pool.caches):
                 assert sorted(pool.read(cache, layer, read)) == sorted(expected)
-        other = np.setdiff1d(np.arange(N), np.concatenate(needed))
+        other = np.setdiff1d(np.arange(N), np.concatenate(borrowed))
         for cache, before in zip(pool.caches, held, strict=True):
             assert (cache[other] == before[other]).all()
         check_links(packed, pool)
 
 
-def lent_request(loose: Any, lent: Any) -> Any:
+def borrowing_request(slots: Any, blocks: Any) -> Any:
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import LentRequests
+    from vtoken.vllm.cpu.holes import BorrowingRequests
 
-    return LentRequests(
-        np.array([0]), Ragged.joined([np.array([1])]), Ragged.joined([loose]), Ragged.joined([lent])
-    )
+    full = Ragged.joined([np.array([1])])
+    return BorrowingRequests(np.array([0]), full, Ragged.joined([slots]), Ragged.joined([blocks]))
 
 
-def test_what_was_packed_before_is_not_copied_again() -> None:
+def test_tokens_that_are_already_packed_are_not_copied_again() -> None:
     from vtoken.vllm.cpu.holes import PackedSlots
 
     packed = PackedSlots(N, S, 1)
-    loose = np.array([40, 3, 41, 99])
+    slots = np.array([40, 3, 41, 99])
     table = np.zeros((1, 4), dtype=np.int32)
 
-    def moves(slots: Any, lent: Any, copied: bool = True) -> list[int]:
-        found = packed.plan(lent_request(slots, lent), table).source.tolist()
+    def copies(slots: Any, blocks: Any, copied: bool = True) -> list[int]:
+        found = packed.plan(borrowing_request(slots, blocks), table).source.tolist()
         if copied:
             packed.copied()
         return found
 
-    assert moves(loose, [7]) == [40, 3, 41, 99]
-    assert moves(loose[::-1], [7]) == []
-    assert moves(np.append(loose, 50), [7]) == [50]
-    assert moves(np.array([3, 41, 99, 51]), [7]) == [51]  # 40 and 50 died: one hole, one token
+    assert copies(slots, [7]) == [40, 3, 41, 99]
+    assert copies(slots[::-1], [7]) == []
+    assert copies(np.append(slots, 50), [7]) == [50]
+    assert copies(np.array([3, 41, 99, 51]), [7]) == [51]  # 40 and 50 died: one hole, one token
     packed.written(np.array([41, -1]))
-    assert moves(np.array([3, 41, 99, 51]), [7]) == [41]
+    assert copies(np.array([3, 41, 99, 51]), [7]) == [41]
     packed.written(np.array([7 * S + 1]))  # another request had that block
-    assert moves(np.array([3, 41, 99, 51]), [7]) == [3]
-    assert moves(np.array([3, 41, 99, 51]), [8]) == [3, 41, 99, 51]
+    assert copies(np.array([3, 41, 99, 51]), [7]) == [3]
+    assert copies(np.array([3, 41, 99, 51]), [8]) == [3, 41, 99, 51]
     packed.forget()
-    assert moves(np.array([3, 41]), [8], copied=False) == [3, 41]
-    assert moves(np.array([3, 41]), [8]) == [3, 41]  # planned, but no layer was copied
+    assert copies(np.array([3, 41]), [8], copied=False) == [3, 41]
+    assert copies(np.array([3, 41]), [8]) == [3, 41]  # planned, but no layer was copied
 
 
-def test_lent_blocks_that_do_not_do_are_an_error() -> None:
+def test_too_few_or_unknown_borrowed_blocks_are_an_error() -> None:
     from vtoken.vllm.cpu.holes import PackedSlots
 
     packed = PackedSlots(N, S, 1)
     table = np.zeros((1, 4), dtype=np.int32)
-    with pytest.raises(ValueError, match="17 loose tokens do not fit 1 lent blocks"):
-        packed.plan(lent_request(np.arange(17), [7]), table)
-    for loose, lent in (([N * S], [7]), ([-1], [7]), ([3], [N]), ([3], [-1])):
-        with pytest.raises(IndexError, match=f"outside of the {N}"):
-            packed.plan(lent_request(np.array(loose), lent), table)
-    assert len(packed.plan(lent_request(np.arange(16), [7]), table).source) == 16
+    with pytest.raises(ValueError, match="17 tokens of partial blocks do not fit 1 borrowed"):
+        packed.plan(borrowing_request(np.arange(17), [7]), table)
+    for slots, blocks in (([N * S], [7]), ([-1], [7]), ([3], [N]), ([3], [-1])):
+        with pytest.raises(IndexError, match=f"outside the cache of {N}"):
+            packed.plan(borrowing_request(np.array(slots), blocks), table)
+    assert len(packed.plan(borrowing_request(np.arange(16), [7]), table).source) == 16
 
 
 @given(seed=st.integers(0, 2**32), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=40, deadline=None)
-def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(seed: int, dtype: str) -> None:
+def test_the_side_buffer_has_every_live_token_once_and_a_chunk_last(seed: int, dtype: str) -> None:
     import torch
 
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import ApartRequests, plan_apart, split_loose
+    from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer, split_partial
 
     rng = np.random.default_rng(seed)
     pool = Pool(dtype)
@@ -211,31 +210,30 @@ def test_packing_apart_keeps_every_live_token_once_and_a_chunk_last(seed: int, d
         at = at if k < S else np.append(old, np.setdiff1d(np.arange(4 * S), old)[:k])
         slots.append(blocks[at // S] * S + at % S)
         num_new[len(slots) - 1] = min(k, len(at) - 1) or 1
-    apart = plan_apart(ApartRequests(np.arange(3), Ragged.joined(slots), num_new), N, S)
-    scratch = [
-        torch.full((apart.num_blocks, H, S, 2 * D), -1.0, dtype=c.dtype) for c in pool.caches
-    ]
-    assert apart.seq_lens.tolist() == [len(x) for x in slots]
+    plan = plan_side_buffer(BufferedRequests(np.arange(3), Ragged.joined(slots), num_new), N, S)
+    buffers = [torch.full((plan.num_blocks, H, S, 2 * D), -1.0, dtype=c.dtype) for c in pool.caches]
+    assert plan.seq_lens.tolist() == [len(x) for x in slots]
     num_full = 0
     for r, (live, k) in enumerate(zip(slots, num_new, strict=True)):
         old = live if k == 1 else live[:-k]
-        num_full += len(split_loose(old, S)[0])
-        read = (apart.block_table[r].numpy()[:, None] * S + np.arange(S)).ravel()[: len(live)]
-        for layer, (cache, packed) in enumerate(zip(pool.caches, scratch, strict=True)):
+        num_full += len(split_partial(old, S)[0])
+        read = (plan.block_table[r].numpy()[:, None] * S + np.arange(S)).ravel()[: len(live)]
+        for layer, (cache, packed) in enumerate(zip(pool.caches, buffers, strict=True)):
             if r == 0:
-                apart.moves.copy(cache, packed, pool.layout)
+                plan.copies.copy(cache, packed, pool.layout)
             found = list(pool.read(packed, layer, read))
             assert sorted(found) == sorted(pool.stamp[live])
             if k > 1:
                 assert found[-k:] == list(pool.stamp[live[-k:]])
-    assert len(apart.moves.full_from) == num_full  # copied whole
+    assert len(plan.copies.full_from) == num_full  # copied as blocks
 
 
-def test_packing_apart_refuses_a_slot_that_the_cache_does_not_have() -> None:
+def test_the_side_buffer_refuses_a_slot_outside_the_cache() -> None:
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import ApartRequests, plan_apart
+    from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer
 
     for slot in (-1, N * S):
-        requests = ApartRequests(np.array([0]), Ragged.joined([np.array([3, slot])]), np.array([1]))
+        slots = Ragged.joined([np.array([3, slot])])
+        requests = BufferedRequests(np.array([0]), slots, np.array([1]))
         with pytest.raises(IndexError, match=f"slot {slot} is not in a cache"):
-            plan_apart(requests, N, S)
+            plan_side_buffer(requests, N, S)

@@ -1,4 +1,4 @@
-"""Every policy on the real engine: placement never shows, and what was logged replays.
+"""Every policy on the real engine: placement never changes tokens, and logged victims replay.
 
 All policies run side by side in one batch, each request under its own.
 """
@@ -113,7 +113,7 @@ def test_eviction_by_every_policy_changes_the_output(
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_vocabulary_tells_special_tokens_and_punctuation_of_the_demo_model() -> None:
+def test_the_vocabulary_finds_special_tokens_and_punctuation_of_the_demo_model() -> None:
     words = np.arange(258)
     special, punctuation = (
         getattr(VOCABULARY[0], kind)(words) for kind in ("special", "punctuation")
@@ -123,7 +123,7 @@ def test_the_vocabulary_tells_special_tokens_and_punctuation_of_the_demo_model()
     assert words[punctuation].tolist() == ascii_punctuation
 
 
-def test_a_policy_that_looks_at_words_is_refused_without_a_tokenizer(engine: Any) -> None:
+def test_a_policy_that_reads_words_is_refused_without_a_tokenizer(engine: Any) -> None:
     with engine(skip_tokenizer_init=True, **engine_args({})) as llm:
         controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
         patch = {"policy": {"name": "fastgen"}}

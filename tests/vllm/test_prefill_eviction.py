@@ -67,7 +67,7 @@ def test_tokens_equal_the_reference_pruned_at_the_same_chunks(
         for prompt in PROMPTS
     ]
     assert tokens == expected
-    # It bites: pruning in the decode phase alone gives other tokens.
+    # The eviction matters: pruning only in the decode phase gives different tokens.
     assert tokens[0] != reference.generate(hf_model, PROMPTS[0], NUM_NEW, evict, chunk=CHUNK)
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_larger_than_the_free_pool_is_served_without_preemption(
             assert counters.violations == 0
             at_once = max(map(sum, zip(*observer.held.values(), strict=False)))
             assert at_once < 50 < sum(-(-len(prompt) // 32) for prompt in prompts)
-            if policy == "streaming_llm":  # the victims are the oldest: their blocks die whole
+            if policy == "streaming_llm":  # the victims are the oldest: entire blocks die
                 assert found[0] == found[2] == expected
             else:  # scattered victims: without relocation between the chunks it would not fit
                 assert counters.relocations > 0

@@ -1,5 +1,5 @@
-"""Shared prefix blocks on the real engine: every tier gives the reference's tokens, to the sharers
-and to whoever hits the prefix afterwards; float32.
+"""Shared prefix blocks on the real engine: every tier gives the reference's tokens, to sharers and
+to later requests that hit the prefix; float32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def scheduler_of(llm: Any) -> Any:
 
 
 def configure(llm: Any, **patch: Any) -> None:
-    """From the next step on; what the patch leaves out is as in `EAGER`."""
+    """Change the configuration from the next step on; fields not in the patch are as in `EAGER`."""
     runtime = runtime_of(llm)
     values = {
         **EAGER,
@@ -103,7 +103,7 @@ class Session:
         return int(getattr(self.runtime.counters, name)) - self.before[name]
 
     def id_of(self, name: str) -> str:
-        """The id under which the engine knows the request `name`."""
+        """The engine's id of the request `name`."""
         (found,) = [i for i in self.observer.prompt_tokens if i.startswith(f"{name}-")]
         return found
 
@@ -226,18 +226,18 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     operation = compact(run)
     run.add("r3", PROMPTS[3])
     taken: list[int] = []
-    lent: list[int] = []
+    borrowed: list[int] = []
     store = run.runtime.state.store
     take, lend = store.take, store.lend
     store.take = lambda n: (taken.extend(new := take(n)), new)[1]
-    store.lend = lambda n: (lent.extend(new := lend(n)), new)[1]
+    store.lend = lambda n: (borrowed.extend(new := lend(n)), new)[1]
     run.step(1)
     store.take, store.lend = take, lend
     assert operation.state == "done"
     moved = [e.data for e in run.runtime.events.page(0, 10_000).events if e.kind == "relocation"]
     emptied = {b for data in moved[-2:] for b in data["source_blocks"]} & shared
     assert len(emptied) > 4
-    assert not emptied & {*taken, *lent}
+    assert not emptied & {*taken, *borrowed}
     newcomer = run.runtime.tables[run.id_of("r3")]
     assert emptied <= set(newcomer.blocks[:16])
     assert not any(store.is_writable(block) for block in emptied)
@@ -279,7 +279,7 @@ def test_a_preempted_sharer_takes_its_plan_out_of_the_group(
     assert len(run.tokens["r2"]) == NUM_NEW
 
 
-def test_a_sharer_may_be_gone_in_the_step_after_its_group(
+def test_a_sharer_may_finish_in_the_step_after_its_group(
     llm: Any, session: Any, replayed: Any
 ) -> None:
     configure(llm, prefix_sharing="copy", reclamation="paused")
@@ -296,7 +296,7 @@ def test_a_sharer_may_be_gone_in_the_step_after_its_group(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_if_is_what_then_happens(tier: str, llm: Any, session: Any) -> None:
+def test_a_dry_run_predicts_the_compaction(tier: str, llm: Any, session: Any) -> None:
     configure(llm, reclamation="paused", prefix_sharing="skip")
     run = session()
     until_all_have_evicted(run, 4)
@@ -330,7 +330,7 @@ def test_what_if_is_what_then_happens(tier: str, llm: Any, session: Any) -> None
 
 
 def poisoned(llm: Any, run: Session) -> list[int]:
-    """Tokens of a request that hits the whole prompt of one that has recycled meanwhile."""
+    """Tokens of a request that hits the entire prompt of one that has recycled meanwhile."""
     run.add("r0", PROMPTS[0], 90)
     run.step()
     assert run.counted("evicted_tokens") > 400
@@ -363,8 +363,8 @@ def test_control_a_store_that_calls_hashed_blocks_writable_poisons_later_hits(
 def test_reclaiming_a_hashed_block_keeps_nine_blocks_and_the_prefix_in_the_cache(
     llm: Any, session: Any
 ) -> None:
-    """Recycling cannot use the prompt's blocks, they are cached: a round copies their last tokens
-    out. The blocks keep their hashes, and the next request hits them.
+    """Recycling cannot use the prompt's blocks, because they are cached. A round copies their last
+    tokens out; the blocks keep their hashes, and the next request hits them.
     """
     prompt = reference.random_prompt(700, 5)
     configure(

@@ -1,5 +1,5 @@
-"""Rows and key signals of every aggregate against the definition, written out head by head; whole
-and in the parts that tensor-parallel ranks hold.
+"""Rows and key signals of every aggregate against the definition, head by head; complete and in the
+parts that tensor-parallel ranks hold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Memory:
         self.slots = torch.randperm(16 * S)[:LIVE]
 
     def rows(self, signal: Signal, heads: RankHeads, num_new: int) -> torch.Tensor:
-        """The parts that a rank's probe gives, of its own heads."""
+        """The parts of a rank's probe, over its own heads."""
         mirror: Any = None
         request = ProbedRequest("a", 0, num_new, mirror, signal, np.arange(LIVE), self.slots, heads)
         for layer in range(LAYERS):
@@ -84,7 +84,7 @@ def mine(query: torch.Tensor, heads: RankHeads) -> torch.Tensor:
 
 
 def mine_of_keys(key: torch.Tensor, heads: RankHeads) -> torch.Tensor:
-    """The KV heads of a rank; where there are more ranks than heads, a copy of the one it reads."""
+    """The KV heads of a rank; with more ranks than heads, a copy of the one it reads."""
     first = heads.rank * KV_HEADS // heads.num_ranks
     return key[:, :, first : first + max(1, KV_HEADS // heads.num_ranks)]
 
@@ -202,7 +202,7 @@ def test_the_redundancy_of_ranks_adds_up(signal: Signal, num_ranks: int) -> None
 
 
 def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
-    """Token 2 died and the newest came without a probe: it has no number, but its key counts."""
+    """Token 2 died and the newest was not probed: it has no score, but its key counts."""
     memory, signal = Memory(), Signal("attention_last", layers=(1,), mix_lambda=0.3)
     mirrors = Mirrors.of({"a": memory.slots.numpy()})
     scores = HostScores(memory.keys.__getitem__, HEADS)
@@ -225,8 +225,10 @@ def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 6], ids=["a KV head each", "copies of KV heads"])
 @pytest.mark.parametrize("signal", ROWS + KEYS, ids=str)
-def test_the_parts_of_ranks_give_the_whole(signal: Signal, num_ranks: int) -> None:
-    """Also where a rank holds none of the heads. Of a mean the sum, else the maximum."""
+def test_the_parts_of_ranks_combine_to_the_result_of_one_rank(
+    signal: Signal, num_ranks: int
+) -> None:
+    """Also for a rank without any of the heads. Means add up; maxima combine by maximum."""
     memory = Memory()
 
     def part(heads: RankHeads) -> torch.Tensor:
@@ -238,7 +240,7 @@ def test_the_parts_of_ranks_give_the_whole(signal: Signal, num_ranks: int) -> No
     together = parts.amax(dim=0) if signal.over_heads == MAX else parts.sum(dim=0)
     expected = folded(signal, part(RankHeads()))
     torch.testing.assert_close(folded(signal, together), expected, rtol=1e-5, atol=1e-6)
-    if signal.is_linear and not signal.of_keys:  # so they may be added up when they are told
+    if signal.is_linear and not signal.of_keys:  # so they may be added up when they are reported
         later = torch.stack([folded(signal, one) for one in parts]).sum(dim=0)
         torch.testing.assert_close(later, expected, rtol=1e-5, atol=1e-6)
 

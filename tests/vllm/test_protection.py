@@ -1,4 +1,4 @@
-"""Protected spans on the real engine: greedy tokens against the reference, and what is refused."""
+"""Protected spans on the real engine: greedy tokens against the reference, and refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_spans_that_leave_the_prompt_fail_that_request_alone(llm: Any) -> None:
     assert len(generate(llm, [{"prompt_token_ids": PLAIN}], [{"vtoken_protect": [299, 300]}])) == 1
 
 
-def test_a_policy_that_looks_at_words_is_refused_to_a_prompt_of_embeddings(
+def test_a_policy_that_reads_words_is_refused_for_a_prompt_of_embeddings(
     llm: Any, hf_model: Any
 ) -> None:
     import torch

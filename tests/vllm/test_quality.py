@@ -1,6 +1,6 @@
-"""A trained model still finds needles after eviction, and K and V may be anywhere meanwhile.
+"""A trained model still finds needles after eviction, for any placement of K and V.
 
-What policies are good at is measured by `vtoken bench quality`; this only guards what works.
+`vtoken bench quality` measures the quality of policies; this is a regression test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def trained_model() -> Path:
 
     cache_folder().mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(cache_folder() / "lock"):  # several test processes may want it at once
+        with FileLock(cache_folder() / "lock"):  # several test processes may create it at once
             return fetch()
     except TrainedModelError as error:
         pytest.skip(str(error))
@@ -91,7 +91,7 @@ def completed(
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_needles_are_found_when_two_thirds_of_the_cache_are_gone(
+def test_needles_are_found_when_two_thirds_of_the_cache_are_evicted(
     llm: Any, needles: list[tuple[Sample, list[int]]]
 ) -> None:
     prompts = [ids for _, ids in needles]
@@ -141,7 +141,7 @@ def test_forced_tokens_are_the_output_and_the_log_probabilities_stay_the_models(
 
 
 @pytest.mark.parametrize("bad", [7, ["x"], [-1], [True]])
-def test_forced_tokens_that_are_none_are_refused(llm: Any, bad: Any) -> None:
+def test_invalid_forced_tokens_are_refused(llm: Any, bad: Any) -> None:
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError  # the server answers 400
 
@@ -150,10 +150,10 @@ def test_forced_tokens_that_are_none_are_refused(llm: Any, bad: Any) -> None:
         llm.generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
 
 
-def test_tokens_are_the_same_wherever_keys_and_values_are(
+def test_tokens_do_not_depend_on_the_placement_of_keys_and_values(
     llm: Any, needles: list[tuple[Sample, list[int]]], trained_model: Path
 ) -> None:
-    """Reclamation moves and rewrites what is live; a trained model would show one wrong bit.
+    """Reclamation moves and overwrites slots; one wrong bit changes a trained model's tokens.
 
     The reference is a pruned cache in Hugging Face transformers, from which the same tokens died.
     """

@@ -1,4 +1,4 @@
-"""A request's own policy and budget, as the OpenAI API hands them to the engine."""
+"""A request's own policy and budget, as the OpenAI API passes them to the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN: list[dict[str, Any] | None] = [
 ]
 
 
-def test_each_request_is_answered_under_its_own_rules(engine: Any, hf_model: Any) -> None:
+def test_each_request_runs_under_its_own_rules(engine: Any, hf_model: Any) -> None:
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
 

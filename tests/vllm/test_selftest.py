@@ -51,7 +51,7 @@ def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
-    """Each token alone, so that a destination which is another one's source spoils it."""
+    """Copy each token alone, so that a destination that is also a source is overwritten early."""
     copy = path._copies.copy
 
     def one_by_one(source: Any, destination: Any) -> int:
@@ -61,7 +61,7 @@ def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
-    """A layout that names K's elements as if V's order were K's."""
+    """Use the strides of V for K."""
     from dataclasses import replace
 
     from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
@@ -83,7 +83,7 @@ def pack_one_token_less(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_was_packed_before(path: Any, patch: pytest.MonkeyPatch) -> None:
-    """Packing is never told of a write, so that the copy of an earlier token passes for the new."""
+    """Never invalidate packed copies, so that an earlier token is read instead of the new one."""
     patch.setattr(path._packed, "written", lambda _: None)
 
 
@@ -122,8 +122,8 @@ def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
         (copy_all_but_the_first, "a relocated request"),
         (copy_keys_only, "a relocated request"),
         (copy_one_by_one, "tokens that change places"),
-        (mistake_the_strides, "lent blocks"),
-        (pack_one_token_less, "lent blocks"),
+        (mistake_the_strides, "borrowed blocks"),
+        (pack_one_token_less, "borrowed blocks"),
         (keep_what_was_packed_before, "both ways"),
         (read_one_token_more, "a dense request"),
         (store_elsewhere, "a dense request"),

@@ -1,4 +1,4 @@
-"""`vtoken serve`: which of vLLM's own flags take a value, from its own parser."""
+"""`vtoken serve`: vLLM's flags that take a value, read from vLLM's parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vtoken.vllm.startup.model_argument import flag_values, take_model
 pytestmark = pytest.mark.vllm
 
 
-def test_vllms_parser_says_which_flags_take_values() -> None:
+def test_flags_with_values_are_read_from_vllms_parser() -> None:
     values = flag_values()
     for words in (
         ["--port", "8001", "m"],

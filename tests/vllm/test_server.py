@@ -71,7 +71,7 @@ async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Traffic:
-    """`NUM_STREAMS` clients, each sending one completion after another until told to stop."""
+    """`NUM_STREAMS` clients, each sending one completion after another until the context exits."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -171,7 +171,7 @@ async def test_commands_are_answered_while_the_engine_is_idle(http: httpx.AsyncC
 
 
 async def begin_trial(server: Server, query: str, theta_f: float) -> wire.Trial:
-    """By a client that is gone as soon as it has its answer."""
+    """Begin a trial with a client that disconnects after the response."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         answer = await client.patch(f"/vtoken/v1/config?{query}", json={"theta_f": theta_f})
     trial = msgspec.json.decode(answer.content, type=wire.PatchResult).trial
@@ -194,7 +194,7 @@ async def ended(http: httpx.AsyncClient) -> wire.ConfigDocument:
 
 
 async def all_events(http: httpx.AsyncClient) -> list[wire.Event]:
-    """Everything that the engine still holds."""
+    """All events that the engine still keeps."""
     events: list[wire.Event] = []
     while True:
         after = events[-1].seq if events else 0
@@ -205,10 +205,10 @@ async def all_events(http: httpx.AsyncClient) -> list[wire.Event]:
         events += page.events
 
 
-async def test_the_engine_ends_a_trial_whose_client_is_gone(
+async def test_the_engine_ends_a_trial_whose_client_disconnected(
     server: Server, http: httpx.AsyncClient
 ) -> None:
-    """By its deadline while idle; by the p95 that it measured itself under load."""
+    """By its deadline while idle; under load by the p95 that the engine measured."""
     before = await ended(http)
     idle = await begin_trial(server, "confirm_within_s=1", 0.91)
     assert (await ended(http)).effective == before.effective
@@ -318,10 +318,10 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
     server: Server, http: httpx.AsyncClient
 ) -> None:
     async with Traffic(http) as traffic, AsyncClient(server.url) as client:
-        said = await vtoken(
+        output = await vtoken(
             server, "config", "set", "batch_size=7", "--confirm-within=5m", "--guard-p95=30s"
         )
-        assert "is on trial" in said
+        assert "is on trial" in output
         trial = (await client.config()).trial
         assert trial is not None
         assert trial.guard == wire.Guard(inter_token_p95_ms=30_000.0)
@@ -364,7 +364,7 @@ async def test_flight_recorder_has_what_the_server_just_did(
             reader.rewind()
             return [entry.line for entry in iter(reader.next, None)]
 
-    async def told() -> bool:
+    async def is_recorded() -> bool:
         lines = await downloaded()
         states = [line.status for line in lines if isinstance(line, wire.Delta) and line.status]
         changes = [line.event for line in lines if isinstance(line, wire.EventMessage)]
@@ -376,4 +376,4 @@ async def test_flight_recorder_has_what_the_server_just_did(
 
     async with Traffic(http):
         result = await patched(http, interval_tokens=24)
-        await until(told, "the change, three states and the audit line", every_s=2)
+        await until(is_recorded, "the change, three states and the audit line", every_s=2)

@@ -1,4 +1,4 @@
-"""A trial under load on a trained model: a policy that costs quality is taken back."""
+"""A trial under load on a trained model: a policy that costs quality is reverted."""
 
 from __future__ import annotations
 

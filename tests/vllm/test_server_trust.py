@@ -1,5 +1,5 @@
-"""A real `vtoken serve` with tokens, under misuse: doors, secrets, metrics, bad clients, a killed
-engine. One server for all, started once; the last test kills it.
+"""A real `vtoken serve` with token files, under misuse: access control, secrets, metrics, bad
+clients, a killed engine. All tests share one server; the last one kills it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def test_control_token_changes_and_is_audited_on_disk(
 
 
 def processes_of(server: Server) -> list[Path]:
-    """The server and everything that it started: they share a session."""
+    """The server's process and its descendants: they share a session."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -267,10 +267,10 @@ async def test_stalled_and_killed_clients_touch_neither_the_engine_nor_fifty_oth
     assert max(seen) > 0
     assert status["invariants"]["violations"] == 0
 
-    async def have_gone() -> bool:
+    async def disconnected() -> bool:
         return await clients(http) <= 1
 
-    await until(have_gone, "clients that have gone are still counted", every_s=0.2)
+    await until(disconnected, "disconnected clients are still counted", every_s=0.2)
 
 
 async def clients(http: httpx.AsyncClient) -> float:
@@ -280,7 +280,7 @@ async def clients(http: httpx.AsyncClient) -> float:
     return float(line.rpartition(" ")[2])
 
 
-async def test_killed_engine_is_told_to_every_client_and_no_stale_state_is_served(
+async def test_a_killed_engine_is_reported_to_every_client_and_no_stale_state_is_served(
     server: Server, http: httpx.AsyncClient
 ) -> None:
     engines = [
@@ -295,7 +295,10 @@ async def test_killed_engine_is_told_to_every_client_and_no_stale_state_is_serve
         assert not hello["can_control"]
         os.kill(engines[0], signal.SIGKILL)
         await asyncio.wait_for(stream.wait_closed(), 60)
-        assert stream.close_code in (4503, 1012)  # told by us, or by a server on its way out
+        assert stream.close_code in (
+            4503,
+            1012,
+        )  # from vToken, or from a server that is shutting down
     answers = []
     with contextlib.suppress(httpx.TransportError):
         while len(answers) < 100:

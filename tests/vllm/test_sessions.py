@@ -1,4 +1,4 @@
-"""Streaming-input sessions beside requests that evict: turn by turn, over blocks that stay held."""
+"""Streaming-input sessions next to requests that evict: turns over blocks that stay allocated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtoken.vllm import engine_args
 pytestmark = pytest.mark.vllm
 
 TURNS = [reference.random_prompt(length, seed) for seed, length in enumerate((100, 60, 30))]
-BESIDE = reference.random_prompt(90, 9)
+OTHER = reference.random_prompt(90, 9)
 NUM_NEW = 20
 EVICTING = {
     "policy": {"name": "streaming_llm"},
@@ -62,19 +62,19 @@ def step(llm: Any, tokens: dict[str, list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def expected(hf_model: Any) -> list[int]:
-    """What a session is told: a turn takes back the token that was sampled and never computed."""
+    """A session's expected output: a turn removes the token that was sampled and never computed."""
     context: list[int] = []
-    told: list[int] = []
+    tokens: list[int] = []
     for turn in TURNS:
         context += turn
         answer = reference.generate(hf_model, context, NUM_NEW, reference.full)
         context += answer[:-1]
-        told += answer
-    return told
+        tokens += answer
+    return tokens
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "steps overlap"])
-def test_a_session_evicts_nothing_beside_requests_that_do(
+def test_a_session_evicts_nothing_next_to_requests_that_do(
     overlap: bool, engine: Any, expected: list[int]
 ) -> None:
     tokens: dict[str, list[int]] = {}
@@ -83,7 +83,7 @@ def test_a_session_evicts_nothing_beside_requests_that_do(
         runtime = runtime_of(llm)
         for number, turn in enumerate(TURNS):
             add(llm, "session", turn, resumable=True)
-            add(llm, f"beside {number}", BESIDE, resumable=False)
+            add(llm, f"beside {number}", OTHER, resumable=False)
             step(llm, tokens)
             assert [table.request_id for table in runtime.tables] == ["session"]
         add(llm, "session", [0], resumable=False)  # its input has ended

@@ -1,4 +1,4 @@
-"""A shadow policy on a real engine: what it reads is kept beside, and changes no token."""
+"""A shadow policy on a real engine: it reads its own signals and changes no token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {
 
 
 def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy: Any) -> None:
-    """Attention and key signals beside the one that acts, through chunks of prompts and decode."""
+    """Attention and key signals besides those of the policy, in prompt chunks and decode."""
     runs = {}
     with engine(enable_prefix_caching=False, **CHUNKS, **engine_args(CONFIG)) as llm:
         control = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller

@@ -1,4 +1,4 @@
-"""The signals that the worker reports, against Hugging Face attentions and keys, eviction going on.
+"""The signals that the worker reports during eviction, against Hugging Face attentions and keys.
 
 The reference replays the logged victims and computes every signal again from the definitions in
 `vtoken.policies.signals`, query by query, in plain Python over the model's own attention maps.
@@ -58,7 +58,7 @@ Reports = dict[str, dict[int, npt.NDArray[np.float32]]]  # request -> tokens com
 
 
 class Recorder(Observer):
-    """Sees the reports too, and after which lengths a request's queries were probed."""
+    """Also records the reports, and the lengths after which a request's queries were probed."""
 
     def __init__(self, llm: Any) -> None:
         super().__init__(llm)
@@ -186,10 +186,10 @@ class Plain:
 
     def _alone(self, probed: list[int], token: int) -> tuple[float, float]:
         kind, window = self.signal.kind, self.signal.window_queries
-        asked = probed[-window:] if window else probed
-        got = [self.rows[q].get(token, 0.0) for q in asked]
+        queries = probed[-window:] if window else probed
+        got = [self.rows[q].get(token, 0.0) for q in queries]
         if kind == "attention_hits":
-            shares = [row * len(self.rows[q]) for row, q in zip(got, asked, strict=True)]
+            shares = [row * len(self.rows[q]) for row, q in zip(got, queries, strict=True)]
             return sum(s >= 1.0001 for s in shares), sum(s >= 0.9999 for s in shares)
         value = {
             "attention_sum": sum(got),
@@ -232,14 +232,14 @@ def test_reported_signal_equals_its_definition(
     assert num_checked > 500
 
 
-def test_what_a_probe_costs_is_measured(recorder: Recorder) -> None:
+def test_the_cost_of_a_probe_is_measured(recorder: Recorder) -> None:
     price = recorder.runtime.prices.document()["probe"]
     assert (price.per, price.source) == ("request", "measured")
     assert price.us > 0
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_control_the_signal_of_another_layer_is_told_apart(
+def test_control_the_signal_of_another_layer_is_distinguished(
     case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
 ) -> None:
     other = {**probe, "layers": [LAYERS[0], LAYERS[1] + 1]}
@@ -248,7 +248,7 @@ def test_control_the_signal_of_another_layer_is_told_apart(
 
 
 @pytest.mark.parametrize("case", ["tova, maxima", "knorm", "r_kv"])
-def test_control_the_signal_of_other_heads_is_told_apart(
+def test_control_the_signal_of_other_heads_is_distinguished(
     case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
 ) -> None:
     other = {**probe, "heads": [0, 1]}

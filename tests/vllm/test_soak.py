@@ -1,4 +1,4 @@
-"""The soak in twenty seconds, and a control: it notices output that is wrong."""
+"""The soak in twenty seconds, and a control: it detects wrong output."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def phases(demo_model: Path, tmp_path: Path) -> list[Phase]:
 
 
 @pytest.mark.slow
-def test_a_short_soak_violates_nothing_fails_nothing_and_says_nothing_wrong(
+def test_a_short_soak_has_no_violation_no_failure_and_no_wrong_output(
     phases: list[Phase],
 ) -> None:
     tallies = [run_phase(phase) for phase in phases]
-    whole = total(tallies)
-    assert whole.failures == []
-    assert whole.ok
-    assert whole.finished > 10
-    assert whole.evictions > 100
-    assert whole.relocations > 0
-    assert whole.verified == whole.relocations
-    assert whole.checks >= whole.steps
-    assert whole.judged_tokens > 100
+    combined = total(tallies)
+    assert combined.failures == []
+    assert combined.ok
+    assert combined.finished > 10
+    assert combined.evictions > 100
+    assert combined.relocations > 0
+    assert combined.verified == combined.relocations
+    assert combined.checks >= combined.steps
+    assert combined.judged_tokens > 100
     for phase in phases:
         assert Path(phase.log).read_text().count('"do":"add"') > 5
 
@@ -49,7 +49,7 @@ def test_a_child_that_dies_is_a_failure_with_its_log(phases: list[Phase]) -> Non
     assert ".err" in tally.failures[0]
 
 
-def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
+def test_the_oracle_distinguishes_right_output_from_wrong(demo_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
@@ -69,7 +69,7 @@ def test_the_judge_tells_right_output_from_wrong(demo_model: Path) -> None:
     assert oracle.judge(prompt, changed, [Stretch(60, evictions)]).num_worse_than(1e-3) >= 1
 
 
-def test_a_preempted_request_is_judged_admission_by_admission(demo_model: Path) -> None:
+def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
@@ -90,7 +90,7 @@ def test_a_preempted_request_is_judged_admission_by_admission(demo_model: Path) 
 
 
 def test_tallies_add_up_and_one_failure_spoils_all() -> None:
-    whole = total([Tally(requests=2, largest_gap=0.5), Tally(requests=3, largest_gap=0.2)])
-    assert (whole.requests, whole.largest_gap, whole.ok) == (5, 0.5, True)
+    combined = total([Tally(requests=2, largest_gap=0.5), Tally(requests=3, largest_gap=0.2)])
+    assert (combined.requests, combined.largest_gap, combined.ok) == (5, 0.5, True)
     for bad in (Tally(failed=1), Tally(violations=1), Tally(wrong_tokens=1), Tally(failures=["x"])):
-        assert not total([whole, bad]).ok
+        assert not total([combined, bad]).ok

@@ -1,4 +1,4 @@
-"""Stock vLLM equals the reference before vToken enters: the ground of every exactness test."""
+"""Stock vLLM equals the reference without vToken: the basis of every exactness test."""
 
 from __future__ import annotations
 

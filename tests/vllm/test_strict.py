@@ -1,5 +1,5 @@
-"""A violation in strict mode ends the engine before a token of that step leaves; lenient, it goes
-on and counts.
+"""A violation in strict mode stops the engine before a token of that step leaves; in lenient mode
+the engine continues and counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def broken(*, strict: bool) -> dict[str, Any]:
 
 
 def run(llm: Any, tokens: dict[int, list[int]]) -> None:
-    """Step until all is done; what has left the engine so far is in `tokens`."""
+    """Step until all requests finish; `tokens` collects the engine's output."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -75,7 +75,7 @@ def test_strict_no_token_of_a_violated_step_leaves_the_engine(
         assert verdict.num_worse_than(1e-3) == 0
 
 
-def test_lenient_the_engine_serves_on_and_says_so(engine: Any) -> None:
+def test_lenient_the_engine_continues_and_reports_the_violation(engine: Any) -> None:
     tokens: dict[int, list[int]] = {}
     with engine(**broken(strict=False)) as llm:
         run(llm, tokens)
@@ -140,7 +140,7 @@ def test_strict_a_server_fails_its_requests_and_its_health_and_names_the_invaria
 
 
 def wait_for_health(http: httpx.Client, group: ProcessGroup, *, healthy: bool) -> bool:
-    """Whether /health comes to answer 200, or to answer anything but that."""
+    """Wait until /health returns 200, or anything else."""
     for _ in range(500):
         try:
             answers = http.get("/health").status_code == 200

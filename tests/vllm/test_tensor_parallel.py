@@ -1,8 +1,8 @@
-"""Two real ranks on CPU, each with half of the heads: one plan, one report, and what tells them
-apart.
+"""Two real ranks on CPU, each with half of the heads: one plan, one report, and detected
+differences.
 
 One engine serves all tests of this file, in order: the last ones break it on purpose. Two ranks add
-floats in another order than one, so tokens are compared with the reference up to a near tie.
+floats in a different order from one, so tokens are compared with the reference up to a near tie.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
 
 
 def num_sure(trace: reference.Trace) -> int:
-    """How many tokens come before the first one whose lead is a near tie."""
+    """The number of tokens before the first near tie."""
     for number, logits in enumerate(trace.logits):
         best, second = logits.topk(2).values.tolist()
         if best - second < NEAR_TIE:
@@ -132,18 +132,18 @@ def num_sure(trace: reference.Trace) -> int:
 def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
     """Tokens, victims and every report's scores, by the order of submission."""
     observer = Observer(llm)
-    finish, told = observer.runtime.finish_step, {}
+    finish, scores_of = observer.runtime.finish_step, {}
 
     def finish_step(report: Any, step: int) -> None:
         for (request, _), scores in (report.scores if report is not None else {}).items():
-            told.setdefault(request, []).append(scores)
+            scores_of.setdefault(request, []).append(scores)
         finish(report, step)
 
     observer.runtime.finish_step = finish_step
     tokens = greedy(llm, PROMPTS, NUM_NEW)
     observer.runtime.finish_step = finish
-    ordered = sorted(told, key=lambda request: int(request.split("-")[0]))
-    return tokens, observer.logs(), {i: told[request] for i, request in enumerate(ordered)}
+    ordered = sorted(scores_of, key=lambda request: int(request.split("-")[0]))
+    return tokens, observer.logs(), {i: scores_of[request] for i, request in enumerate(ordered)}
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}
@@ -180,7 +180,7 @@ def test_scores_of_two_ranks_are_those_of_one(
     engine: Any,
     greedy: Any,
 ) -> None:
-    """Hits and maxima of a rank's own heads would not give those of all; a rank may have none."""
+    """Hits and maxima need the rows of all heads; a rank may hold none of a signal's heads."""
     probe = {"layers": [2], "heads": [], **probe}
     change = {"policy": {"name": policy, "params": params}, "probe": probe}
     patch(two_ranks, **change)
@@ -203,7 +203,7 @@ def violations(llm: Any) -> list[str]:
 
 
 def run_and_break(llm: Any, greedy: Any, act: Callable[[Any], Any]) -> list[str]:
-    """Run until all requests have evicted, break one rank, run on; the violations it led to."""
+    """Run until all requests have evicted, break one rank, continue; return the violations."""
     from vllm import SamplingParams
 
     known = len(violations(llm))
@@ -219,7 +219,7 @@ def run_and_break(llm: Any, greedy: Any, act: Callable[[Any], Any]) -> list[str]
 
 
 def move_a_token(worker: Any) -> None:
-    """Rank 1's mirror says that the newest token lies where the oldest one does."""
+    """Give the newest token the slot of the oldest one in rank 1's mirror."""
     if worker.rank == 1:
         mirrors = mirrors_of(worker)
         mirror = next(iter(mirrors.values()))
@@ -228,7 +228,7 @@ def move_a_token(worker: Any) -> None:
 
 
 def change_next_plan(worker: Any) -> None:
-    """Rank 1 is told to write the next token elsewhere; every count still fits."""
+    """Make rank 1 write the next token to another slot; all counts still match."""
     if worker.rank != 1:
         return
     runner = worker.model_runner
@@ -246,7 +246,7 @@ def change_next_plan(worker: Any) -> None:
 
 
 def lose_a_copy(worker: Any) -> None:
-    """Rank 1 does not execute the next relocation, and takes its time about it."""
+    """Rank 1 does not execute the next relocation, and reports a long copy time."""
     if worker.rank != 1:
         return
     copies = worker.model_runner.vtoken_copies
@@ -268,15 +268,15 @@ def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any, gree
     patch(two_ranks, policy={"name": "streaming_llm"}, interval_tokens=0)
     assert run_and_break(two_ranks, greedy, shape_of_cache) == []  # harmless
     (first, *_) = run_and_break(two_ranks, greedy, move_a_token)
-    assert "rank 1 has another mirror than rank 0" in first
+    assert "rank 1 has a different mirror from rank 0" in first
 
 
 def test_control_a_plan_that_differs_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:
     (first, *_) = run_and_break(two_ranks, greedy, change_next_plan)
-    assert "rank 1 runs another plan than rank 0" in first
+    assert "rank 1 runs a different plan from rank 0" in first
 
 
-def test_what_the_other_rank_finds_reaches_the_scheduler(two_ranks: Any, greedy: Any) -> None:
+def test_a_violation_on_the_other_rank_reaches_the_scheduler(two_ranks: Any, greedy: Any) -> None:
     patch(two_ranks, recycle=False, theta_f=0.0, interval_tokens=8)
     before = runtime_of(two_ranks).counters.copy_us
     (only,) = run_and_break(two_ranks, greedy, lose_a_copy)
@@ -286,12 +286,12 @@ def test_what_the_other_rank_finds_reaches_the_scheduler(two_ranks: Any, greedy:
 
 def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any, greedy: Any) -> None:
     runtime_of(two_ranks).state.strict = True
-    with pytest.raises(InvariantViolation, match="rank 1 has another mirror"):
+    with pytest.raises(InvariantViolation, match="rank 1 has a different mirror"):
         run_and_break(two_ranks, greedy, move_a_token)
     two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).state.requests), internal=True)
 
 
 def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any, greedy: Any) -> None:
-    """The other rank would wait for it in the forward, for ever."""
+    """Otherwise the other rank would wait for it in the forward for ever."""
     with pytest.raises(RuntimeError, match=r"step \d+: rank 1: MirrorMismatchError"):
         run_and_break(two_ranks, greedy, count_wrongly)

@@ -1,4 +1,4 @@
-"""The text of a request on a real engine: as the tokenizer decodes it, with flags of the table."""
+"""The text of a request on a real engine: decoded by the tokenizer, with flags of the table."""
 
 from __future__ import annotations
 

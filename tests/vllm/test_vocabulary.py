@@ -1,4 +1,4 @@
-"""The vocabulary of tokenizers as they come from a hub."""
+"""The vocabulary of tokenizers like those on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tokenizer:
         return {0: "a", 2: " ,", 3: "b"}[ids[0]]
 
 
-def test_special_tokens_may_stand_beyond_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_special_tokens_may_exceed_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "cached_tokenizer_from_config", lambda _: Tokenizer())
     config = SimpleNamespace(get_vocab_size=lambda: 4)
     words = tokenizer.VLLMVocabulary(config, {})

@@ -1,8 +1,8 @@
 """vToken inside vLLM: an out-of-tree plugin, inert unless `VTOKEN_ENABLED=1`.
 
 `register` is vLLM's `vllm.general_plugins` entry point and runs in every vLLM process.
-`engine_args` are the engine arguments that turn vToken on, for `vllm.LLM(**engine_args(...))`;
-`vtoken serve` passes the same to the server.
+`engine_args` returns the engine arguments that enable vToken, for `vllm.LLM(**engine_args(...))`;
+`vtoken serve` passes the same arguments to the server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def register() -> None:
         register_backend(AttentionBackendEnum.TRITON_ATTN, f"{backends}.VTokenTritonBackend")
     else:
         register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cpu.backend.VTokenCPUBackend")
-    selector._cached_get_attn_backend.cache_clear()  # an earlier engine has asked already
+    selector._cached_get_attn_backend.cache_clear()  # an earlier engine may have filled it
     from vtoken.vllm.engine.manager import register_spec
     from vtoken.vllm.engine.request_arguments import check_prompts
 
@@ -54,18 +54,18 @@ def _command(core: Any, payload: bytes) -> bytes:
 
 
 def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    """Arguments for vLLM's engine that turn vToken on, and the environment with them.
+    """Arguments for vLLM's engine that enable vToken; sets the environment variables too.
 
     `config`: the initial configuration, a merge patch as for `PATCH /vtoken/v1/config`.
     `settings`: see `vtoken.vllm.startup.settings.Settings`.
     """
     os.environ[ENABLED] = "1"
     cuda = settings.get("experimental_cuda", False)
-    if not cuda:  # on CUDA either runner will do, and vLLM's default is V2
+    if not cuda:  # CUDA supports both runners, and vLLM's default is V2
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     plugins = sys.modules.get("vllm.plugins")
     if plugins is not None and plugins.plugins_loaded:
-        register()  # vLLM loads its plugins once a process, and has done so without us
+        register()  # vLLM loads plugins once a process, and did so before vToken was enabled
     return {
         "scheduler_cls": "vtoken.vllm.engine.scheduler.make_scheduler",
         "worker_cls": "vtoken.vllm.cuda.worker.VTokenCUDAWorker"

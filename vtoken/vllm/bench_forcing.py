@@ -1,9 +1,9 @@
-"""A logits processor that forces the tokens of a request; for `vtoken bench quality` alone.
+"""A logits processor that forces the tokens of a request; only for `vtoken bench quality`.
 
-`vtoken serve MODEL --logits-processors vtoken.vllm.bench_forcing:ForcedTokens`; a request names its
-tokens in `vllm_xargs`. Token i of the output is the i-th of the list; behind the list, sampling is
-free. vLLM takes `raw_logprobs` before logits processors run, so the log-probabilities in the answer
-are the model's own.
+`vtoken serve MODEL --logits-processors vtoken.vllm.bench_forcing:ForcedTokens`; a request lists its
+tokens in `vllm_xargs`. Token i of the output is the i-th of the list; after the list, sampling is
+free. vLLM takes `raw_logprobs` before logits processors run, so the log-probabilities in the
+response are the model's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Force = Callable[[list[int], torch.Tensor], torch.Tensor]
 class ForcedTokens(AdapterLogitsProcessor):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raises ValueError, which the server answers with 400."""
+        """Raises ValueError; the server then responds with 400."""
         _forced(sampling_params)
 
     def is_argmax_invariant(self) -> bool:

@@ -1,16 +1,16 @@
 """Requests that keep running on one engine, measured in short slices of decode steps.
 
-The worker's half of `vtoken.bench.slices`. Between two slices some requests are replaced, so that
-lengths stay the same on average; what that takes is not measured.
+The worker's part of `vtoken.bench.slices`. Some requests are replaced between two slices, which is
+not measured, so that lengths stay the same on average.
 
     hold    {"requests": [{"first": REQUEST, "again": REQUEST, "phase": n}], "lives_slices": L,
              "ends": REQUEST or null}
-    slice   how many steps
+    slice   number of steps
 
 REQUEST is {"prompt": [ids], "num_new": n, "arguments": {...}}. Before slice s, requests with
-(s + phase) mod L = 0 are replaced by their `again`; in its first life a request has `phase`
-slices behind it, which its longer prompt `first` stands for. `ends` is one more request, which
-comes and finishes before every slice; its canary check then runs in the slice.
+(s + phase) mod L = 0 are replaced by their `again`. The first ones start as if `phase` slices had
+passed: their prompt `first` is longer. `ends` is one more request, which starts and finishes before
+every slice; its canary check then runs in the slice.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from vtoken.bench.counters import Instructions
 from vtoken.vllm.engine.canary.checks import ID_PREFIX
 
-WARM_STEPS = 3  # not measured: another engine has had the caches since
-MOST_STEPS = 1000  # to compute the prompts of those that were replaced
+WARM_STEPS = 3  # not measured, because another engine used the CPU caches since
+MAX_STEPS = 1000  # to compute the prompts of replaced requests
 
 
-class Held:
-    """The requests that are held on `engine`; `hooks` times vToken's own code."""
+class HeldRequests:
+    """The requests that keep running on `engine`; `hooks` times vToken's own code."""
 
     def __init__(
         self, engine: Any, hooks: Any, instructions: Instructions, spec: dict[str, Any]
@@ -43,10 +43,10 @@ class Held:
             self._names.append(self._add(request["first"]))
 
     def slice(self, num_steps: int) -> dict[str, Any]:
-        """Replace who is due, let all decode, then measure `num_steps` steps.
+        """Replace due requests, step until all decode, then measure `num_steps` steps.
 
-        Raises RuntimeError when a step did not give every request a token, or when the check of a
-        request that ended did not run in every step: it would not be comparable.
+        Raises RuntimeError when a step did not give every request a token, or when the canary check
+        of the finished request did not run in every step: the slice would not be comparable.
         """
         self._replace()
         engine, count = self._engine, len(self._requests)
@@ -69,20 +69,23 @@ class Held:
         cpu = time.process_time() - cpu
         after = self._instructions.read()
         if self._check_runs() != (self._ends is not None):
-            raise RuntimeError("a check ran that should not, or was over before the slice")
+            raise RuntimeError("a canary check ran unexpectedly, or ended before the slice did")
         self._slices += 1
-        found = self._num_computed() - before
-        if found != count * num_steps:
-            raise RuntimeError(f"{found} tokens in {num_steps} steps of {count} requests")
+        num_tokens = self._num_computed() - before
+        if num_tokens != count * num_steps:
+            raise RuntimeError(
+                f"{num_tokens} tokens in {num_steps} steps of {count} requests, "
+                f"not {count * num_steps}"
+            )
         return {
             "steps_ms": steps_ms,
             "cpu_seconds": cpu,
             "instructions": None if after is None else after - (instructions or 0),
-            "tokens": found,
+            "tokens": num_tokens,
         }
 
     def close(self) -> None:
-        """Abort all of them."""
+        """Abort all requests."""
         self._engine.abort_request(self._names, internal=False)
         while self._engine.has_unfinished_requests():
             self._engine.step()
@@ -113,14 +116,14 @@ class Held:
         return name
 
     def _step_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if condition():
                 return
             self._engine.step()
-        raise RuntimeError("some request does not get to decode: is the cache too small?")
+        raise RuntimeError(f"a request does not decode after {MAX_STEPS} steps: enlarge the cache")
 
     def _running(self) -> list[Any]:
-        """The held requests that run: a check of the canary is none of them."""
+        """The held requests that run, without canary checks."""
         return [r for r in self._scheduler.running if not r.request_id.startswith(ID_PREFIX)]
 
     def _check_runs(self) -> bool:

@@ -1,8 +1,8 @@
-"""One engine in one process, measured step by step on demand; the other end of `vtoken.bench`.
+"""One engine in one process, measured on demand; the worker process of `vtoken.bench`.
 
-Reads JSON lines on stdin: first the engine's description, then one workload a line; answers each
-with a JSON line on the descriptor named in the first argument (stdout belongs to vLLM). A workload
-is a load (`vtoken.vllm.bench_load`), or `hold` and then `slice` (`vtoken.vllm.bench_slices`).
+Reads JSON lines on stdin: first the engine's description, then one workload a line. Writes one JSON
+line for each on the file descriptor in the first argument, because vLLM uses stdout. A workload is
+a load (`vtoken.vllm.bench_load`), or `hold` and then `slice` (`vtoken.vllm.bench_slices`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from vtoken.bench.counters import Instructions
 from vtoken.vllm.bench_load import Load
-from vtoken.vllm.bench_slices import Held
+from vtoken.vllm.bench_slices import HeldRequests
 
 
 def _engine(spec: dict[str, Any]) -> Any:
-    """The engine, with and without vToken on the same model runner: V1, unless the environment
-    chooses V2, which CUDA alone serves.
+    """Make the engine. With and without vToken it uses the same model runner: V1, unless the
+    environment selects V2, which only CUDA supports.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -48,10 +48,10 @@ V2_HOOKS = (
 
 
 class HookTimer:
-    """Adds up what vToken's methods take, less what the vLLM methods that they extend take.
+    """Sums the time of vToken's methods, less the time of the vLLM methods that they extend.
 
-    `seconds` by side, scheduler and worker; publishing counts. What runs inside the forward, and in
-    the block manager, is not seen. On CUDA it is the host's time.
+    `seconds`: by scheduler and worker. Includes publishing; excludes code inside the forward and in
+    the block manager. On CUDA this is the host's time.
     """
 
     def __init__(self, scheduler: Any, runner: Any) -> None:
@@ -86,14 +86,13 @@ class HookTimer:
 
 
 def _extended(owner: type, mixin: type, name: str) -> type:
-    """The class of vLLM whose method `name` the `mixin` extends in `owner`."""
+    """The vLLM class whose method `name` the `mixin` extends in `owner`."""
     bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
-    own = "vtoken."
-    return next(b for b in bases if name in vars(b) and not b.__module__.startswith(own))
+    return next(b for b in bases if name in vars(b) and not b.__module__.startswith("vtoken."))
 
 
 def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
-    """vToken's part of a model runner, V1 on CPU and on CUDA or V2, and its methods in a step."""
+    """vToken's mixin of a model runner, V1 or V2, and the names of its methods in a step."""
     from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 
     if issubclass(runner, VTokenRunnerMixin):
@@ -137,29 +136,29 @@ def main() -> None:
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
-    instructions = Instructions()  # before any thread: it counts those that are made after it
+    instructions = Instructions()  # before any thread, because it counts only later threads
     engine = _engine(json.loads(sys.stdin.readline()))
     scheduler = engine.engine_core.engine_core.scheduler
     answer(_facts(scheduler) | {"instructions_missing": instructions.missing})
     worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
     hooks = HookTimer(scheduler, worker.model_runner)
-    held: Held | None = None
+    held: HeldRequests | None = None
     for tag, line in enumerate(sys.stdin):
-        question = json.loads(line)
-        if held is not None and "slice" not in question:
+        workload = json.loads(line)
+        if held is not None and "slice" not in workload:
             held.close()
             held = None
         before = _facts(scheduler)
         hooks.reset()
-        if "slice" in question:
-            assert held is not None, "nothing is held"
-            result = held.slice(question["slice"])
-        elif "hold" in question:
-            held, result = Held(engine, hooks, instructions, question["hold"]), {}
+        if "slice" in workload:
+            assert held is not None, "`slice` without `hold`"
+            result = held.slice(workload["slice"])
+        elif "hold" in workload:
+            held, result = HeldRequests(engine, hooks, instructions, workload["hold"]), {}
         else:
-            if question.get("config"):
-                scheduler.vtoken_controller.patch_config(question["config"], actor="bench")
-            result = Load(engine, question, tag).run()
+            if workload.get("config"):
+                scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
+            result = Load(engine, workload, tag).run()
         after = _facts(scheduler)
         for name in CUMULATIVE:
             if name in after:

@@ -1,9 +1,8 @@
 """vToken's CPU attention backend: vLLM's own, plus packing for holes and the score probe.
 
-Every number that reaches the model comes out of the stock kernel. Three things are added: the KV
-cache spec that selects vToken's block manager, block sizes down to 16, and, in a step with holey
-requests, the packing of their loose tokens (see `vtoken.vllm.cpu.holes`). Requests that are read
-apart split the batch into two kernel calls.
+The stock kernel computes all attention. This backend adds three things: the KV cache spec that
+selects vToken's block manager, block sizes down to 16, and the packing of requests with holes (see
+`vtoken.vllm.cpu.holes`). Requests read from the side buffer split the batch into two kernel calls.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vtoken.vllm.cpu import context
-from vtoken.vllm.cpu.holes import Apart, Moves, plan_apart
+from vtoken.vllm.cpu.holes import PackCopies, SideBufferPlan, plan_side_buffer
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 
 
 @dataclass(slots=True)
 class Part:
-    """One part of a split batch: its query rows [k] and the metadata the kernel reads them with."""
+    """One part of a split batch: its query rows [k] and their attention metadata."""
 
     rows: torch.Tensor
     metadata: CPUAttentionMetadata
@@ -40,10 +39,10 @@ class VTokenMetadata(CPUAttentionMetadata):
     """The stock metadata; `step` is None in a step that does not concern vToken."""
 
     step: context.StepContext | None = None
-    lent: Moves | None = None
-    apart: Apart | None = None
-    part_apart: Part | None = None
-    part_rest: Part | None = None  # the others, when some are read apart
+    borrowed_copies: PackCopies | None = None
+    side_plan: SideBufferPlan | None = None
+    side_part: Part | None = None
+    main_part: Part | None = None  # None when all requests are read from the side buffer
 
 
 class VTokenCPUBackend(CPUAttentionBackend):
@@ -75,30 +74,31 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
         step.packed.written(metadata.slot_mapping.numpy())
-        if step.lent is not None:
+        if step.borrowing is not None:
             metadata.block_table = metadata.block_table.clone(memory_format=torch.contiguous_format)
-            metadata.lent = step.packed.plan(step.lent, metadata.block_table.numpy())
-        if step.apart is not None:
-            metadata.apart = plan_apart(step.apart, step.num_blocks, step.block_size)
-            self._split(metadata, common_attn_metadata, torch.from_numpy(step.apart.rows))
+            metadata.borrowed_copies = step.packed.plan(
+                step.borrowing, metadata.block_table.numpy()
+            )
+        if step.buffered is not None:
+            metadata.side_plan = plan_side_buffer(step.buffered, step.num_blocks, step.block_size)
+            self._split(metadata, common_attn_metadata, torch.from_numpy(step.buffered.rows))
         return metadata
 
-    def _split(self, metadata: VTokenMetadata, common: Any, apart: torch.Tensor) -> None:
-        assert metadata.apart is not None
+    def _split(self, metadata: VTokenMetadata, common: Any, buffered: torch.Tensor) -> None:
+        plan = metadata.side_plan
+        assert plan is not None
         mask = torch.zeros(common.num_reqs, dtype=torch.bool)
-        mask[apart] = True
+        mask[buffered] = True
         rest = torch.nonzero(~mask).flatten()
-        metadata.part_apart = self._part(
-            metadata, common, apart, metadata.apart.seq_lens, metadata.apart.block_table
-        )
+        metadata.side_part = self._part(metadata, common, buffered, plan.seq_lens, plan.block_table)
         if len(rest):
-            metadata.part_rest = self._part(
+            metadata.main_part = self._part(
                 metadata, common, rest, common.seq_lens[rest], metadata.block_table[rest]
             )
 
     def _part(
         self,
-        whole: CPUAttentionMetadata,
+        batch: CPUAttentionMetadata,
         common: Any,
         requests: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -121,7 +121,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             max_query_len=int(lengths.max()),
             max_seq_len=int(seq_lens.max()),
             block_table_tensor=block_table.contiguous(),
-            slot_mapping=whole.slot_mapping[rows],
+            slot_mapping=batch.slot_mapping[rows],
         )
         return Part(rows, super().build(0, sub))
 
@@ -140,12 +140,13 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         step = getattr(attn_metadata, "step", None)
-        if step is not None and attn_metadata is not None and attn_metadata.lent is not None:
+        copies = getattr(attn_metadata, "borrowed_copies", None)
+        if step is not None and copies is not None:
             started = time.perf_counter_ns()
-            attn_metadata.lent.copy(kv_cache, kv_cache, step.layout)
+            copies.copy(kv_cache, kv_cache, step.layout)
             step.pack_ns += time.perf_counter_ns() - started
             step.packed.copied()
-        if step is None or attn_metadata is None or attn_metadata.apart is None:
+        if step is None or attn_metadata is None or attn_metadata.side_plan is None:
             super().forward(
                 layer,
                 query,
@@ -180,14 +181,14 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         metadata: VTokenMetadata,
         output: torch.Tensor,
     ) -> None:
-        step, apart = metadata.step, metadata.apart
+        step, plan = metadata.step, metadata.side_plan
         assert step is not None
-        assert apart is not None
-        scratch = step.scratch.blocks(apart.num_blocks, kv_cache)
+        assert plan is not None
+        buffer = step.side_buffer.blocks(plan.num_blocks, kv_cache)
         started = time.perf_counter_ns()
-        apart.moves.copy(kv_cache, scratch, step.layout)
+        plan.copies.copy(kv_cache, buffer, step.layout)
         step.pack_ns += time.perf_counter_ns() - started
-        for part, cache in ((metadata.part_rest, kv_cache), (metadata.part_apart, scratch)):
+        for part, cache in ((metadata.main_part, kv_cache), (metadata.side_part, buffer)):
             if part is None:
                 continue
             out = torch.empty_like(output[: len(part.rows)])

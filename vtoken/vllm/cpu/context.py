@@ -1,7 +1,7 @@
-"""What the runner tells the attention layer about the current step, within one worker process.
+"""The current step's context: the runner sets it, the attention layers read it.
 
-vLLM's metadata builder and attention layers are made by vLLM and cannot be handed anything, so the
-worker's one runner leaves it here. `current()` is None outside a step that concerns vToken.
+vLLM constructs the metadata builder and the attention layers and passes them no extra arguments, so
+the context is a module global of the worker process. `current()` is None when vToken does nothing.
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken.vllm.cpu.holes import ApartRequests, LentRequests, PackedSlots
+from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.cpu.probe import StepProbe
 
 
-class Scratch:
-    """The scratch blocks of one worker, grown on demand, shared by all layers of one shape."""
+class SideBuffer:
+    """The side-buffer blocks of one worker, grown on demand, shared by all layers of one shape."""
 
     def __init__(self) -> None:
         self._tensor: torch.Tensor | None = None
 
     def blocks(self, num_blocks: int, cache: torch.Tensor) -> torch.Tensor:
-        """At least `num_blocks` blocks shaped and typed like those of `cache`, zeroed when new."""
-        have = self._tensor
+        """At least `num_blocks` blocks with the shape and type of `cache`'s, zeroed when new."""
+        buffer = self._tensor
         shape = cache.shape[1:]
         if (
-            have is None
-            or len(have) < num_blocks
-            or have.shape[1:] != shape
-            or have.dtype != cache.dtype
+            buffer is None
+            or len(buffer) < num_blocks
+            or buffer.shape[1:] != shape
+            or buffer.dtype != cache.dtype
         ):
-            size = max(num_blocks, 2 * len(have) if have is not None else 0)
-            self._tensor = have = torch.zeros((size, *shape), dtype=cache.dtype)
-        return have
+            size = max(num_blocks, 2 * len(buffer) if buffer is not None else 0)
+            self._tensor = buffer = torch.zeros((size, *shape), dtype=cache.dtype)
+        return buffer
 
 
 @dataclass(slots=True)
 class StepContext:
-    """One step's holey requests, by the way they are read, and its probes.
+    """One step's requests with holes, by the way attention reads them, and its probes.
 
-    `packed` and `scratch` are the worker's; `num_blocks`, `block_size`: of its cache.
-    `pack_ns`: what packing has taken in this step so far; every layer adds to it.
+    `packed` and `side_buffer` belong to the worker; `num_blocks` and `block_size` to its cache.
+    `pack_ns`: time spent on packing in this step so far, over all layers.
     """
 
     layout: KVLayout
     packed: PackedSlots
-    scratch: Scratch
+    side_buffer: SideBuffer
     num_blocks: int
     block_size: int
-    lent: LentRequests | None = None
-    apart: ApartRequests | None = None
+    borrowing: BorrowingRequests | None = None
+    buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
     pack_ns: int = 0
 
     @property
     def packed_tokens(self) -> int:
-        """Tokens in partial blocks that attention reads out of packed ones, in each layer."""
-        lent = 0 if self.lent is None else len(self.lent.loose_slots.values)
-        return lent + (0 if self.apart is None else len(self.apart.slots.values))
+        """Tokens that attention reads from packed blocks, in each layer."""
+        borrowed = 0 if self.borrowing is None else len(self.borrowing.partial_slots.values)
+        return borrowed + (0 if self.buffered is None else len(self.buffered.slots.values))
 
 
 _current: StepContext | None = None
@@ -80,6 +80,6 @@ def set_packed(packed: PackedSlots) -> None:
 
 
 def forget_packed() -> None:
-    """The cache is written where nobody says what."""
+    """Discard the packing state: this step writes unknown slots of the cache."""
     if _packed is not None:
         _packed.forget()

@@ -1,7 +1,7 @@
 """Relocation of tokens inside the KV cache: one gather, then one scatter, layer by layer.
 
-Knows slots and tensors, not requests. Because all sources of a layer are read before any
-destination is written, the order of moves does not matter.
+Works on slots and tensors, not on requests. All sources of a layer are read before any destination
+is written, so the order of the copies does not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vtoken.compiled import kernel
 from vtoken.protocol.integrity import LayerBytes
 from vtoken.vllm.cpu.layout import Bits, KVLayout, Memory
 
-KEY, VALUE = 6, 9  # where `Memory.shape` has their placements
+KEY, VALUE = 6, 9  # offsets of their placements in `Memory.shape`
 
 
 class CPUCopyEngine:
@@ -28,9 +28,9 @@ class CPUCopyEngine:
         self._layers = [layout.memory(cache) for cache in caches]
 
     def copy(self, source: Ints, destination: Ints) -> int:
-        """Move `source` [k] to `destination` [k] in every layer; the time that took, in µs.
+        """Copy `source` [k] to `destination` [k] in every layer; return the time taken in µs.
 
-        Raises IndexError for a slot that the cache does not have.
+        Raises IndexError for a slot outside the cache.
         """
         started = time.perf_counter_ns()
         first = self._layers[0]
@@ -45,7 +45,7 @@ class CPUCopyEngine:
         return (time.perf_counter_ns() - started) // 1000
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:
-        """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer."""
+        """The bytes of K and of V of the tokens in `slots` [n], in that order, layer by layer."""
         self._layers[0].check(slots)
         for layer in self._layers:
             yield _bytes(layer, KEY, slots), _bytes(layer, VALUE, slots)

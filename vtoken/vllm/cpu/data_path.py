@@ -1,7 +1,7 @@
 """The CPU's data path over a scratch cache, for the self-test: store, copy engine, kernel, packing.
 
-Everything is the engine's own: the layer, its implementation, its metadata builder, the layout that
-was learned. Only the cache is another one.
+The layer, its implementation, its metadata builder and the learned layout are the engine's own.
+Only the cache is replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vtoken.arrays import Ints, Ragged
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import (
-    ApartRequests,
-    LentRequests,
+    BorrowingRequests,
+    BufferedRequests,
     PackedSlots,
-    split_loose,
+    split_partial,
 )
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.cpu.probe import StepProbe
@@ -31,8 +31,9 @@ from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
 
 
 class CPUDataPath:
-    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CPU backend; `cache` [N, H, S, 2D] is
-    only looked at for its shape and type.
+    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CPU backend.
+
+    `cache` [N, H, S, 2D] only gives shape and type.
     """
 
     def __init__(self, layer: Any, builder: Any, cache: torch.Tensor, layout: KVLayout) -> None:
@@ -65,13 +66,13 @@ class CPUDataPath:
         self,
         query: torch.Tensor,
         reads: list[Read],
-        lent: list[int],
+        borrowed: list[int],
         probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
         step = context.StepContext(
-            self._layout, self._packed, context.Scratch(), NUM_BLOCKS, self.block_size
+            self._layout, self._packed, context.SideBuffer(), NUM_BLOCKS, self.block_size
         )
-        step.lent, step.apart = self._lent(reads, lent), self._apart(reads)
+        step.borrowing, step.buffered = self._borrowing(reads, borrowed), self._buffered(reads)
         if probed:
             step.probe = StepProbe(probed, NUM_BLOCKS, self.block_size)
         context.set_current(step)
@@ -84,29 +85,29 @@ class CPUDataPath:
         self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
         return output
 
-    def _lent(self, reads: list[Read], lent: list[int]) -> LentRequests | None:
-        rows = [row for row, read in enumerate(reads) if read.how == "lent"]
+    def _borrowing(self, reads: list[Read], borrowed: list[int]) -> BorrowingRequests | None:
+        rows = [row for row, read in enumerate(reads) if read.how == "borrowed"]
         if not rows:
             return None
-        full, loose = zip(
-            *(split_loose(reads[row].slots, self.block_size) for row in rows), strict=True
+        full, partial = zip(
+            *(split_partial(reads[row].slots, self.block_size) for row in rows), strict=True
         )
-        return LentRequests(
+        return BorrowingRequests(
             np.array(rows),
             Ragged.joined(full),
-            Ragged.joined(loose),
-            Ragged.joined([lent for _ in rows]),
+            Ragged.joined(partial),
+            Ragged.joined([borrowed for _ in rows]),
         )
 
-    def _apart(self, reads: list[Read]) -> ApartRequests | None:
-        rows = [row for row, read in enumerate(reads) if read.how == "apart"]
+    def _buffered(self, reads: list[Read]) -> BufferedRequests | None:
+        rows = [row for row, read in enumerate(reads) if read.how == "buffered"]
         if not rows:
             return None
         slots = Ragged.joined([reads[row].slots for row in rows])
-        return ApartRequests(np.array(rows), slots, np.ones(len(rows), dtype=np.int64))
+        return BufferedRequests(np.array(rows), slots, np.ones(len(rows), dtype=np.int64))
 
     def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
-        """One new token a request; every one attends to all that it can see."""
+        """One new token a request, which attends to all of the request's live tokens."""
         width = max(len(read.blocks) for read in reads) + 1
         table = torch.zeros((len(reads), width), dtype=torch.int32)
         for row, read in enumerate(reads):

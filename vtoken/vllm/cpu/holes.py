@@ -1,15 +1,16 @@
-"""Exact attention over requests with holes, with the stock kernel: the loose tokens are packed.
+"""Exact attention over requests with holes, with the stock kernel: live tokens are packed first.
 
-A token is loose when its block is not full of live tokens. Attention over a cache is a sum over
-slots, and positions are already in K, so the order of what is read is free. Two ways, layer by
-layer, each with one kernel call a layer for all requests:
+A block is partial when some of its slots hold no live token. Attention is a sum over slots, and K
+already contains the position, so slots may be read in any order. There are two ways to pack. Each
+makes one packing call a layer for all its requests:
 
-- *lent*: free blocks of the pool, lent for this step, take the loose tokens; attention reads the
-  full blocks where they lie, and the lent ones behind them. One attention call for the batch. What
-  an earlier step packed into a block that is lent again is not copied again, see `PackedSlots`.
-- *apart*: when too few blocks are free, the request's full blocks are copied and its loose tokens
-  packed into scratch blocks outside the pool, and attention reads those in a call of its own.
-  A chunk of several new tokens goes this way too, its own tokens last and in order.
+- *borrowed blocks*: tokens of partial blocks are packed into free blocks of the pool, borrowed for
+  one step. Attention reads the full blocks in place and then the borrowed ones, in one call for the
+  batch. A token that an earlier step packed into the same block is not copied again, see
+  `PackedSlots`.
+- *side buffer*: when too few blocks are free, full blocks are copied and tokens of partial blocks
+  packed into blocks outside the pool, which attention reads in a second call. A chunk of several
+  new tokens is read this way too, with the new tokens last and in order.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class LentRequests:
-    """Requests that were lent blocks. `rows` [r] of the batch; a part each of the full blocks, read
-    as they lie, of the slots of loose tokens, and of the `lent` blocks that those are packed into.
+class BorrowingRequests:
+    """Requests packed into borrowed blocks; `rows` [r] of the batch.
+
+    Per request: the full blocks, read in place; the slots of tokens in partial blocks; the
+    `borrowed` blocks that those tokens are packed into.
     """
 
     rows: Ints
     full_blocks: Ragged
-    loose_slots: Ragged
-    lent: Ragged
+    partial_slots: Ragged
+    borrowed: Ragged
 
 
 @dataclass(frozen=True, slots=True)
-class ApartRequests:
-    """Requests that are read apart. `rows` [r] of the batch; the `slots` of live tokens by id, of
-    which the last `num_new` [r] are new.
+class BufferedRequests:
+    """Requests packed into the side buffer; `rows` [r] of the batch.
+
+    Per request: the `slots` of its live tokens by id. The last `num_new` [r] are new.
     """
 
     rows: Ints
@@ -53,8 +57,8 @@ class ApartRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """Whole blocks `full_from` [f] -> `full_to` [f], and tokens `source` [t] -> `target` [t]."""
+class PackCopies:
+    """Entire blocks `full_from` [f] -> `full_to` [f], and tokens `source` [t] -> `target` [t]."""
 
     full_from: Ints
     full_to: Ints
@@ -62,7 +66,7 @@ class Moves:
     target: Ints
 
     def copy(self, cache: torch.Tensor, packed: torch.Tensor, layout: KVLayout) -> None:
-        """Copy K and V from `cache` to `packed`, both [N, H, S, 2D]; they may be the same."""
+        """Copy K and V from `cache` to `packed`, both [N, H, S, 2D], possibly the same tensor."""
         if not len(self.source) and not len(self.full_from):
             return
         read, written = layout.memory(cache), layout.memory(packed)
@@ -79,13 +83,13 @@ class Moves:
 
 
 class PackedSlots:
-    """What lent blocks still hold of earlier steps, slot by slot of the pool's cache.
+    """The packed copies that are still valid in borrowed blocks, slot by slot of the pool's cache.
 
     1. packed_at[s] = t if and only if source_of[t] = s; -1 where there is none
     2. then slots s and t hold the same K and V, in every layer
-    3. `written(slots)` comes after every write to the cache but the packing itself, and before the
-       next `plan`; a step whose writes are not known calls `forget`
-    4. what was planned but not copied in all of `num_layers` layers is forgotten
+    3. `written(slots)` follows every write to the cache except the packing itself, and precedes the
+       next `plan`; a step whose writes are unknown calls `forget`
+    4. a plan that was not copied in all of `num_layers` layers is forgotten
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_layers: int) -> None:
@@ -104,28 +108,28 @@ class PackedSlots:
             self._any = False
 
     def written(self, slots: Ints) -> None:
-        """`slots` [k] have new contents; negative ones are nobody's."""
+        """Invalidate copies from and in `slots` [k], which were written; skips negative slots."""
         if self._any:
             unlink(slots, self.packed_at, self.source_of)
 
-    def plan(self, requests: LentRequests, table: Table) -> Moves:
-        """What to copy in each layer, and the block table rows in `table` [R, m], in place.
+    def plan(self, requests: BorrowingRequests, table: Table) -> PackCopies:
+        """Plan the copies of each layer, and rewrite the block table rows in `table` [R, m].
 
-        Raises ValueError when the lent blocks are too few, IndexError for a block or slot that the
-        cache does not have.
+        Raises ValueError when too few blocks are borrowed, IndexError for a block or slot outside
+        the cache.
         """
         if self._num_copied != self._num_layers:
             self.forget()
-        loose = requests.loose_slots
-        source, target = np.empty_like(loose.values), np.empty_like(loose.values)
-        done = plan_lent(
+        partial = requests.partial_slots
+        source, target = np.empty_like(partial.values), np.empty_like(partial.values)
+        num_copies = plan_borrowed(
             requests.rows,
             requests.full_blocks.values,
             requests.full_blocks.starts,
-            loose.values,
-            loose.starts,
-            requests.lent.values,
-            requests.lent.starts,
+            partial.values,
+            partial.starts,
+            requests.borrowed.values,
+            requests.borrowed.starts,
             self._block_size,
             self._index,
             self.packed_at,
@@ -134,45 +138,50 @@ class PackedSlots:
             source,
             target,
         )
-        if done < 0:
+        if num_copies < 0:
             self._index.fill(-1)
             self._any = True
             self.forget()
-            raise _unplanned(requests, -1 - done, len(self._index), self._block_size)
+            raise _plan_error(requests, -1 - num_copies, len(self._index), self._block_size)
         self._any, self._num_copied = True, 0
-        return Moves(NO_BLOCKS, NO_BLOCKS, source[:done], target[:done])
+        return PackCopies(NO_BLOCKS, NO_BLOCKS, source[:num_copies], target[:num_copies])
 
     def copied(self) -> None:
-        """The planned copies are made in one more layer."""
+        """Note that one more layer has made the planned copies."""
         self._num_copied += 1
 
 
-def _unplanned(requests: LentRequests, r: int, num_blocks: int, block_size: int) -> Exception:
-    lent, loose = (
-        int(part.starts[r + 1] - part.starts[r]) for part in (requests.lent, requests.loose_slots)
+def _plan_error(requests: BorrowingRequests, r: int, num_blocks: int, block_size: int) -> Exception:
+    num_borrowed, num_tokens = (
+        int(part.starts[r + 1] - part.starts[r])
+        for part in (requests.borrowed, requests.partial_slots)
     )
-    if loose > lent * block_size:
-        return ValueError(f"{loose} loose tokens do not fit {lent} lent blocks")
-    return IndexError(f"a packed request has a block outside of the {num_blocks} of the cache")
+    if num_tokens > num_borrowed * block_size:
+        return ValueError(
+            f"{num_tokens} tokens of partial blocks do not fit {num_borrowed} borrowed blocks"
+        )
+    return IndexError(f"a packed request has a block outside the cache of {num_blocks} blocks")
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """Packing into `num_blocks` scratch blocks, read through `block_table` [r, m] int32.
+class SideBufferPlan:
+    """Packing into `num_blocks` side-buffer blocks, read through `block_table` [r, m] int32.
 
     `seq_lens` [r] int32.
     """
 
-    moves: Moves
+    copies: PackCopies
     block_table: torch.Tensor
     seq_lens: torch.Tensor
     num_blocks: int
 
 
-def plan_apart(requests: ApartRequests, num_blocks: int, block_size: int) -> Apart:
-    """The packing of requests that are read apart from the pool of `num_blocks` blocks.
+def plan_side_buffer(
+    requests: BufferedRequests, num_blocks: int, block_size: int
+) -> SideBufferPlan:
+    """Plan the packing of `requests` from the pool of `num_blocks` blocks into the side buffer.
 
-    Raises IndexError for a slot that the pool does not have.
+    Raises IndexError for a slot outside the pool.
     """
     slots, starts = requests.slots.values, requests.slots.starts
     lengths = np.diff(starts)
@@ -180,7 +189,7 @@ def plan_apart(requests: ApartRequests, num_blocks: int, block_size: int) -> Apa
     table: Table = np.zeros((len(lengths), int(counts.max())), dtype=np.int32)
     full_from, full_to = (np.empty(int(counts.sum()), dtype=np.int64) for _ in range(2))
     source, target = np.empty_like(slots), np.empty_like(slots)
-    num_full, num_moves = place_apart(
+    num_full, num_tokens = place_in_buffer(
         slots,
         starts,
         requests.num_new,
@@ -193,17 +202,19 @@ def plan_apart(requests: ApartRequests, num_blocks: int, block_size: int) -> Apa
         table,
     )
     if num_full < 0:
-        raise IndexError(f"slot {slots[num_moves]} is not in a cache of {num_blocks} blocks")
-    return Apart(
-        Moves(full_from[:num_full], full_to[:num_full], source[:num_moves], target[:num_moves]),
+        raise IndexError(f"slot {slots[num_tokens]} is not in a cache of {num_blocks} blocks")
+    return SideBufferPlan(
+        PackCopies(
+            full_from[:num_full], full_to[:num_full], source[:num_tokens], target[:num_tokens]
+        ),
         torch.from_numpy(table),
         torch.from_numpy(lengths.astype(np.int32)),
         int(counts.sum()),
     )
 
 
-def split_loose(slots: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Full blocks, and the slots of loose tokens, of a request whose live tokens are at `slots`."""
+def split_partial(slots: Ints, block_size: int) -> tuple[Ints, Ints]:
+    """Split a request's live `slots` into its full blocks and the slots in partial blocks."""
     blocks, counts = np.unique(slots // block_size, return_counts=True)
     full = blocks[counts == block_size]
     return full, slots[~np.isin(slots // block_size, full)]
@@ -211,7 +222,7 @@ def split_loose(slots: Ints, block_size: int) -> tuple[Ints, Ints]:
 
 @kernel
 def unlink(slots: Ints, packed_at: Slots, source_of: Slots) -> None:
-    """No slot of `slots` is a copy or has one any more; negative ones are passed over."""
+    """Remove every link from or to a slot of `slots`; skips negative slots."""
     for i in range(len(slots)):
         if slots[i] >= 0:
             unlink_one(slots[i], packed_at, source_of)
@@ -228,14 +239,14 @@ def unlink_one(slot: int, packed_at: Slots, source_of: Slots) -> None:
 
 
 @kernel
-def plan_lent(
+def plan_borrowed(
     rows: Ints,
     full: Ints,
     full_starts: Ints,
-    loose: Ints,
-    loose_starts: Ints,
-    lent: Ints,
-    lent_starts: Ints,
+    partial: Ints,
+    partial_starts: Ints,
+    borrowed: Ints,
+    borrowed_starts: Ints,
     block_size: int,
     index: Ints,
     packed_at: Slots,
@@ -244,60 +255,61 @@ def plan_lent(
     source: Ints,
     target: Ints,
 ) -> int:
-    """Where the loose tokens go; how many moves that takes, or -1 - r for a request r that is bad.
+    """Place the tokens of partial blocks; return the number of copies, or -1 - r if request r is
+    invalid.
 
-    The l loose tokens of a request fill the first l slots of its lent blocks, in any order. A token
-    that is there already stays; the others take what is left, in order. `index` [N] holds -1,
-    before and, where nothing is bad, after.
+    The n tokens of a request fill the first n slots of its borrowed blocks, in any order. A token
+    that is already there stays; the rest take the free slots in order. `index` [N] holds -1 before
+    the call and, unless a request is invalid, after it.
     """
-    num_blocks, moves = len(index), 0
-    taken = np.zeros(len(lent) * block_size, dtype=np.bool_)
+    num_blocks, copies = len(index), 0
+    taken = np.zeros(len(borrowed) * block_size, dtype=np.bool_)
     for r in range(len(rows)):
-        first, num_lent = lent_starts[r], lent_starts[r + 1] - lent_starts[r]
+        first, num_borrowed = borrowed_starts[r], borrowed_starts[r + 1] - borrowed_starts[r]
         num_full = full_starts[r + 1] - full_starts[r]
-        num_loose = loose_starts[r + 1] - loose_starts[r]
-        if num_loose > num_lent * block_size or num_full + num_lent > table.shape[1]:
+        num_tokens = partial_starts[r + 1] - partial_starts[r]
+        if num_tokens > num_borrowed * block_size or num_full + num_borrowed > table.shape[1]:
             return -1 - r
         for i in range(num_full):
             table[rows[r], i] = full[full_starts[r] + i]
-        for i in range(num_lent):
-            block = lent[first + i]
+        for i in range(num_borrowed):
+            block = borrowed[first + i]
             if block < 0 or block >= num_blocks:
                 return -1 - r
             table[rows[r], num_full + i] = block
             index[block] = i
-        taken[:num_loose] = False
-        start = moves
-        for j in range(loose_starts[r], loose_starts[r + 1]):
-            slot = loose[j]
+        taken[:num_tokens] = False
+        start = copies
+        for j in range(partial_starts[r], partial_starts[r + 1]):
+            slot = partial[j]
             if slot < 0 or slot >= num_blocks * block_size:
                 return -1 - r
             place, there = -1, packed_at[slot]
             if there >= 0 and index[there // block_size] >= 0:
                 place = index[there // block_size] * block_size + there % block_size
-            if 0 <= place < num_loose:
+            if 0 <= place < num_tokens:
                 taken[place] = True
             else:
-                source[moves] = slot
-                moves += 1
+                source[copies] = slot
+                copies += 1
         place = 0
-        for move in range(start, moves):
+        for i in range(start, copies):
             while taken[place]:
                 place += 1
-            slot, to = source[move], lent[first + place // block_size] * block_size
+            slot, to = source[i], borrowed[first + place // block_size] * block_size
             to += place % block_size
             place += 1
             unlink_one(slot, packed_at, source_of)
             unlink_one(to, packed_at, source_of)
             packed_at[slot], source_of[to] = to, slot
-            target[move] = to
-        for i in range(num_lent):
-            index[lent[first + i]] = -1
-    return moves
+            target[i] = to
+        for i in range(num_borrowed):
+            index[borrowed[first + i]] = -1
+    return copies
 
 
 @kernel
-def place_apart(
+def place_in_buffer(
     slots: Ints,
     starts: Ints,
     num_new: Ints,
@@ -309,14 +321,15 @@ def place_apart(
     target: Ints,
     table: Table,
 ) -> tuple[int, int]:
-    """Full blocks first, then loose tokens in order, each request in scratch blocks of its own.
+    """Place each request in its own side-buffer blocks: full blocks first, then single tokens.
 
-    Of several new tokens all are loose, and last. `counts` [N] holds 0. Returns the numbers of full
-    blocks and of loose tokens; or -1 and the position of a slot that no block of N holds.
+    Several new tokens are always copied one by one, last and in order. `counts` [N] holds 0.
+    Returns the numbers of full blocks and of single tokens; or -1 and the position of a slot
+    outside the N blocks.
 
         blocks of a request = ceil(its tokens / S), full ones at the front
     """
-    num_full, num_moves, next_block = 0, 0, 0
+    num_full, num_tokens, next_block = 0, 0, 0
     for r in range(len(starts) - 1):
         first, end = starts[r], starts[r + 1]
         old = end if num_new[r] == 1 else end - num_new[r]
@@ -332,13 +345,13 @@ def place_apart(
                 full_from[num_full] = block
                 full_to[num_full] = next_block + num_full - begin
                 num_full += 1
-                counts[block] = -1  # its tokens are not loose
+                counts[block] = -1  # copied as a block
         to = (next_block + num_full - begin) * block_size
         for j in range(first, end):
             if j >= old or counts[slots[j] // block_size] >= 0:
-                source[num_moves] = slots[j]
-                target[num_moves] = to
-                num_moves += 1
+                source[num_tokens] = slots[j]
+                target[num_tokens] = to
+                num_tokens += 1
                 to += 1
         for j in range(first, old):
             counts[slots[j] // block_size] = 0
@@ -346,7 +359,7 @@ def place_apart(
         for i in range(num_blocks):
             table[r, i] = next_block + i
         next_block += num_blocks
-    return num_full, num_moves
+    return num_full, num_tokens
 
 
 @kernel
@@ -360,7 +373,7 @@ def pack(
     from_slots: Ints,
     to_slots: Ints,
 ) -> None:
-    """Copy whole blocks, then tokens, from one cache to another or within one; see `Memory`."""
+    """Copy entire blocks, then tokens, from one cache to another or within one; see `Memory`."""
     heads, block_size, head_size = source_shape[1], source_shape[2], source_shape[3]
     size = 2 * block_size * head_size
     for i in range(len(full_from)):
@@ -383,7 +396,7 @@ def pack(
 
 @kernel
 def copy_token(source: Bits, stride: int, target: Bits, head_size: int) -> None:
-    """One head's K or V; every dimension is `stride` elements behind the one before it."""
+    """Copy one head's K or V; consecutive dimensions are `stride` elements apart."""
     if stride == 1:
         for d in range(head_size):
             target[d] = source[d]

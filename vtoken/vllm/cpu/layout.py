@@ -1,8 +1,8 @@
-"""Where the attention backend keeps each element of K and V, learned at start-up.
+"""The memory layout of K and V in the attention backend's cache, learned at start-up.
 
-The CPU kernels store K transposed inside a block (and differently per instruction set), so the
-layout is not assumed: known values are written through the backend's own store operation into a
-scratch block and read back. A layout that is not affine in (token, dimension) is refused.
+The CPU kernels store K transposed inside a block, differently per instruction set. So vToken writes
+known values into a scratch block with the backend's own store operation and reads them back. It
+refuses a layout that is not affine in (token, dimension).
 
 A cache tensor is [N, H, S, 2D]; inside a head, K fills the first S * D elements and V the rest.
 """
@@ -20,12 +20,12 @@ from vllm import _custom_ops as ops
 from vtoken.arrays import Ints
 from vtoken.errors import UnsupportedError
 
-Bits = npt.NDArray[Any]  # uint32 or uint16: the elements of a cache as they are in memory
+Bits = npt.NDArray[Any]  # uint32 or uint16: the raw elements of a cache
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Element (token, dimension) lies at `offset + token * token_stride + dim * dim_stride`."""
+    """Element (token, dimension) is at `offset + token * token_stride + dim * dim_stride`."""
 
     offset: int
     token_stride: int
@@ -70,10 +70,10 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One cache tensor as kernels take it: elements are copied as bits, whatever their type.
+    """One cache tensor in the form that kernels take: they copy elements as bits of any type.
 
-    `shape` [12]: N, H, S, D, the strides of a block and of a head, and for K and then for V the
-    `Placement`: offset, token stride, dimension stride. All are counted in elements of `bits`.
+    `shape` [12]: N, H, S, D, the strides of a block and of a head, then the `Placement` of K and of
+    V: offset, token stride, dimension stride. All are counted in elements of `bits`.
 
         element (slot, head, dim) of K = bits[(slot // S) * shape[4] + head * shape[5]
                                               + shape[6] + (slot % S) * shape[7] + dim * shape[8]]
@@ -83,13 +83,13 @@ class Memory:
     shape: Ints
 
     def check(self, slots: Ints) -> None:
-        """Raises IndexError for a slot that the cache does not have."""
+        """Raises IndexError for a slot outside the cache."""
         num_slots = int(self.shape[0] * self.shape[2])
         if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
             raise IndexError(f"slots {slots.min()} to {slots.max()}, but there are {num_slots}")
 
     def empty(self, num_tokens: int) -> Bits:
-        """Room for K or V [n, H, D] of tokens."""
+        """An empty array for K or V [n, H, D] of `num_tokens` tokens."""
         return np.empty((num_tokens, self.shape[1], self.shape[3]), dtype=self.bits.dtype)
 
 
@@ -103,10 +103,10 @@ def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:
     tokens = torch.arange(size).view(size, 1, 1).expand(size, heads, dim)
     dims = torch.arange(dim).view(1, 1, dim).expand(size, heads, dim)
     # Small integers survive every dtype; token and dimension are written in separate passes.
-    seen = [_write_and_read(cache, isa, pattern) for pattern in (tokens, dims)]
+    read_back = [_write_and_read(cache, isa, pattern) for pattern in (tokens, dims)]
     placements = []
     for part in (0, 1):
-        token_of, dim_of = (pass_[part] for pass_ in seen)
+        token_of, dim_of = (pass_[part] for pass_ in read_back)
         at = {key: place for place, key in enumerate(zip(token_of, dim_of, strict=True))}
         if len(at) != size * dim:
             raise UnsupportedError(f"the {isa} cache layout does not store every element once")
@@ -115,7 +115,7 @@ def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:
         for (t, d), place in at.items():
             if place != origin + t * placement.token_stride + d * placement.dim_stride:
                 raise UnsupportedError(
-                    f"the {isa} cache layout is not affine: element (token {t}, dim {d}) lies at "
+                    f"the {isa} cache layout is not affine: element (token {t}, dim {d}) is at "
                     f"{place}; vToken cannot relocate single tokens in it"
                 )
         placements.append(placement)
@@ -127,7 +127,7 @@ def learn_layout(cache: torch.Tensor, isa: str) -> KVLayout:
 def _write_and_read(
     cache: torch.Tensor, isa: str, pattern: torch.Tensor
 ) -> tuple[list[int], list[int]]:
-    """Store `pattern` [S, H, D] as K and V of one block; head 0's K and V memory, element wise."""
+    """Store `pattern` [S, H, D] as K and V of one block; return head 0's elements of K and of V."""
     _, heads, size, two_d = cache.shape
     block = torch.full((1, heads, size, two_d), -1, dtype=cache.dtype)
     halves = block.view(1, heads, size * 2, -1).chunk(2, dim=2)

@@ -1,9 +1,8 @@
-"""The probe on CPU: one kernel call a layer for every request that asks with one query.
+"""The probe on CPU: one kernel call a layer for all requests with a single query.
 
-Chunks of several queries take the torch probe, a request at a time. What a row is stands in
-`vtoken.policies.signals`. Keys are read where the cache keeps them, block by block, and put into
-the order of token ids before anything is summed: a row depends on which tokens are live, not on
-where they are.
+Chunks of several queries use the torch probe, request by request. `vtoken.policies.signals` defines
+a row. Keys are read from the cache in place, block by block, and put into the order of token ids
+before anything is summed, so a row depends on which tokens are live and not on their slots.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ import torch
 from vtoken.arrays import Bools, Floats, Ints
 from vtoken.compiled import kernel
 from vtoken.vllm.cpu.layout import Bits, KVLayout
-from vtoken.vllm.worker.probe import ProbedRequest, probe, share_of
+from vtoken.vllm.worker.probe import ProbedRequest, divisor_of, probe
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-PARTS = 8  # a dot product is summed up in so many parts at once
+PARTS = 8  # a dot product is summed in this many independent parts
 
 LOG2_E = np.float32(1.44269504)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 ROUNDER = np.float32(12582912.0)  # 1.5 * 2^23: x + ROUNDER is an integer in the low bits
 ONE_BITS = 0x4B400000 - 127  # bits(x + ROUNDER) - ONE_BITS is the exponent field of 2^x
-LEAST = np.float32(-87.0)  # exp of less is taken for exp(-87) = 1.6e-38
+LEAST = np.float32(-87.0)  # smaller arguments of exp are clamped: exp(-87) = 1.6e-38
 ONE, HALF = np.float32(1.0), np.float32(0.5)
 C3, C4 = np.float32(1.6666665459e-1), np.float32(4.1665795894e-2)
 C5, C6 = np.float32(8.3334519073e-3), np.float32(1.3981999507e-3)
 C7 = np.float32(1.9875691500e-4)
-HALF_SCALE = np.float32(2.0**112)  # float16's exponents as float32's
+HALF_SCALE = np.float32(2.0**112)  # float16 exponents as float32 ones
 
 
 class StepProbe:
-    """One step's probes. Rows are there, zero, from the start; `add` adds one layer's attention.
+    """One step's probes. Rows start at zero; `add` adds one layer's attention.
 
-    All requests that ask with one query, and put layers and heads together alike, share a ragged
-    buffer of rows. `single_ns`: what single queries have taken so far; `num_single`: how many.
+    Requests with a single query and the same aggregation over layers and heads share a ragged
+    buffer of rows. `single_ns`: time spent on single queries so far; `num_single`: their number.
     """
 
     def __init__(self, requests: Sequence[ProbedRequest], num_blocks: int, block_size: int) -> None:
@@ -50,8 +49,8 @@ class StepProbe:
         for request in requests:
             if request.num_new == 1:
                 single.setdefault(request.row_key[1:], []).append(request)
-        self._single = [SingleQueries(some, num_blocks, block_size) for some in single.values()]
-        self.num_single = len({one.request_id for some in single.values() for one in some})
+        self._single = [SingleQueries(group, num_blocks, block_size) for group in single.values()]
+        self.num_single = len({one.request_id for group in single.values() for one in group})
         self.single_ns = 0
 
     def add(
@@ -64,8 +63,9 @@ class StepProbe:
         scale: float,
         soft_cap: float,
     ) -> None:
-        """Add the attention of `layer`'s `query` [T, Hq, D] over the keys in `cache` [N, H, S, 2D];
-        nothing where no request is probed on that layer.
+        """Add the attention of `layer`'s `query` [T, Hq, D] over the keys in `cache` [N, H, S, 2D].
+
+        Does nothing if no request is probed on that layer.
         """
         started = time.perf_counter_ns()
         for single in self._single:
@@ -78,32 +78,32 @@ class StepProbe:
 
 
 class SingleQueries:
-    """The requests that ask with one query and put layers and heads together alike, as columns.
+    """Requests with a single query and the same aggregation over layers and heads, as columns.
 
-    `signal`: of one of them.
+    `signal`: that of one of them.
 
     Request r has the live tokens starts[r] .. starts[r + 1] of `rows` and of `_place`, by id, and
-    the blocks block_starts[r] .. block_starts[r + 1] of `_blocks`, each once. Its token j is
-    element place[j] of the logits of its blocks, block after block:
+    the blocks block_starts[r] .. block_starts[r + 1] of `_blocks`, each once. Token j is element
+    place[j] of the logits of its blocks, block after block:
 
         slot j = blocks[block_starts[r] + place[j] // S] * S + place[j] % S
     """
 
     def __init__(self, requests: list[ProbedRequest], num_blocks: int, block_size: int) -> None:
         self.signal, self._heads = requests[0].signal, requests[0].heads
-        asking: list[ProbedRequest] = []
+        distinct: list[ProbedRequest] = []
         row_of: list[int] = []  # of each of `requests`; signals of one request share a row
         for request in requests:
-            if not asking or asking[-1].request_id != request.request_id:
-                asking.append(request)
-            row_of.append(len(asking) - 1)
-        self._first = torch.tensor([request.first for request in asking])
-        slots = np.concatenate([request.slots.numpy() for request in asking])
-        self._starts = np.zeros(len(asking) + 1, dtype=np.int64)
-        np.cumsum([len(request.slots) for request in asking], out=self._starts[1:])
+            if not distinct or distinct[-1].request_id != request.request_id:
+                distinct.append(request)
+            row_of.append(len(distinct) - 1)
+        self._first = torch.tensor([request.first for request in distinct])
+        slots = np.concatenate([request.slots.numpy() for request in distinct])
+        self._starts = np.zeros(len(distinct) + 1, dtype=np.int64)
+        np.cumsum([len(request.slots) for request in distinct], out=self._starts[1:])
         self._place = np.empty(len(slots), dtype=np.int64)
         blocks = np.empty(len(slots), dtype=np.int64)
-        self._block_starts = np.zeros(len(asking) + 1, dtype=np.int64)
+        self._block_starts = np.zeros(len(distinct) + 1, dtype=np.int64)
         index = np.full(num_blocks, -1, dtype=np.int64)
         wrong = group_by_block(
             slots, self._starts, block_size, index, blocks, self._block_starts, self._place
@@ -115,7 +115,7 @@ class SingleQueries:
         for request, row in zip(requests, row_of, strict=True):
             part = self.rows[:, self._starts[row] : self._starts[row + 1]]
             request.rows = torch.from_numpy(part)[:, None]
-        self._most = int(np.diff(self._block_starts).max()) * block_size
+        self._max_slots = int(np.diff(self._block_starts).max()) * block_size
         self._scratch: Floats = np.empty(0, dtype=np.float32)
 
     def add(
@@ -139,7 +139,7 @@ class SingleQueries:
         memory = layout.memory(cache)
         group = heads // cache.shape[1]
         block = cache.shape[2] * head_size
-        size = (group + 1) * self._most + (group + 2) * block
+        size = (group + 1) * self._max_slots + (group + 2) * block
         if len(self._scratch) < size:
             self._scratch = np.empty(size, dtype=np.float32)
         add_rows(
@@ -155,7 +155,7 @@ class SingleQueries:
             np.float32(scale),
             np.float32(soft_cap),
             chosen,
-            np.float32(share_of(signal, self._heads, heads)),
+            np.float32(divisor_of(signal, self._heads, heads)),
             signal.over_heads == "max",
             self.rows[signal.layers.index(layer) if signal.parts > 1 else 0],
         )
@@ -171,10 +171,10 @@ def group_by_block(
     block_starts: Ints,
     place: Ints,
 ) -> int:
-    """The blocks of each request's `slots`, each once, and where its tokens are in them.
+    """Find the distinct blocks of each request's `slots`, and the places of its tokens in them.
 
-    `index` [N] holds -1, before and after. Fills `blocks`, `block_starts` and `place`, see
-    `SingleQueries`. Returns -1, or the position of a slot that no block of N holds.
+    Fills `blocks`, `block_starts` and `place`, see `SingleQueries`. `index` [N] holds -1 before and
+    after. Returns -1, or the position of a slot outside the N blocks.
     """
     found = 0
     for r in range(len(starts) - 1):
@@ -208,18 +208,18 @@ def add_rows(
     scale: np.float32,
     soft_cap: np.float32,
     chosen: Bools,
-    share: np.float32,
-    greatest: bool,
+    divisor: np.float32,
+    use_max: bool,
     rows: Floats,
 ) -> None:
     """Add to `rows` the attention of one query a request over the `chosen` [Hq] heads.
 
-    `bits`, `shape`: the cache's `Memory`; `form`: what its elements are. `query` [R, Hq * D].
-    `scratch`: (G + 1) * m + (G + 2) * S * D floats, G the query heads of a KV head, m the most
-    slots that the blocks of one request have.
+    `bits`, `shape`: the cache's `Memory`; `form`: the format of its elements. `query` [R, Hq * D].
+    `scratch`: (G + 1) * m + (G + 2) * S * D floats, G the query heads of a KV head, m the largest
+    number of slots in the blocks of one request.
 
-        a_hj = exp(x_hj - max x_h) / (sum of exp(x_h - max x_h) * share)
-        rows[j] += sum over heads h of a_hj; if `greatest`, the maximum of rows[j] and all a_hj
+        a_hj = exp(x_hj - max x_h) / (sum of exp(x_h - max x_h) * divisor)
+        rows[j] += sum over heads h of a_hj; if `use_max`, the maximum of rows[j] and all a_hj
     """
     kv_heads, block_size, head_size = shape[1], shape[2], shape[3]
     size = block_size * head_size
@@ -255,9 +255,9 @@ def add_rows(
                 if not chosen[kv_head * group + g]:
                     continue
                 softmax(logits[g], place[first:end], scale, soft_cap, row)
-                weight = ONE / (sum_of(row) * share)
-                if greatest:
-                    raise_to_scaled(row, weight, rows[first:end])
+                weight = ONE / (sum_of(row) * divisor)
+                if use_max:
+                    max_scaled(row, weight, rows[first:end])
                 else:
                     add_scaled(row, weight, rows[first:end])
 
@@ -266,11 +266,11 @@ def add_rows(
 def load_keys(
     bits: Bits, token_stride: int, dim_stride: int, form: int, block_size: int, keys: Floats
 ) -> None:
-    """The keys of one head of one block as float32, `keys` [D * S]."""
+    """Load the keys of one head of one block as float32 into `keys` [D * S]."""
     if token_stride == 1 and dim_stride == block_size:
-        near = bits[: len(keys)]
+        elements = bits[: len(keys)]
         for e in range(len(keys)):
-            keys[e] = as_float32(near[e], form)
+            keys[e] = as_float32(elements[e], form)
         return
     for d in range(len(keys) // block_size):
         for o in range(block_size):
@@ -280,7 +280,7 @@ def load_keys(
 
 @kernel
 def as_float32(element: Any, form: int) -> np.float32:
-    """The number that an element's bits stand for; infinite float16 become large."""
+    """The value of an element's bits; an infinite float16 becomes a large number."""
     x = np.uint32(element)
     if form == FLOAT32:
         return x.view(np.float32)
@@ -294,8 +294,8 @@ def as_float32(element: Any, form: int) -> np.float32:
 def dots(keys: Floats, query: Floats, sums: Floats, logits: Floats) -> None:
     """`logits` [S] = q k of one query with the keys of one block, `keys` [D * S].
 
-    `query` [D * S]: each of its elements S times, so that one loop runs over all of a block. All
-    tokens of a block are added up in the same order.
+    `query` [D * S] repeats each element S times, so that one loop covers a block. The products of
+    every token are summed in the same order.
 
         sums[c * S + o] = sum over p of the products at dimension c + p * D / 8, p < 8
     """
@@ -380,6 +380,6 @@ def add_scaled(row: Floats, weight: np.float32, total: Floats) -> None:
 
 
 @kernel
-def raise_to_scaled(row: Floats, weight: np.float32, total: Floats) -> None:
+def max_scaled(row: Floats, weight: np.float32, total: Floats) -> None:
     for j in range(len(row)):
         total[j] = max(total[j], row[j] * weight)

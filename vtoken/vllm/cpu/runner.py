@@ -1,4 +1,4 @@
-"""vToken's model runner on CPU: copies, the self-test and what attention is told, on the host."""
+"""vToken's model runner on CPU: copies, the self-test and the context that attention reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import ApartRequests, LentRequests, PackedSlots
+from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
@@ -27,13 +27,13 @@ log = init_logger("vllm.vtoken")
 
 
 class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
-    """On the host everything happens in one thread, in program order."""
+    """vLLM's V1 runner on the host, where everything runs in one thread, in program order."""
 
     def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
         cache, layer = self.kv_caches[0], next(iter(layers.values()))
         block_size: int = cache.shape[2]
         self.vtoken_layout = learn_layout(cache, layer.isa)
-        self.vtoken_scratch = context.Scratch()
+        self.vtoken_side_buffer = context.SideBuffer()
         self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.kv_caches))
         context.set_packed(self.vtoken_packed)
         self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout)
@@ -74,28 +74,32 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
             seq_lens = torch.from_numpy(step.seq_lens).to(self.seq_lens.dtype)
             self.seq_lens[rows] = seq_lens
             self.optimistic_seq_lens_cpu[rows] = seq_lens
-        told = context.StepContext(
+        current = context.StepContext(
             self.vtoken_layout,
             self.vtoken_packed,
-            self.vtoken_scratch,
+            self.vtoken_side_buffer,
             len(self.kv_caches[0]),
             self.executor.block_size,
         )
-        if len(step.holey):
-            tell_holes(told, step)
+        if len(step.with_holes):
+            add_holes(current, step)
         if step.probed:
-            told.probe = StepProbe(step.probed, told.num_blocks, told.block_size)
-        context.set_current(told)
+            current.probe = StepProbe(step.probed, current.num_blocks, current.block_size)
+        context.set_current(current)
 
 
-def tell_holes(told: context.StepContext, step: PhysicalStep) -> None:
-    """How the step's holey requests are read: with blocks that were lent to them, or apart."""
-    holey = step.holey
-    is_lent = holey.scratch.counts > 0
-    lent, apart = np.flatnonzero(is_lent), np.flatnonzero(~is_lent)
-    if len(lent):
-        full, loose = step.mirrors.split(holey.rows[lent], told.block_size)
-        told.lent = LentRequests(holey.index[lent], full, loose, holey.scratch.take(lent))
-    if len(apart):
-        _, slots = step.mirrors.live(holey.rows[apart])
-        told.apart = ApartRequests(holey.index[apart], slots, holey.num_new[apart])
+def add_holes(current: context.StepContext, step: PhysicalStep) -> None:
+    """Split the step's requests with holes by how they are read: borrowed blocks or side buffer."""
+    requests = step.with_holes
+    borrows = requests.borrowed.counts > 0
+    borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)
+    if len(borrowing):
+        full, partial = step.mirrors.split(requests.rows[borrowing], current.block_size)
+        current.borrowing = BorrowingRequests(
+            requests.index[borrowing], full, partial, requests.borrowed.take(borrowing)
+        )
+    if len(buffered):
+        _, slots = step.mirrors.live(requests.rows[buffered])
+        current.buffered = BufferedRequests(
+            requests.index[buffered], slots, requests.num_new[buffered]
+        )

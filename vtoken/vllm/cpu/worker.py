@@ -1,4 +1,4 @@
-"""vToken's CPU worker: vLLM's own, with vToken's model runner in it."""
+"""vToken's CPU worker: vLLM's own with vToken's model runner."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """vToken's CUDA attention backends: vLLM's FlashAttention 3 and Triton, at page size 1 for holes.
 
-Every number that reaches the model comes out of vLLM's own kernels, which are called once a layer,
-as always. Three things are added:
+vLLM's own kernels compute all attention, with one call a layer. These backends add three things:
 
-- the KV cache spec that selects vToken's block manager, and the one cache layout that has a row a
+- the KV cache spec that selects vToken's block manager, and the only cache layout with one row a
   slot (see `layout`);
-- sequence lengths of attention's own: what may be read is physical, while vLLM's sampler goes on
-  comparing the logical lengths with the prompt's. The buffer is the same in every step, so captured
+- separate sequence lengths for attention: attention reads physical lengths, while vLLM's sampler
+  compares logical lengths with the prompt's. The buffer is the same in every step, so captured
   graphs read it too;
-- in a step with holes, a page table of page size 1 for the whole batch, and the cache seen through
-  it. Such a step never runs in a full graph (`runner`), whose kernels were captured for size S.
+- in a step with holes, a page table of page size 1 for the entire batch, and a view of the cache
+  with that page size. Such a step never runs in a full graph (`runner`), whose kernels were
+  captured for page size S.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vtoken.vllm.engine.manager import VTokenAttentionSpec
 
 
 class PhysicalBuilderMixin:
-    """Put before a vLLM metadata builder: physical lengths; page size 1 where there are holes."""
+    """Put before a vLLM metadata builder: physical lengths, page size 1 in steps with holes."""
 
     block_size: int
 
@@ -67,7 +67,7 @@ class PhysicalBuilderMixin:
             common,
             block_table_tensor=step.pages.batch(
                 common.block_table_tensor,
-                step.physical.holey.index,
+                step.physical.with_holes.index,
                 step.resident,
                 common.max_seq_len,
             ),
@@ -85,11 +85,11 @@ class PhysicalBuilderMixin:
         seq_lens.copy_(common.seq_lens[: common.num_reqs])
         if step is None or len(step.physical.rows) == 0:
             return replace(common, seq_lens=seq_lens)
-        told = np.stack([step.physical.rows, step.physical.seq_lens])
+        lengths = np.stack([step.physical.rows, step.physical.seq_lens])
         bound = common.seq_lens_cpu_upper_bound.clone()
-        bound[told[0]] = torch.from_numpy(told[1]).to(bound.dtype)
-        sent = upload(told, seq_lens.device)
-        seq_lens.index_copy_(0, sent[0], sent[1].to(seq_lens.dtype))
+        bound[lengths[0]] = torch.from_numpy(lengths[1]).to(bound.dtype)
+        uploaded = upload(lengths, seq_lens.device)
+        seq_lens.index_copy_(0, uploaded[0], uploaded[1].to(seq_lens.dtype))
         return replace(
             common,
             seq_lens=seq_lens,
@@ -99,9 +99,9 @@ class PhysicalBuilderMixin:
 
 
 class PagedImplMixin:
-    """Put before a vLLM attention implementation: it reads a paged step through page size 1.
+    """Put before a vLLM attention implementation: reads steps with holes at page size 1.
 
-    Writing stays vLLM's: these backends write K and V apart from `forward`, by slot.
+    vLLM's code writes K and V: these backends write by slot, outside of `forward`.
     """
 
     vtoken_paged_impl = True

@@ -1,7 +1,7 @@
 """The CUDA data path over a scratch cache, for the self-test: store, copies, pages, the kernel.
 
-Everything is the engine's own: the layer, its implementation, its metadata builder. Only the cache
-is another one, in the same layout. Both ways of packing are one here: the page table.
+The layer, its implementation and its metadata builder are the engine's own. Only the cache is
+replaced, in the same layout. The page table serves both ways of packing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.worker.executor import HoleyRows, PhysicalStep
+from vtoken.vllm.worker.executor import PhysicalStep, RowsWithHoles
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.selftest import NUM_BLOCKS, Read
 
 
 class CUDADataPath:
-    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CUDA backends; `cache` [N, H, S, 2D] is
-    only looked at for its shape, type and device.
+    """`vtoken.vllm.worker.selftest.DataPath` on vLLM's CUDA backends.
+
+    `cache` [N, H, S, 2D] only gives shape, type and device.
     """
 
     def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:
@@ -67,23 +68,23 @@ class CUDADataPath:
         self,
         query: torch.Tensor,
         reads: list[Read],
-        lent: list[int],  # noqa: ARG002
+        borrowed: list[int],  # noqa: ARG002
         probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
-        holey = [row for row, read in enumerate(reads) if read.how != "dense"]
+        with_holes = [row for row, read in enumerate(reads) if read.how != "dense"]
         if probed:
             mirrors = probed[0].mirror.mirrors
         else:
-            mirrors = Mirrors.of({str(row): reads[row].slots for row in holey})
+            mirrors = Mirrors.of({str(row): reads[row].slots for row in with_holes})
         physical = PhysicalStep(
             mirrors,
             np.arange(len(reads)),
             np.array([len(read.slots) for read in reads]),
-            holey=HoleyRows(
-                np.array(holey, dtype=np.int64),
-                mirrors.rows_of([str(row) for row in holey]),
-                np.ones(len(holey), dtype=np.int64),
-                Ragged.empty(len(holey)),
+            with_holes=RowsWithHoles(
+                np.array(with_holes, dtype=np.int64),
+                mirrors.rows_of([str(row) for row in with_holes]),
+                np.ones(len(with_holes), dtype=np.int64),
+                Ragged.empty(len(with_holes)),
             ),
         )
         if probed:

@@ -1,7 +1,7 @@
-"""The device's half of a CUDA worker's step, the same for vLLM's model runners V1 and V2.
+"""The device's half of a CUDA worker's step, shared by vLLM's model runners V1 and V2.
 
-Composes the executor, the copy engine and the page tables; a runner only says where vLLM's own
-steps are: its blocks are about to be written, its slot mapping exists, its forward was launched.
+Composes the executor, the copy engine and the page tables. A runner calls it at three points of
+vLLM's step: before blocks are written, when the slot mapping exists, and after the forward launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 
 
 class DeviceHalf:
-    """`caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
+    """One worker's device state.
+
+    `caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
     heads of this rank.
     """
 
@@ -47,7 +49,7 @@ class DeviceHalf:
         self.triton_probe = on_cuda
 
     def relocate(self, plan: StepPlan) -> None:
-        """Launch the step's copies, and give up page rows that are out of date, or nobody's."""
+        """Launch the step's copies, and free page rows that are stale or have no request."""
         self.pages.release(self.executor.mirrors)
         if len(plan.source_slots):
             copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
@@ -55,16 +57,16 @@ class DeviceHalf:
 
     @property
     def leaves_full_graphs(self) -> bool:
-        """Whether Python has to run inside attention in this step, which full graphs never do."""
+        """Whether this step runs Python code inside attention, which full CUDA graphs cannot."""
         plan = self.executor.plan
         if plan is None:
             return False
         requests = plan.requests
-        holey = ~requests.dense & (requests.new_slots.counts > 0)
-        return len(plan.probed) > 0 or bool(holey.any())
+        with_holes = ~requests.dense & (requests.new_slots.counts > 0)
+        return len(plan.probed) > 0 or bool(with_holes.any())
 
     def present(self, step: PhysicalStep | None, slot_mapping: torch.Tensor | None) -> None:
-        """Correct `slot_mapping` [tokens] int64 and tell attention about the step; None: clear."""
+        """Correct `slot_mapping` [tokens] int64 and set the step's context; None clears it."""
         if step is None or slot_mapping is None or not (len(step.rows) or step.probed):
             steps.set_current(None)
             return
@@ -74,9 +76,9 @@ class DeviceHalf:
         steps.set_current(make_step(step, self.pages, use_triton=self.triton_probe))
 
     def forward_ended(self) -> None:
-        """The step's forward has been launched as a whole, and nothing after it.
+        """Call when the entire forward has been launched, and nothing after it.
 
-        Signals of keys are read from the cache now: the next relocations come behind that too.
+        Key signals are read from the cache now, so the next relocations wait for that too.
         """
         self.executor.forward_ended()
         self.copies.stages.forward_ended()

@@ -1,7 +1,7 @@
 """Triton kernels of the CUDA worker: slot copy over all layers, and the attention score probe.
 
-Imported only where Triton is meant to be used. Both are tested in Triton's interpreter on a CPU,
-which checks their logic and nothing about speed; neither has run on a GPU (docs/gpu.md).
+Imported only if Triton is used. Tests run both in Triton's interpreter on a CPU, which checks their
+logic and not their speed; neither has run on a GPU (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import triton.language as tl
 
 from vtoken.vllm.worker.probe import MAX_LOGITS
 
-MAX_WORDS = 2048  # 32-bit words that one program moves of a row at once
+MAX_WORDS = 2048  # 32-bit words of a row that one program copies at once
 TOKENS_PER_PROGRAM = 4
-TILES_AT_ONCE = 64  # a constant: a kernel compiled for every length would stall the engine
+TILES_AT_ONCE = 64  # constant, because compiling a kernel for every length would stall the engine
 
 
 @triton.jit
@@ -43,14 +43,14 @@ def _copy_slots_kernel(
 
 
 class TritonSlotCopy:
-    """`layers`: one [N * S, row] a layer, rows contiguous and of a multiple of four bytes."""
+    """Copies slots; `layers`: one [N * S, row] a layer, rows contiguous, a multiple of 4 bytes."""
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
         row = layers[0]
         row_bytes = row.shape[1] * row.element_size()
         if row_bytes % 4:
             raise ValueError(f"a row of {row_bytes} bytes is not a multiple of 4")
-        self._layers = list(layers)  # they own the memory that the addresses point to
+        self._layers = list(layers)  # keeps the memory of the addresses alive
         self._row_words = row_bytes // 4
         self._words = min(MAX_WORDS, triton.next_power_of_2(self._row_words))
         addresses = [layer.data_ptr() for layer in layers]
@@ -59,7 +59,7 @@ class TritonSlotCopy:
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` [k] to `destination` [k] int64 in every layer, in one launch.
 
-        No destination may be a source: single copies are in no order.
+        No destination may be a source: the copies are unordered.
         """
         if not len(source):
             return
@@ -147,16 +147,16 @@ def _probe_sum_kernel(
     tile_sum,
     seq_lens,
     scores,  # [R, n] float32, added to
-    chosen,  # [c] int32: heads that count
+    chosen,  # [c] int32: heads to aggregate
     num_chosen,
-    share,
+    divisor,
     score_row,
     width,
     tiles,
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
-    GREATEST: tl.constexpr,
+    USE_MAX: tl.constexpr,
 ):
     request, tile = tl.program_id(0), tl.program_id(1)
     length = tl.load(seq_lens + request)
@@ -168,7 +168,7 @@ def _probe_sum_kernel(
         row = request.to(tl.int64) * HEADS + head
         top = tl.full((1,), float("-inf"), dtype=tl.float32)
         norm = tl.zeros((1,), dtype=tl.float32)
-        for start in range(0, tiles, TILES):  # the first tile holds a live token: top is finite
+        for start in range(0, tiles, TILES):  # the first tile has a live token, so top is finite
             part = start + tl.arange(0, TILES)
             tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
             sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
@@ -177,10 +177,10 @@ def _probe_sum_kernel(
             top = higher
         x = tl.load(logits + row * width + token, mask=live, other=float("-inf"))
         weight = tl.exp(x - top) / norm
-        total = tl.maximum(total, weight) if GREATEST else total + weight
+        total = tl.maximum(total, weight) if USE_MAX else total + weight
     at = scores + request * score_row + token
     before = tl.load(at, mask=live, other=0.0)
-    after = tl.maximum(before, total) if GREATEST else before + total / share
+    after = tl.maximum(before, total) if USE_MAX else before + total / divisor
     tl.store(at, after, mask=live)
 
 
@@ -195,24 +195,24 @@ def probe_scores(
     queries: torch.Tensor,
     rows: torch.Tensor,
     heads: torch.Tensor,
-    share: float,
-    greatest: bool = False,
+    divisor: float,
+    use_max: bool = False,
     soft_cap: float = 0.0,
     tile: int = 64,
 ) -> None:
-    """Add to `scores` [R, n] the attention that one query a request gives to its live tokens.
+    """Add to `scores` [R, n] the attention of one query a request over its live tokens.
 
-    The sum over `heads` [c] of softmax(q k) / `share`; if `greatest`, the maximum over them and of
-    `scores`. Request i asks with row `queries[i]` of `query` [T, Hq, D], contiguous in (Hq, D), and
-    sees the `seq_lens[i]` slots in row `rows[i]` of `table` [rows, m], in logical order; `key`
-    [slots, H, D]. All of `table`, `seq_lens`, `queries`, `rows`, `heads` are int32. Two launches,
-    and more where the logits of all requests would take more than `MAX_LOGITS`.
+    Adds the sum over `heads` [c] of softmax(q k) / `divisor`; if `use_max`, takes the maximum over
+    the heads and `scores` instead. The query of request i is row `queries[i]` of `query`
+    [T, Hq, D], contiguous in (Hq, D). It reads the `seq_lens[i]` slots in row `rows[i]` of `table`
+    [rows, m], in logical order; `key` [slots, H, D]. `table`, `seq_lens`, `queries`, `rows` and
+    `heads` are int32. Two launches for every chunk of requests with at most `MAX_LOGITS` logits.
     """
     width = scores.shape[1]
-    at_once = max(1, MAX_LOGITS // (query.shape[1] * width))
-    for start in range(0, len(scores), at_once):
-        part = slice(start, start + at_once)
-        _probe_some(
+    chunk = max(1, MAX_LOGITS // (query.shape[1] * width))
+    for start in range(0, len(scores), chunk):
+        part = slice(start, start + chunk)
+        _probe_chunk(
             query,
             key,
             table,
@@ -222,14 +222,14 @@ def probe_scores(
             rows[part],
             heads,
             scale,
-            share,
-            greatest,
+            divisor,
+            use_max,
             soft_cap,
             tile,
         )
 
 
-def _probe_some(
+def _probe_chunk(
     query: torch.Tensor,
     key: torch.Tensor,
     table: torch.Tensor,
@@ -239,8 +239,8 @@ def _probe_some(
     rows: torch.Tensor,
     heads: torch.Tensor,
     scale: float,
-    share: float,
-    greatest: bool,
+    divisor: float,
+    use_max: bool,
     soft_cap: float,
     tile: int,
 ) -> None:
@@ -284,12 +284,12 @@ def _probe_some(
         scores,
         heads,
         len(heads),
-        float(share),
+        float(divisor),
         scores.stride(0),
         width,
         tiles,
         HEADS=num_heads,
         TILES=TILES_AT_ONCE,
         TILE=tile,
-        GREATEST=greatest,
+        USE_MAX=use_max,
     )

@@ -1,13 +1,12 @@
-"""The KV cache on CUDA as rows of slots: vLLM's layout LBNHC and nothing else.
+"""The KV cache on CUDA as one row a slot: only vLLM's layout LBNHC.
 
-A layer's cache is [N, H, S, C], logically; C holds a token's K and then its V, of one head. In
-LBNHC the memory order is block, token, head, content, so that
+A layer's cache is logically [N, H, S, C]; C holds a token's K and then its V, of one head. In LBNHC
+the memory order is block, token, head, content, so that
 
-    slot s = block * S + offset lies at s * H * C, for every s          (one row a token)
+    slot s = block * S + offset is at s * H * C, for every s          (one row a token)
 
-which is what moving single tokens, and reading them through a page table of page size 1, need. A
-cache with other strides is refused: in the others a token's heads, or the blocks of a layer, do not
-follow each other.
+Copying single tokens, and reading them through a page table of page size 1, need this. A cache with
+other strides is refused, because a token's heads, or a layer's blocks, are not contiguous in it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vtoken.errors import UnsupportedError
 def check_layout(cache: torch.Tensor) -> None:
     """Raises UnsupportedError unless `cache` [N, H, S, C] has one contiguous row a slot."""
     if cache.dim() != 4:
-        raise UnsupportedError(f"a KV cache of {cache.dim()} dimensions, not [N, H, S, C]")
+        raise UnsupportedError(f"a KV cache with {cache.dim()} dimensions, not 4: [N, H, S, C]")
     _, heads, size, content = cache.shape
     row = heads * content
     expected = (size * row, content, row, 1)
@@ -48,8 +47,7 @@ def slot_rows(cache: torch.Tensor) -> torch.Tensor:
 def page_view(cache: torch.Tensor) -> torch.Tensor:
     """`cache` [N, H, S, C] with page size 1: [N * S, H, 1, C], over the same memory.
 
-    The stride of the dimension of length 1 is canonical in [N * S, 1, H, C], the order in which the
-    kernels see it.
+    The dimension of length 1 has the canonical stride of [N * S, 1, H, C], which the kernels read.
     """
     check_layout(cache)
     blocks, heads, size, content = cache.shape
@@ -65,7 +63,7 @@ def keys_of(cache: torch.Tensor) -> torch.Tensor:
 def stacked_rows(caches: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """All layers as [L, N * S, H * C] over the same memory; None when they are not evenly spaced.
 
-    vLLM places the layers of a group in one allocation, at one distance from each other.
+    vLLM places the layers of a group in one allocation, at equal distances.
     """
     rows = [slot_rows(cache) for cache in caches]
     first = rows[0]

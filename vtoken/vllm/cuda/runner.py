@@ -1,8 +1,8 @@
-"""vToken in vLLM's V1 model runner on CUDA: where the device's half meets its steps.
+"""vToken in vLLM's V1 model runner on CUDA: calls `DeviceHalf` from the runner's steps.
 
-Never run on a GPU. What is relied upon, read in vLLM 0.32: `_model_forward` launches the model and
-nothing before it in a step touches the KV cache but the clearing and copying of blocks in
-`_update_states`; `_determine_batch_execution_and_padding` picks the graph after `_prepare_inputs`.
+Never run on a GPU. It relies on these facts of vLLM 0.32: `_model_forward` launches the model;
+before it, only the clearing and copying of blocks in `_update_states` touches the KV cache;
+`_determine_batch_execution_and_padding` picks the graph after `_prepare_inputs`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def writes_blocks(scheduler_output: Any) -> bool:
 
 
 def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
-    """The device's half of `runner`, whose caches exist, after the self-test of its data path.
+    """Run the self-test of `runner`'s data path, then make its `DeviceHalf`. The caches must exist.
 
     Raises UnsupportedError, see `support`, and SelfTestError.
     """
@@ -41,9 +41,9 @@ def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
 
 
 class GuardedRunnerMixin:
-    """vLLM's steps that touch the cache come after the relocations, on the device (I3).
+    """Makes vLLM's cache accesses wait for the relocations, on the device (I3).
 
-    Stands between `VTokenRunnerMixin`, which launches the copies, and a V1 runner.
+    Put it between `VTokenRunnerMixin`, which launches the copies, and a V1 runner.
     """
 
     vtoken_half: DeviceHalf | None = None
@@ -63,14 +63,14 @@ class GuardedRunnerMixin:
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
         if self.vtoken_half is not None and self.vtoken_half.leaves_full_graphs:
-            # Full graphs exist for uniform decodes only (`support` refuses others); what is no
-            # uniform decode runs piecewise, attention outside the graphs, or eagerly.
+            # Full graphs exist only for uniform decodes (`support` refuses other modes). All other
+            # batches run piecewise, with attention outside the graphs, or eagerly.
             kwargs["force_uniform_decode"] = False
         return super()._determine_batch_execution_and_padding(*args, **kwargs)  # type: ignore[misc]
 
 
 class DeviceRunnerMixin(VTokenRunnerMixin):
-    """The three methods that a device must bring, by way of its `DeviceHalf`."""
+    """Implements the device's three methods of `VTokenRunnerMixin` with a `DeviceHalf`."""
 
     vtoken_half: DeviceHalf | None = None
 

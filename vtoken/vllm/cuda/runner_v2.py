@@ -1,17 +1,17 @@
-"""vToken in vLLM's Model Runner V2, CUDA's default: the same device half, V2's own seams.
+"""vToken in vLLM's Model Runner V2, CUDA's default: calls `DeviceHalf` from V2's steps.
 
-Never run on a GPU. What is relied upon, read in vLLM 0.32:
+Never run on a GPU. It relies on these facts of vLLM 0.32:
 
 - `execute_model` calls `finish_requests`, `add_requests`, `update_requests` and applies the staged
   block tables, in that order, also in a step without tokens; preempted requests are finished and
   come back as new ones.
-- `BlockTables.append_block_ids(…, overwrite=True)` rewrites a row; later appends go behind it.
-- `gather_batch_req_state` says whether the batch is a uniform decode, the only kind of batch for
-  which there are full graphs (`support` refuses the modes in which there are others).
-- `prepare_attn` is the one place where block tables and slot mappings exist before attention's
-  metadata is built. The batch's logical `seq_lens` stay as they are: the sampler compares them with
-  the prompt's length. Attention gets lengths of its own in the metadata builder.
-- after `execute_model` returns, the step's forward has been launched as a whole.
+- `BlockTables.append_block_ids(…, overwrite=True)` rewrites a row; later appends extend it.
+- `gather_batch_req_state` returns whether the batch is a uniform decode, the only kind of batch
+  with full graphs (`support` refuses modes with others).
+- `prepare_attn` is the only place where block tables and slot mappings exist before attention's
+  metadata is built. The batch's `seq_lens` stay logical, because the sampler compares them with the
+  prompt's length. The metadata builder gives attention separate lengths.
+- when `execute_model` returns, the step's entire forward has been launched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class VTokenV2Mixin:
     ) -> None:
         super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
         if is_profiling:
-            return  # a small cache that is thrown away again
+            return  # a small temporary cache
         config: Any = self.compilation_config  # type: ignore[attr-defined]
         context = config.static_forward_context
         layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
@@ -63,9 +63,9 @@ class VTokenV2Mixin:
         half = self.vtoken_half
         if half is not None:
             half.present(None, None)
-            gone = set(_gone(scheduler_output))
-            half.executor.begin(getattr(scheduler_output, "vtoken", None), gone)
-            for request_id in gone:
+            restarted = set(_restarted(scheduler_output))
+            half.executor.begin(getattr(scheduler_output, "vtoken", None), restarted)
+            for request_id in restarted:
                 self.vtoken_blocks.pop(request_id, None)
         super().finish_requests(scheduler_output)  # type: ignore[misc]
 
@@ -80,8 +80,8 @@ class VTokenV2Mixin:
         if half is None:
             super().update_requests(scheduler_output)  # type: ignore[misc]
             return
-        with half.executor.ranks.contained():
-            for request_id, blocks in half.executor.meet(self.vtoken_blocks.__getitem__):
+        with half.executor.ranks.deferred_errors():
+            for request_id, blocks in half.executor.prepare(self.vtoken_blocks.__getitem__):
                 self.vtoken_blocks[request_id] = list(blocks)
                 index = self.req_states.req_id_to_index[request_id]
                 self.block_tables.append_block_ids(index, (blocks,), overwrite=True)
@@ -123,14 +123,14 @@ class VTokenV2Mixin:
         starts, computed = input_batch.query_start_loc_np, input_batch.num_computed_tokens_np
         return Batch.of(names, starts, computed, tables)
 
-    # ------------------------------------------------------------ after it
+    # ------------------------------------------------------------ after the forward
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
         half = self.vtoken_half
         if half is None:
             return output
-        if output is not None:  # a step without tokens; all of those share one output
+        if output is not None:  # a step without tokens: the output is a singleton, do not change it
             return half.executor.attach(copy(output))
         half.forward_ended()
         return output
@@ -143,7 +143,7 @@ class VTokenV2Mixin:
         return self.vtoken_half.executor.attach(output)
 
 
-def _gone(scheduler_output: Any) -> Iterator[str]:
+def _restarted(scheduler_output: Any) -> Iterator[str]:
     yield from scheduler_output.finished_req_ids
     yield from scheduler_output.preempted_req_ids or ()
     for request in scheduler_output.scheduled_new_reqs:

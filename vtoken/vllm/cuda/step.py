@@ -1,7 +1,7 @@
-"""What the runner tells the attention layers about the current step, within one CUDA worker.
+"""The current step's context on CUDA: the runner sets it, the attention layers read it.
 
-The CPU worker's is `vtoken.vllm.cpu.context`. `current()` is None in a step that is positional
-throughout, in dummy runs and while graphs are captured.
+The CPU worker's is `vtoken.vllm.cpu.context`. `current()` is None in a step in which every request
+is positional, in dummy runs and during graph capture.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from vtoken.vllm.worker.executor import PhysicalStep
 
 @dataclass(slots=True)
 class CUDAStep:
-    """One step. Row `physical.holey.index[i]` of the batch is the resident row `resident[i]` of
-    `pages`. `probe`: None in a step without one.
+    """One step.
+
+    Row `physical.with_holes.index[i]` of the batch is the resident row `resident[i]` of `pages`.
+    `probe`: None in a step without probes.
     """
 
     physical: PhysicalStep
@@ -30,22 +32,22 @@ class CUDAStep:
 
     @property
     def has_holes(self) -> bool:
-        """Whether some row of the batch cannot be read through its block table."""
+        """Whether attention cannot read some row of the batch through its block table."""
         return len(self.resident) > 0
 
 
 def make_step(physical: PhysicalStep, pages: PageTables, *, use_triton: bool) -> CUDAStep:
-    """`physical` with the rows of `pages` brought up to date for its holes and its probes."""
-    step, holey = CUDAStep(physical, pages), physical.holey
+    """Make the context of `physical`; updates the rows of `pages` for its holes and its probes."""
+    step, with_holes = CUDAStep(physical, pages), physical.with_holes
     if not physical.probed:
-        step.resident = pages.update(physical.mirrors, holey.rows)
+        step.resident = pages.update(physical.mirrors, with_holes.rows)
         return step
     probed = np.array([request.mirror.row for request in physical.probed], dtype=np.int64)
-    rows, places = np.unique(np.concatenate([holey.rows, probed]), return_inverse=True)
+    rows, places = np.unique(np.concatenate([with_holes.rows, probed]), return_inverse=True)
     resident = pages.update(physical.mirrors, rows)[places]
-    step.resident = resident[: len(holey)]
+    step.resident = resident[: len(with_holes)]
     names = (request.request_id for request in physical.probed)
-    of_name = dict(zip(names, resident[len(holey) :].tolist(), strict=True))
+    of_name = dict(zip(names, resident[len(with_holes) :].tolist(), strict=True))
     step.probe = DeviceProbe(physical.probed, pages, of_name, use_triton=use_triton)
     return step
 

@@ -1,6 +1,6 @@
-"""What vToken refuses on CUDA beyond what it refuses everywhere (`vtoken.vllm.startup.support`).
+"""Configurations that vToken refuses on CUDA, besides those of `vtoken.vllm.startup.support`.
 
-Knows vLLM's configuration and layers by their attributes only, so that it can be tested anywhere.
+Reads vLLM's configuration and layers only by attribute, so that it can be tested without CUDA.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from vtoken.vllm.cuda.layout import check_layout
 Rule = tuple[bool, str]
 
 OPT_IN = (
-    "written, covered by CPU tests up to the device calls, never run on a GPU yet; "
-    "--vtoken-experimental-cuda tries it"
+    "experimental, covered by CPU tests up to the device calls and never run on a GPU; "
+    "enable it with --vtoken-experimental-cuda"
 )
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
@@ -30,26 +30,29 @@ def cuda_rules(config: Any, *, experimental: bool) -> list[Rule]:
         graph_rule(config.compilation_config),
         (
             bool(config.parallel_config.use_ubatching),
-            "microbatching: a page table is made for the batch as a whole",
+            "microbatching: the page table covers the entire batch",
         ),
     ]
 
 
 def graph_rule(compilation_config: Any) -> Rule:
-    """Full graphs are left in steps with holes, which is possible where others exist beside them.
+    """The rule that a step with holes can leave full graphs: other graph modes must exist too.
 
-    vLLM settles the mode only when the attention backends are known: looked at again then.
+    vLLM fixes the mode when the attention backends are known, so the rule is checked again then.
     """
     mode = getattr(compilation_config.cudagraph_mode, "name", "NONE")
     return (
         mode not in GRAPH_MODES,
-        f"cudagraph mode {mode}: a step with holes could not leave full graphs of mixed batches; "
+        f"cudagraph mode {mode}: a step with holes cannot leave full graphs of mixed batches; "
         f"use one of {', '.join(GRAPH_MODES)}",
     )
 
 
 def check_layers(layers: dict[str, Any], compilation_config: Any) -> None:
-    """Raises UnsupportedError for what cannot be read at page size 1, when the caches exist."""
+    """Raises UnsupportedError for layers that cannot be read at page size 1.
+
+    Call it when the caches exist.
+    """
     broken, reason = graph_rule(compilation_config)
     reasons = [reason] if broken else []
     for name, layer in layers.items():
@@ -63,13 +66,13 @@ def check_layers(layers: dict[str, Any], compilation_config: Any) -> None:
         version = getattr(impl, "vllm_flash_attn_version", 3)
         if version != 3:
             reasons.append(
-                f"{name}: FlashAttention {version} wants pages of 16 tokens; "
+                f"{name}: FlashAttention {version} needs pages of 16 tokens; "
                 "use --attention-backend TRITON_ATTN"
             )
         if getattr(impl, "use_td", False):
-            reasons.append(f"{name}: tensor descriptors need whole pages; unset VLLM_TRITON_USE_TD")
+            reasons.append(f"{name}: tensor descriptors need full pages; unset VLLM_TRITON_USE_TD")
         if getattr(impl, "sinks", None) is not None:
-            reasons.append(f"{name}: attention sinks in the kernel are not scored nor tested")
+            reasons.append(f"{name}: attention sinks in the kernel are neither scored nor tested")
         try:
             check_layout(layer.kv_cache)
         except UnsupportedError as error:

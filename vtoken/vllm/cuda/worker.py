@@ -1,4 +1,4 @@
-"""vToken's CUDA worker: vLLM's own, which makes vToken's model runner, V1 or V2."""
+"""vToken's CUDA worker: vLLM's own with vToken's model runner, V1 or V2."""
 
 from __future__ import annotations
 

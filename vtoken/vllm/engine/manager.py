@@ -1,8 +1,8 @@
 """vToken's KV cache spec and its block manager: vLLM's full attention, counting places, not tokens.
 
-A request that has evicted nothing is handled by vLLM's code unchanged. Afterwards the number of
-blocks it needs follows from its physical extent, and its blocks are never hashed again: the layout
-is no longer positional, and later K/V came from a truncated context.
+vLLM's unchanged code handles a request that has evicted nothing. After the first eviction, the
+number of blocks follows from the physical extent, and blocks are never hashed again: the layout is
+not positional, and later K and V come from a truncated context.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ class VTokenAttentionSpec(FullAttentionSpec):
 
     @classmethod
     def of(cls, spec: Any) -> Any:
-        """`spec` as ours when it is plain full attention; any other spec is returned unchanged."""
+        """Convert a plain full-attention `spec`; return any other spec unchanged."""
         if type(spec) is not FullAttentionSpec:
             return spec
         return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
 
 
 class VTokenAttentionManager(FullAttentionManager):
-    """`runtime` is bound by the scheduler right after construction, and `num_withheld`: free blocks
-    that vLLM's watermark keeps from requests that wait, now.
+    """vLLM's full-attention manager over places.
+
+    The scheduler sets two attributes after construction: `runtime`, and `num_withheld`, which
+    returns the free blocks that vLLM's watermark currently withholds from waiting requests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +53,7 @@ class VTokenAttentionManager(FullAttentionManager):
         return False
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
-        """Places that must exist for `num_tokens` tokens in all, dead ones included."""
+        """The places needed for `num_tokens` tokens in total, dead ones included."""
         if self.runtime is None:
             return num_tokens
         return self.runtime.required_extent(request_id, num_tokens)
@@ -69,11 +71,11 @@ class VTokenAttentionManager(FullAttentionManager):
     ) -> int:
         runtime = self.runtime
         places, extra = self._num_places(request_id, num_tokens), 0
-        admission = None  # of a request that waits for its first blocks
+        admission = None  # set for a request that waits for its first blocks
         if runtime is not None and request_id not in runtime.state.requests:
             admission = runtime.admission
         if admission is not None:
-            if apply_admission_cap:  # the whole prompt is asked for, nothing is allocated yet
+            if apply_admission_cap:  # vLLM queries the entire prompt, without allocating
                 places = admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
             extra = admission.extra_blocks(request_id, places)
         needed: int = super().get_num_blocks_to_allocate(
@@ -125,7 +127,7 @@ class VTokenAttentionManager(FullAttentionManager):
         request_id = request.request_id
         if self.runtime is not None:
             if request_id == self.runtime.canary.request_id:
-                return  # it has no hashes, and what it computes serves nobody else
+                return  # a check has no hashes, and no request may reuse its blocks
             table = self.runtime.tables.get(request_id)
             if table is not None and table.virtual:
                 return
@@ -171,16 +173,16 @@ class VLLMBlockStore:
         return ids
 
     def lend(self, num_blocks: int) -> list[int]:
-        lent: list[int] = []
+        borrowed: list[int] = []
         queue = self._pool.free_block_queue
         block = queue.fake_free_list_head.next_free_block
-        # Blocks that cache nothing stand at the front of the queue, see `free_blocks`.
-        while len(lent) < num_blocks and block is not queue.fake_free_list_tail:
+        # Blocks without a hash are at the front of the queue, see `free_blocks`.
+        while len(borrowed) < num_blocks and block is not queue.fake_free_list_tail:
             if block.block_hash is not None:
                 break
-            lent.append(block.block_id)
+            borrowed.append(block.block_id)
             block = block.next_free_block
-        return lent
+        return borrowed
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         pool = self._pool.blocks
@@ -193,7 +195,9 @@ class VLLMBlockStore:
             held.update(table.blocks)
             owned = [block.block_id for block in self._manager.req_to_blocks[table.request_id]]
             if owned != table.blocks:
-                wrong.append(f"{table.request_id} holds {owned} for vLLM, {table.blocks} here")
+                wrong.append(
+                    f"{table.request_id} holds blocks {owned} in vLLM, {table.blocks} in its table"
+                )
         wrong += [
             f"block {block.block_id} has {block.ref_cnt} references, {held[block.block_id]} holders"
             for block in self._pool.blocks[1:]
@@ -201,7 +205,7 @@ class VLLMBlockStore:
         ]
         free, usable = self.num_free_blocks(), len(self._pool.blocks) - 1
         if free + len(held) != usable:
-            wrong.append(f"{free} blocks are free and {len(held)} held, of {usable}")
+            wrong.append(f"{free} free and {len(held)} held blocks do not add up to {usable}")
         return wrong
 
     def blocks_from(self, request_id: str, first: int) -> list[int]:
@@ -213,8 +217,8 @@ class VLLMBlockStore:
 
 
 def register_spec() -> None:
-    """Make vLLM manage our spec with our manager; grouped like plain full attention. Idempotent."""
-    KVCacheSpecRegistry._ensure_registered()  # else the built-in specs are never registered
+    """Register vToken's spec and manager with vLLM; grouped like full attention. Idempotent."""
+    KVCacheSpecRegistry._ensure_registered()  # otherwise the built-in specs are never registered
     KVCacheSpecRegistry.register(
         VTokenAttentionSpec,
         manager_class=VTokenAttentionManager,

@@ -12,7 +12,7 @@ from vtoken.control.waiting import QueuedRequest
 
 
 class SchedulerQueue:
-    """The requests of one scheduler that do not run; read when asked for, never kept."""
+    """The requests of one scheduler that do not run, read from vLLM's queues at every call."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -1,9 +1,9 @@
-"""A request's own rules (`vllm_xargs`), checked before the request is admitted.
+"""Checks a request's own rules (`vllm_xargs`) before the request is admitted.
 
-vLLM validates a request's parameters through its logits processors, in the process that answers the
-client; `RequestArguments` does that and nothing else: it changes no logits. It is a processor of
-both of vLLM's model runners, since either may be chosen after it is named. A processor does not see
-the prompt: what has to fit it is checked when vLLM has made the request, in the same process.
+vLLM validates a request's parameters through logits processors, in the API server's process.
+`RequestArguments` only validates and changes no logits. It is a processor of both of vLLM's model
+runners, because vLLM may choose either afterwards. A processor does not see the prompt, so rules
+that depend on the prompt are checked when vLLM has made the request, in the same process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from vtoken.errors import RefusedError
 
 
 def check_prompts() -> None:
-    """From now on vLLM's input processor also checks a request's arguments against its prompt.
-
-    A second call changes nothing.
-    """
+    """Make vLLM's input processor check a request's arguments against its prompt. Idempotent."""
     process = InputProcessor.process_inputs
     if not hasattr(process, "checks_prompts"):
         InputProcessor.process_inputs = _checking(process)
@@ -60,7 +57,7 @@ def _invalid(error: RefusedError) -> VLLMValidationError:
 
 
 class RequestArguments(LogitsProcessor, LogitsProcessorV2):
-    """Fails a request with 400 when one of its `vtoken_…` arguments is bad; it alone."""
+    """Rejects a request with 400 when one of its `vtoken_…` arguments is invalid."""
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -70,13 +67,13 @@ class RequestArguments(LogitsProcessor, LogitsProcessorV2):
             raise _invalid(error) from None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to keep."""
+        """Ignore vLLM's arguments: there is no state."""
 
     def is_argmax_invariant(self) -> bool:
         return True
 
     def update_state(self, batch_update: Any) -> None:
-        """Nothing to follow."""
+        """Do nothing: there is no state."""
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:  # noqa: ARG002
         return False

@@ -1,7 +1,7 @@
-"""vToken in vLLM's scheduler: plan before it allocates, commit after, publish what came of it.
+"""vToken in vLLM's scheduler: plans before vLLM allocates, commits after, publishes the result.
 
-The runtime sees a request from its first scheduled step until its blocks are freed. All decisions
-about a step are taken in `schedule`; commands run between two steps, in this same thread.
+The runtime tracks a request from its first scheduled step until its blocks are freed. `schedule`
+makes all decisions about a step; commands run between two steps, in the same thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ SCHEDULING: dict[PauseState, SchedulingState] = {
 
 
 def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
-    """Of the whole engine: a rank holds its KV heads' share of every block, copies included where
+    """The geometry of the entire engine.
+
+    A rank holds its KV heads' share of every block. Bytes include the copies of heads that exist if
     there are more ranks than heads.
     """
     group = kv_cache_config.kv_cache_groups[0]
@@ -149,20 +151,20 @@ class VTokenSchedulerMixin:
         return result
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Requests that decode next; those in their prompt, with their next chunk's most tokens."""
+        """Requests that decode next; requests in prefill, with the bound of their next chunk."""
         if self.vtoken.idle:
             return [], []  # nothing can be due
         ready, prefilling = [], []
         requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
         for request in self.running:  # type: ignore[attr-defined]
             state = requests.get(request.request_id)
-            known = request.num_tokens + request.num_output_placeholders
-            left = known - request.num_computed_tokens
-            if state is None or left < 1:
+            num_tokens = request.num_tokens + request.num_output_placeholders
+            num_left = num_tokens - request.num_computed_tokens
+            if state is None or num_left < 1:
                 continue
             if request.num_computed_tokens < state.prefill_end:
-                prefilling.append((request.request_id, min(left, chunk)))
-            elif left == 1:
+                prefilling.append((request.request_id, min(num_left, chunk)))
+            elif num_left == 1:
                 ready.append(request.request_id)
         return ready, prefilling
 
@@ -185,7 +187,7 @@ class VTokenSchedulerMixin:
             new,
         )
 
-    # ------------------------------------------------------------ arriving and letting go
+    # ------------------------------------------------------------ a request's arrival and end
 
     def add_request(self, request: Any) -> None:
         rules = request_rules(getattr(request.sampling_params, "extra_args", None))
@@ -207,7 +209,7 @@ class VTokenSchedulerMixin:
         super().add_request(request)  # type: ignore[misc]
 
     def _free_blocks(self, request: Any) -> None:
-        self.vtoken_canary.samples.ends(request)
+        self.vtoken_canary.samples.ended(request)
         super()._free_blocks(request)  # type: ignore[misc]
         self.vtoken.forget(request.request_id)
 
@@ -235,7 +237,7 @@ class VTokenSchedulerMixin:
         if pause_state != PauseState.UNPAUSED:
             self.vtoken_canary.drop_all()
         super().set_pause_state(pause_state)  # type: ignore[misc]
-        self._last_step_end = 0.0  # the time until the next step is not that of a step
+        self._last_step_end = 0.0  # exclude the pause from the step time
         reporter = self.vtoken_controller.reporter
         reporter.scheduling.changed(SCHEDULING[pause_state], time.monotonic())
         self._count_requests()
@@ -248,7 +250,7 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ commands and telemetry
 
     def vtoken_command(self, payload: bytes) -> bytes:
-        """One command of the API; runs in the engine's thread, between two steps."""
+        """Handle one command of the API, in the engine's thread, between two steps."""
         self._count_requests()
         reply = self.vtoken_controller.handle_bytes(payload)
         self._publisher.publish(self.vtoken_controller.frame, force=True)
@@ -269,7 +271,7 @@ class VTokenSchedulerMixin:
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:
-        """Blocks that must be free beside those that a waiting request takes (`--watermark`)."""
+        """Blocks that must stay free when a waiting request starts (`--watermark`)."""
         if not self.running:  # type: ignore[attr-defined]
             return 0
         return int(self.kv_cache_manager.watermark_blocks)  # type: ignore[attr-defined]
@@ -277,15 +279,15 @@ class VTokenSchedulerMixin:
 
 def max_chunk_tokens(scheduling: Any) -> int:
     """The longest chunk of a prompt while other requests run or wait, from vLLM's configuration."""
-    most: int = scheduling.max_num_batched_tokens
+    budget: int = scheduling.max_num_batched_tokens
     threshold: int = scheduling.long_prefill_token_threshold
     if threshold and scheduling.long_prefill_token_threshold_adaptive:
-        return max(threshold, most // 2)  # a fair share of the budget for two requests or more
-    return threshold or most
+        return max(threshold, budget // 2)  # vLLM shares the budget between at least two requests
+    return threshold or budget
 
 
 def _require(runtime: Runtime) -> None:
-    """Raises UnsupportedError when this engine cannot serve what it starts with."""
+    """Raises UnsupportedError when this engine cannot serve its initial configuration."""
     try:
         runtime.policy_runner.require_all(runtime.config)
     except RefusedError as error:
@@ -293,7 +295,7 @@ def _require(runtime: Runtime) -> None:
 
 
 def _prompt_seed(request: Any) -> int:
-    """A number that depends on the prompt alone, so that random eviction is reproducible."""
+    """A seed that depends only on the prompt, so that random eviction is reproducible."""
     tokens = request.prompt_token_ids
     return 0 if tokens is None else zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
 
@@ -301,24 +303,24 @@ def _prompt_seed(request: Any) -> int:
 class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
     """vLLM's scheduler with token-level virtualization.
 
-    A streaming-input session evicts nothing: vLLM ends a turn by taking sampled tokens back, and
-    begins the next one as a new request over the blocks of the last, read as a positional layout.
+    A streaming-input session evicts nothing. vLLM ends a turn by removing sampled tokens and starts
+    the next turn as a new request over the same blocks, which must have a positional layout.
     """
 
 
 class VTokenAsyncScheduler(VTokenSchedulerMixin, AsyncScheduler):
-    """The same over asynchronous scheduling: step n + 1 is planned while step n runs."""
+    """The same with asynchronous scheduling: step n + 1 is planned while step n runs."""
 
 
 def make_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
-    """The scheduler for this configuration; what `scheduler_cls` names.
+    """Make the scheduler for this configuration; the value of `scheduler_cls`.
 
-    Whether scheduling is asynchronous is settled by vLLM (flag, platform, executor) only after its
-    arguments have been read, so the class is chosen here.
+    vLLM decides on asynchronous scheduling (flag, platform, executor) only after it has parsed its
+    arguments, so the class is chosen here.
     """
-    chosen = VTokenScheduler
+    scheduler_class = VTokenScheduler
     if vllm_config.scheduler_config.async_scheduling:
-        chosen = VTokenAsyncScheduler
+        scheduler_class = VTokenAsyncScheduler
     with startup_error.kept():
-        scheduler: Scheduler = chosen(vllm_config, *args, **kwargs)
+        scheduler: Scheduler = scheduler_class(vllm_config, *args, **kwargs)
     return scheduler

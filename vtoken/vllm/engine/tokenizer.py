@@ -1,8 +1,8 @@
-"""What the model's tokenizer knows: kinds of words for policies, and its chat template.
+"""The model's tokenizer: kinds of words for policies, and the chat template.
 
-The tokenizer is loaded in the engine's process when it is first needed: by a policy that looks at
-words, or by a request of which parts of a chat are protected. An engine without a tokenizer refuses
-such policies and finds no parts.
+The engine's process loads the tokenizer on first use, by a policy that reads words or a request
+that protects parts of a chat. An engine without a tokenizer refuses such policies and finds no
+parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = init_logger("vllm.vtoken")
 
 
 class VLLMVocabulary:
-    """`requests`: the scheduler's, by id."""
+    """The vocabulary of the model's tokenizer; `requests`: the scheduler's, by id."""
 
     def __init__(self, model_config: Any, requests: Mapping[str, Any]) -> None:
         self._model_config = model_config
@@ -43,21 +43,21 @@ class VLLMVocabulary:
         if self._kinds is None and self._refusal is None:
             try:
                 self._kinds = self._classify()
-            except Exception as error:  # tokenizers of all makes may raise anything
+            except Exception as error:  # custom tokenizers may raise anything
                 self._refusal = f"the model's tokenizer cannot be used: {error}"
         return self._refusal
 
     def words(self, request_id: str, ids: Ints) -> Ints:
-        known = self._requests[request_id].all_token_ids[:]
-        return np.asarray(known, dtype=np.int64)[ids]
+        words = self._requests[request_id].all_token_ids[:]
+        return np.asarray(words, dtype=np.int64)[ids]
 
     def known_words(self, request_id: str, start: int, stop: int) -> Ints:
         request = self._requests[request_id]
         words = np.asarray(request.all_token_ids[start:stop], dtype=np.int64)
-        told = request.prompt_is_token_ids  # None: all of the prompt is ids, or embeddings
-        if told is None:
-            told = [request.prompt_token_ids is not None] * request.num_prompt_tokens
-        in_prompt = np.asarray(told[start:stop], dtype=np.bool_)
+        is_token_id = request.prompt_is_token_ids  # None: the entire prompt is ids, or embeddings
+        if is_token_id is None:
+            is_token_id = [request.prompt_token_ids is not None] * request.num_prompt_tokens
+        in_prompt = np.asarray(is_token_id[start:stop], dtype=np.bool_)
         words[: len(in_prompt)][~in_prompt] = NO_WORD
         return words
 
@@ -68,9 +68,9 @@ class VLLMVocabulary:
         return self._look_up(1, words)
 
     def _look_up(self, kind: int, words: Ints) -> Bools:
-        why = self.refusal()  # loads it, if nobody has asked yet
+        refusal = self.refusal()  # loads the tokenizer
         if self._kinds is None:
-            raise ValueError(why)
+            raise ValueError(refusal)
         mask: Bools = self._kinds[kind][words]
         return mask
 
@@ -79,12 +79,13 @@ class VLLMVocabulary:
         if tokenizer is None:
             raise ValueError("the engine was started with skip_tokenizer_init")
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        known = set(tokenizer.all_special_ids)
-        known |= {number for number, token in added.items() if getattr(token, "special", False)}
-        # Added tokens may stand beyond both sizes, with gaps before them.
-        size = max(self._model_config.get_vocab_size(), len(tokenizer), *(n + 1 for n in known))
+        special_ids = set(tokenizer.all_special_ids)
+        special_ids |= {n for n, token in added.items() if getattr(token, "special", False)}
+        # Ids of added tokens may exceed both sizes, with gaps between them.
+        sizes = self._model_config.get_vocab_size(), len(tokenizer)
+        size = max(*sizes, *(n + 1 for n in special_ids))
         special, punctuation = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
-        special[sorted(known)] = True
+        special[sorted(special_ids)] = True
         for number in range(len(tokenizer)):
             if not special[number]:
                 punctuation[number] = is_punctuation(tokenizer.decode([number]))
@@ -92,33 +93,35 @@ class VLLMVocabulary:
 
 
 class VLLMChats:
-    """The parts of chat prompts, by the template that renders them: `given`, a file, a template or
-    the name of one of vLLM's; where it is empty, that of the model's tokenizer.
+    """Finds the parts of chat prompts by the chat template.
+
+    `chat_template`: a file, a template or the name of one of vLLM's; "": the tokenizer's own.
     """
 
-    def __init__(self, model_config: Any, given: str = "") -> None:
+    def __init__(self, model_config: Any, chat_template: str = "") -> None:
         self._model_config = model_config
-        self._given = given
+        self._chat_template = chat_template
 
     def parts(self, prompt_token_ids: Sequence[int] | None) -> PromptParts:
-        """The parts of a prompt: none without a template, or where it came as embeddings (None)."""
+        """The parts of a prompt; none without a template, or for a prompt of embeddings (None)."""
         if prompt_token_ids is None or self.template is None:
             return NO_PARTS
         return self.template.find(np.asarray(prompt_token_ids, dtype=np.int64))
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """Learned from small chats; None, with a line in the log, where that is not possible."""
+        """The template, learned from small chats; None, with a log line, if that fails."""
         try:
             tokenizer = cached_tokenizer_from_config(self._model_config)
             if tokenizer is None:
                 raise ValueError("the engine was started with skip_tokenizer_init")
-            own = {"chat_template": load_chat_template(self._given)} if self._given else {}
+            given = self._chat_template
+            own = {"chat_template": load_chat_template(given)} if given else {}
             template = learn_template(lambda *chat: _render(tokenizer, own, *chat))
             if template is None:
-                raise ValueError("its roles cannot be told apart")
-        except Exception as error:  # tokenizers of all makes may raise anything
-            log.info("vToken: no chat template, no part of a prompt is protected by it: %s", error)
+                raise ValueError("its roles cannot be distinguished")
+        except Exception as error:  # custom tokenizers may raise anything
+            log.info("vToken: chat template not usable, no part of a chat is protected: %s", error)
             return None
         return template
 
@@ -133,6 +136,6 @@ def _render(
 
 
 def is_punctuation(text: str) -> bool:
-    """Whether `text` is punctuation (Unicode P*) and white space, and some of the former."""
+    """Whether `text` is punctuation (Unicode P*), possibly with white space around it."""
     text = text.strip()
     return bool(text) and all(unicodedata.category(char).startswith("P") for char in text)

@@ -1,7 +1,7 @@
 """The calibration profile that an engine starts with.
 
-A profile that was named must be that of the model. One that is found in the user's cache, and
-cannot be read, is reported and not used: nobody asked for it.
+A profile named by the user must belong to the model. A profile in the user's cache that cannot be
+read is reported and not used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`file` holds `profile`; without one `detail` says why there is none."""
+    """A profile and its file; without a profile, `detail` has the reason."""
 
     profile: CalibrationProfile | None = None
     file: str = ""
@@ -28,12 +28,12 @@ class Calibration:
 
 
 def load_calibration(choice: str, config: Any) -> Calibration:
-    """The profile of the model of vLLM's `config`; `choice`: see `Settings.calibration`.
+    """Load the profile of the model in vLLM's `config`; `choice`: see `Settings.calibration`.
 
-    Raises UnsupportedError when the file that was named cannot be used.
+    Raises UnsupportedError when the file named by `choice` cannot be used.
     """
     if choice == OFF:
-        return Calibration(detail="off by --vtoken-calibration")
+        return Calibration(detail="turned off by --vtoken-calibration")
     model = config.model_config.model
     try:
         folder = model_folder(
@@ -44,9 +44,9 @@ def load_calibration(choice: str, config: Any) -> Calibration:
         weights = fingerprint(folder)
         path = Path(choice) if choice else store.default_path(weights)
         if not choice and not path.exists():
-            known = str(model).replace(f"{Path.home()}/", "~/", 1)
+            short = str(model).replace(f"{Path.home()}/", "~/", 1)
             return Calibration(
-                detail=f"none of this model; make one with: vtoken calibrate {known}"
+                detail=f"none for this model; create one with: vtoken calibrate {short}"
             )
         profile = store.require(path, model=model, fingerprint=weights)
     except ProfileError as error:

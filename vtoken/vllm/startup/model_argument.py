@@ -1,8 +1,8 @@
-"""Which word of a command line is MODEL, among flags of vLLM that take values or do not.
+"""Finds MODEL on a command line of vLLM flags, with and without values.
 
-In front of all flags, or behind a `--flag=value`, a word can be nothing else. Elsewhere vLLM's own
-parser has to say which flags take values. That costs the import of vLLM: ten seconds or more of one
-core, which the server spends again. So it is asked only then.
+Before all flags, or after `--flag=value`, a word is certainly MODEL. Elsewhere, vLLM's own parser
+tells which flags take values. Importing vLLM takes ten seconds or more of one core, and the server
+imports it again, so it is imported only then.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 def take_model(
     words: list[str], flag_values: Callable[[], Mapping[str, Values]]
 ) -> tuple[str | None, list[str]]:
-    """MODEL, None if there is none or `--model` says it, and the other words.
+    """MODEL and the remaining words; MODEL is None if it is missing or `--model` is given.
 
-    `flag_values`: flag -> how many values it takes. Raises ValueError when two words could be it.
+    `flag_values`: flag -> number of values. Raises ValueError when two words could be MODEL.
     """
     if any(word.partition("=")[0] == "--model" for word in words):
         return None, words
     bare = [place for place, word in enumerate(words) if not is_flag(word)]
     if not bare:
         return None, words
-    if bare[0] != 0 and not _is_whole(words[bare[0] - 1]):
+    if bare[0] != 0 and not _has_value(words[bare[0] - 1]):
         bare = positionals(words, flag_values())
         if not bare:
             return None, words
@@ -39,10 +39,10 @@ def take_model(
 
 def positionals(words: list[str], values: Mapping[str, Values]) -> list[int]:
     """Places of the words that are neither a flag nor a value of one."""
-    found, left = [], 0.0  # `left`: how many words may still be values of the newest flag
+    found, left = [], 0.0  # `left`: number of words that may still be values of the last flag
     for place, word in enumerate(words):
         if is_flag(word):
-            left = 0 if _is_whole(word) else _num_values(word, values)
+            left = 0 if _has_value(word) else _num_values(word, values)
         elif left > 0:
             left -= 1
         else:
@@ -54,17 +54,18 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not NUMBER.match(word)
 
 
-def _is_whole(word: str) -> bool:
-    """A flag that brings its value along takes no other."""
+def _has_value(word: str) -> bool:
+    """Whether `word` is `--flag=value`, which takes no further value."""
     return is_flag(word) and "=" in word
 
 
 def _num_values(flag: str, values: Mapping[str, Values]) -> float:
-    """Most words that `flag` takes. vLLM's parser takes `_` for `-`, `--json-arg.key VALUE`, and
-    short flags with the value attached."""
+    """The largest number of values of `flag`. vLLM's parser accepts `_` for `-`, `--json-arg.key
+    VALUE`, and short flags with the value attached.
+    """
     name = flag.replace("_", "-").partition(".")[0]
     if name not in values:
-        longer = [other for other in values if other.startswith(name)]
+        longer = [flag for flag in values if flag.startswith(name)]
         attached = not name.startswith("--") and name[:2] in values
         if attached:
             return 0
@@ -78,7 +79,7 @@ def _num_values(flag: str, values: Mapping[str, Values]) -> float:
 
 
 def flag_values() -> dict[str, Values]:
-    """Every flag of vLLM's server; imports vLLM. Raises ValueError if it has another parser."""
+    """Every flag of vLLM's server; imports vLLM. Raises ValueError if vLLM's parser is missing."""
     try:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -1,7 +1,7 @@
-"""`vtoken serve MODEL`: vLLM's own OpenAI server with the plugin on.
+"""`vtoken serve MODEL`: vLLM's own OpenAI server with the vToken plugin.
 
-Every vLLM flag passes through; only `--vtoken-*` flags are read here. The process is replaced by
-vLLM's server, so signals, exit codes and logs are its own.
+Accepts every vLLM flag and adds the `--vtoken-*` flags below. The process becomes vLLM's server, so
+signals, exit codes and logs are vLLM's.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
-# What vLLM's entry point parses and then passes over: it always starts one API process.
-NOT_HERE = {
-    "--api-server-count": "one API process serves the engine; start it with 1, or without the flag",
+# vLLM's entry point parses these and ignores them: it always starts one API process.
+UNSUPPORTED_FLAGS = {
+    "--api-server-count": "one API process serves the engine; pass 1, or leave the flag out",
     "--headless": "there would be no API server",
     "--grpc": "/vtoken/v1 is served over HTTP only",
 }
-OURS = ("--scheduler-cls", "--worker-cls", "--additional-config")
+RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,18 +55,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument_group(
         "MODEL",
-        "a Hugging Face model id or folder, best in front of all flags: elsewhere, vLLM is "
-        "imported to learn which of its flags take a value, which takes some seconds",
+        "a Hugging Face model id or folder. Put it before all flags: elsewhere, vLLM must be "
+        "imported to know which of its flags take a value, which takes some seconds",
     )
-    add = parser.add_argument_group("vToken, initial values; all can be changed live").add_argument
+    add = parser.add_argument_group("vToken, initial values that can change live").add_argument
     add("--vtoken-policy", metavar="NAME", help="eviction policy (default: none)")
-    add("--vtoken-policy-params", metavar="JSON", help="its parameters, a JSON object")
+    add("--vtoken-policy-params", metavar="JSON", help="the policy's parameters, a JSON object")
     _add_settings(add)
-    trust = parser.add_argument_group("vToken, fixed for the server's life").add_argument
+    trust = parser.add_argument_group("vToken, fixed while the server runs").add_argument
     trust(
         "--vtoken-check-every-step",
         action="store_true",
-        help="recompute all tables and counts in every step: for soaks, not for serving",
+        help="recompute all tables and counts in every step; for soak tests, not for serving",
     )
     trust(
         "--vtoken-strict",
@@ -77,48 +77,52 @@ def build_parser() -> argparse.ArgumentParser:
     trust(
         "--vtoken-experimental-cuda",
         action="store_true",
-        help="serve on CUDA: written and tested up to the device calls, never run on a GPU",
+        help="serve on CUDA; tested up to the device calls and never run on a GPU",
     )
     trust(
         "--vtoken-copy-sync",
         action="store_true",
-        help="CUDA: wait on the host for every relocation (an ablation)",
+        help="CUDA: make the host wait for every relocation; an ablation",
     )
     trust(
         "--vtoken-calibration",
         metavar="FILE|off",
-        help="the model's calibration profile, see `vtoken calibrate` (default: the one that it "
-        "wrote, if there is one); off: a layer at 0.7 of the depth, for key norms at 0.6",
+        help="the model's calibration profile (default: the one that `vtoken calibrate` wrote, if "
+        "any); off: use a layer at 0.7 of the depth, for key norms at 0.6",
     )
-    access = parser.add_argument_group("vToken, who may do what (docs/security.md)").add_argument
+    access = parser.add_argument_group("vToken, access control (docs/security.md)").add_argument
     access(
         "--vtoken-read-token-file",
         metavar="FILE",
-        help="reading needs the token in FILE, or a stronger one",
+        help="require the token in FILE, or the control token, to read",
     )
     access(
         "--vtoken-control-token-file",
         metavar="FILE",
-        help="changing needs the token in FILE; needed to change anything beyond loopback",
+        help="require the token in FILE to make changes; without it, only loopback may make them",
     )
     access(
         "--vtoken-show-text",
         action="store_true",
-        help="the text of running requests may be read, by those who may change things",
+        help="let clients that may make changes read the text of running requests",
     )
     access(
         "--vtoken-state-dir",
         metavar="DIR",
-        help="audit log and flight recorder (default: $XDG_STATE_HOME/vtoken/PORT)",
+        help="folder of audit log and flight recorder (default: $XDG_STATE_HOME/vtoken/PORT)",
     )
     parser.add_argument(
-        "--logits-processors", nargs="+", default=[], metavar="CLASS", help="beside vToken's own"
+        "--logits-processors",
+        nargs="+",
+        default=[],
+        metavar="CLASS",
+        help="logits processors besides vToken's own",
     )
     return parser
 
 
 def plain_settings() -> dict[str, Bound]:
-    """The settings that one flag says; a policy takes two, and some take none."""
+    """The settings that have one flag; a policy has two, and some settings have none."""
     return {name: b for name, b in bounds_of(ConfigValues).items() if b.type != "object"}
 
 
@@ -131,7 +135,7 @@ def flag_of(setting: str) -> str:
 
 
 def _add_settings(add: Callable[..., Any]) -> None:
-    """A flag for each of the plain settings, from its declaration."""
+    """Add a flag for each of the plain settings, from its declaration."""
     by_pool = pool_limits(1)
     defaults = structs.asdict(VTokenConfig())
     for name, bound in plain_settings().items():
@@ -165,8 +169,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def api_part(args: argparse.Namespace) -> dict[str, Any]:
-    """What the API server is told, checked here too, so that a bad file fails before the model
-    loads; raises CredentialError."""
+    """The settings of the API server; a bad file raises CredentialError before the model loads."""
     part: dict[str, Any] = {}
     for name in ("read_token_file", "control_token_file", "state_dir"):
         path = getattr(args, f"vtoken_{name}")
@@ -180,7 +183,7 @@ def api_part(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def calibration_part(choice: str | None) -> dict[str, Any]:
-    """The setting `calibration`; a bad file fails here, before the model loads: ProfileError."""
+    """The setting `calibration`; a bad file raises ProfileError before the model loads."""
     if choice is None or choice == OFF:
         return {} if choice is None else {"calibration": OFF}
     store.read(Path(choice))
@@ -188,23 +191,23 @@ def calibration_part(choice: str | None) -> dict[str, Any]:
 
 
 def chat_template_part(flags: list[str]) -> dict[str, str]:
-    """The setting `chat_template`: vLLM keeps its flag to the API server."""
-    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    given.add_argument("--chat-template", "--chat_template")
-    template: str | None = given.parse_known_args(flags)[0].chat_template
+    """The setting `chat_template`: vLLM does not pass its flag to the engine."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--chat-template", "--chat_template")
+    template: str | None = parser.parse_known_args(flags)[0].chat_template
     return {} if template is None else {"chat_template": template}
 
 
-def asked_elsewhere(flags: list[str]) -> dict[str, str]:
-    """Which of `flags` vLLM would pass over in silence, and why each is refused."""
+def unsupported_flags(flags: list[str]) -> dict[str, str]:
+    """The flags in `flags` that vLLM would silently ignore -> why they are refused."""
     found = {}
     for place, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
         name = "--api-server-count" if name == "-asc" else name.replace("_", "-")
         if name == "--api-server-count":
             value = value if equals else next(iter(flags[place + 1 : place + 2]), "")
-        if name in NOT_HERE and value != "1":
-            found[name] = NOT_HERE[name]
+        if name in UNSUPPORTED_FLAGS and value != "1":
+            found[name] = UNSUPPORTED_FLAGS[name]
     return found
 
 
@@ -216,10 +219,10 @@ def server_command(argv: list[str]) -> list[str]:
         name = flag.split("=")[0].replace("_", "-")
         if name.startswith("--vtoken"):
             parser.error(f"unknown flag {flag}")
-        if name in OURS:
+        if name in RESERVED_FLAGS:
             parser.error(f"{name} is set by vtoken serve and cannot be passed")
-    for name, why in asked_elsewhere(rest).items():
-        parser.error(f"{name} is not supported: {why}")
+    for name, reason in unsupported_flags(rest).items():
+        parser.error(f"{name} is not supported: {reason}")
     try:
         model, rest = take_model(rest, flag_values)
         if model is None and not any(f.split("=")[0] == "--model" for f in rest):
@@ -267,11 +270,14 @@ def server_command(argv: list[str]) -> list[str]:
 
 
 def plugin_names() -> str:
-    """`VLLM_PLUGINS` with ours in it. Endpoint plugins load only when named there, and naming one
-    filters the others, so that everything that would have loaded is named too."""
-    chosen = os.environ.get("VLLM_PLUGINS")
-    if chosen is not None:
-        names = [name for name in chosen.split(",") if name]
+    """The value of `VLLM_PLUGINS` with vToken's plugin.
+
+    Endpoint plugins load only when named there. Naming one disables all unnamed plugins, so every
+    plugin that would load by default is named too.
+    """
+    current = os.environ.get("VLLM_PLUGINS")
+    if current is not None:
+        names = [name for name in current.split(",") if name]
     else:
         names = [plugin.name for group in PLUGIN_GROUPS for plugin in entry_points(group=group)]
     return ",".join(dict.fromkeys([*names, PLUGIN]))

@@ -1,4 +1,4 @@
-"""What is fixed at start-up: vToken's part of vLLM's `additional_config`, validated as a whole."""
+"""Settings fixed at start-up: vToken's part of vLLM's `additional_config`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ KEY = "vtoken"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`config`: the initial configuration as a merge patch over the defaults.
+    """vToken's settings that cannot change while the engine runs.
 
-    `verify_ratio`: initial share of relocations whose contents are hashed before and after (I1).
-    `strict`: stop the engine on a violation. `check_every_step`: recompute all invariants.
-    `experimental_cuda`: serve on CUDA, which has never been run (docs/gpu.md). `copy_sync`: on
-    CUDA, the host waits for every relocation; an ablation, slower and no safer. `api`: for the API
-    server, which reads it itself (`vtoken_api.settings`); it names files, never secrets.
-    `calibration`: the file of the model's calibration profile; "": the one in the user's cache, if
-    there is one; "off": none. `chat_template`: what the API server was given as `--chat-template`,
-    by which parts of prompts are found; "": the tokenizer's own.
+    `config`: the initial configuration as a merge patch over the defaults. `verify_ratio`: initial
+    share of relocations whose contents are hashed before and after (I1). `strict`: stop the engine
+    on a violation. `check_every_step`: recompute all invariants. `experimental_cuda`: serve on
+    CUDA, which has never been run (docs/gpu.md). `copy_sync`: on CUDA, the host waits for every
+    relocation; an ablation, slower and no safer. `api`: settings of the API server, which reads
+    them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
+    model's calibration profile; "": the one in the user's cache, if any; "off": none.
+    `chat_template`: the API server's `--chat-template`, used to find the parts of prompts; "": the
+    tokenizer's own.
     """
 
     config: dict[str, Any] = {}
@@ -39,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_settings(additional_config: dict[str, Any]) -> Settings:
-    """The settings in vLLM's `additional_config`; raises UnsupportedError naming what is wrong."""
+    """The settings in vLLM's `additional_config`; raises UnsupportedError for an invalid one."""
     try:
         return msgspec.convert(additional_config.get(KEY, {}), Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -47,7 +48,7 @@ def read_settings(additional_config: dict[str, Any]) -> Settings:
 
 
 def initial_config(settings: Settings, geometry: Geometry) -> VTokenConfig:
-    """The configuration to start with; raises UnsupportedError naming field, value and bound."""
+    """The initial configuration; raises UnsupportedError that names field, value and bound."""
     try:
         return merge_patch(
             default_config(geometry.num_blocks),

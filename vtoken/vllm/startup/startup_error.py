@@ -1,8 +1,8 @@
-"""Why an engine did not start, told again where the server's log ends.
+"""Repeats the reason why an engine did not start as the last line of the server's log.
 
-An engine refuses in a process of its own, and vLLM's tracebacks of three processes follow. `vtoken
-serve` offers a file for the sentence; the server's process, which ends last, prints what it holds
-behind everything else. Where nobody offers one (`vllm.LLM`) the exception says all.
+The engine raises in its own process, and tracebacks of three vLLM processes follow. `vtoken serve`
+creates a file for the reason. The server's process, which ends last, prints the file's content at
+exit. Without the file (`vllm.LLM`), the exception is the only report.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ PLACE = "VTOKEN_LAST_WORDS"  # "process id of the server:file"
 
 
 def offer() -> None:
-    """A file for the reason, for this process and those that it starts; it survives `exec`. Where
-    none can be made, the reason stands in the log only once.
+    """Create the file for the reason, for this process and its children; it survives `exec`.
+
+    If this fails, the log contains the reason only once.
     """
-    os.environ.pop(PLACE, None)  # another server's, if this one is started from one
+    os.environ.pop(PLACE, None)  # set if another `vtoken serve` started this one
     with suppress(OSError):
         handle, path = tempfile.mkstemp(prefix="vtoken-")
         os.close(handle)
@@ -33,7 +34,7 @@ def offer() -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """What refuses to start within leaves its reason in the file, if there is one."""
+    """Write the reason of a refusal raised in the context to the file, if there is one."""
     try:
         yield
     except (UnsupportedError, SelfTestError) as error:
@@ -45,7 +46,7 @@ def kept() -> Iterator[None]:
 
 
 def print_at_exit() -> None:
-    """In the server's process: print what is in the file when the process ends, and remove it."""
+    """In the server's process: print the file's content at exit and remove the file."""
     owner, _, path = os.environ.get(PLACE, "").partition(":")
     if owner == str(os.getpid()):
         atexit.register(_print, Path(path), os.getpid())
@@ -53,7 +54,7 @@ def print_at_exit() -> None:
 
 def _print(path: Path, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork inherits what is registered
+        return  # a forked child inherits the registration
     with suppress(OSError):
         reason = path.read_text()
         path.unlink()

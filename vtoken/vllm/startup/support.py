@@ -1,7 +1,7 @@
-"""What vToken refuses to serve, each with its reason; nothing falls back silently.
+"""The configurations and models that vToken refuses to serve; nothing falls back silently.
 
-Checked three times: on vLLM's configuration, in the scheduler and in every worker before weights
-are loaded; on the KV cache's groups; on the attention layers. Refusals say why, and what to do.
+Three checks: vLLM's configuration, in the scheduler and in every worker before weights are loaded;
+the KV cache's groups; the attention layers. A refusal names the reason and the fix.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from vtoken.errors import UnsupportedError
 from vtoken.vllm.cuda.support import Rule, cuda_rules
 from vtoken.vllm.startup.settings import read_settings
 
-# Of the `layer_types` in Hugging Face configurations: what keeps no state, or has its own rule.
-# vLLM knows its own hybrid models; in one that it runs through the Transformers library, layers
-# with a state would not even be seen.
+# The `layer_types` of Hugging Face configurations that keep no state or have their own rule. vLLM
+# marks its own hybrid models, but does not detect layers with a state in models that it runs
+# through the Transformers library.
 LAYER_TYPES = {
     "full_attention",
     "attention",
@@ -41,15 +41,16 @@ def _config_rules(config: Any) -> list[Rule]:
         ),
         (
             config.speculative_config is not None,
-            "speculative decoding: drafts are not in the table; leave --speculative-config out",
+            "speculative decoding: drafts are not in the token table; leave --speculative-config "
+            "out",
         ),
         (
             parallel.pipeline_parallel_size > 1,
-            "pipeline parallelism: a stage sees its own layers only; use --tensor-parallel-size",
+            "pipeline parallelism: a stage has only its own layers; use --tensor-parallel-size",
         ),
         (
             parallel.data_parallel_size > 1,
-            "data parallelism: commands reach one engine only; start one server for each",
+            "data parallelism: commands reach only one engine; start one server per engine",
         ),
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
@@ -62,19 +63,19 @@ def _config_rules(config: Any) -> list[Rule]:
         ),
         (
             _is_quantised(cache.cache_dtype),
-            f"quantised KV cache ({cache.cache_dtype}): name one with --kv-cache-dtype that is not",
+            f"quantised KV cache ({cache.cache_dtype}): pass another type with --kv-cache-dtype",
         ),
         (
             cache.cache_dtype not in ("auto", dtype) and not _is_quantised(cache.cache_dtype),
-            f"a KV cache in {cache.cache_dtype} for a model in {dtype}: kernels read the cache as "
-            "the model's own type; use --kv-cache-dtype auto",
+            f"a KV cache in {cache.cache_dtype} for a model in {dtype}: kernels read the cache in "
+            "the model's type; use --kv-cache-dtype auto",
         ),
         *_model_rules(config.model_config, cache.sliding_window),
     ]
 
 
 def _model_rules(model: Any, sliding_window: int | None) -> list[Rule]:
-    """What the model's configuration tells before its weights are loaded."""
+    """The rules on the model's configuration, which need no weights."""
     text = model.hf_text_config
     kinds = set(getattr(text, "layer_types", None) or ())
     windowed = "sliding_attention" in kinds and model.get_sliding_window() is not None
@@ -91,18 +92,18 @@ def _model_rules(model: Any, sliding_window: int | None) -> list[Rule]:
         ),
         (
             model.is_hybrid,
-            "hybrid models: Mamba and linear-attention layers keep a state that no token can be "
-            "evicted from",
+            "hybrid models: Mamba and linear-attention layers keep a state from which no token can "
+            "be evicted",
         ),
-        (model.is_diffusion, "diffusion models: tokens are written again after they were cached"),
+        (model.is_diffusion, "diffusion models: cached tokens are overwritten"),
         (
             sliding_window is not None,
-            f"sliding-window attention: the kernel counts slots back, not positions; with "
-            f"--disable-sliding-window contexts of up to {sliding_window} tokens are served",
+            f"sliding-window attention: the kernel counts slots, not positions; "
+            f"--disable-sliding-window serves contexts of up to {sliding_window} tokens",
         ),
         (
             sliding_window is None and windowed,
-            "sliding-window layers beside full ones: the token table serves one kind of layer",
+            "sliding-window layers mixed with full ones: the token table serves one kind of layer",
         ),
         (
             "chunked_attention" in kinds or model.attention_chunk_size is not None,
@@ -125,7 +126,7 @@ def _is_quantised(cache_dtype: str) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """Raises UnsupportedError listing every reason why this vLLM configuration is refused."""
+    """Raises UnsupportedError that lists every reason to refuse this vLLM configuration."""
     rules = _config_rules(config)
     if config.device_config.device_type == "cuda":
         settings = read_settings(config.additional_config or {})
@@ -138,25 +139,25 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
     flag = bool(config.scheduler_config.async_scheduling)
     if flag == is_async:
         return
-    have = "VTokenAsyncScheduler" if is_async else "VTokenScheduler"
+    name = "VTokenAsyncScheduler" if is_async else "VTokenScheduler"
     raise UnsupportedError(
-        f"scheduler_cls is {have}, but async_scheduling is {flag}: the engine would plan steps "
-        "in another order than they are reported. Let scheduler_cls be "
-        "vtoken.vllm.engine.scheduler.make_scheduler, which chooses."
+        f"scheduler_cls is {name}, but async_scheduling is {flag}: the engine would plan steps in "
+        "a different order from their reports. Set scheduler_cls to "
+        "vtoken.vllm.engine.scheduler.make_scheduler, which picks the right class."
     )
 
 
 def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
-    """Raises UnsupportedError unless the model has one full-attention KV cache group of ours."""
+    """Raises UnsupportedError unless the cache is one full-attention group with vToken's spec."""
     groups = kv_cache_config.kv_cache_groups
     reasons = []
     if len(groups) != 1:
-        reasons.append(f"{len(groups)} KV cache groups: the token table serves exactly one")
+        reasons.append(f"{len(groups)} KV cache groups: vToken serves exactly one")
     for group in groups:
         spec = group.kv_cache_spec
         if type(spec) is spec_class.__base__:
             reasons.append(
-                "an attention backend that is not vToken's; on CUDA: --attention-backend "
+                "an attention backend that is not vToken's; on CUDA, use --attention-backend "
                 "FLASH_ATTN (version 3) or TRITON_ATTN"
             )
         elif not isinstance(spec, spec_class):
@@ -169,7 +170,7 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
 
 
 def check_layers(layers: dict[str, Any]) -> None:
-    """Raises UnsupportedError for attention layers that are not plain, causal and in a row."""
+    """Raises UnsupportedError unless all layers are plain causal attention, numbered from 0."""
     found: dict[str, list[str]] = {}
     for name, layer in layers.items():
         for reason in _layer_reasons(layer):
@@ -180,7 +181,7 @@ def check_layers(layers: dict[str, Any]) -> None:
         for reason, names in found.items()
     ]
     if numbers != list(range(len(layers))):
-        reasons.append("layers without attention among the others: probes count them by number")
+        reasons.append("layers without attention: probes number all layers as attention layers")
     _raise(reasons)
 
 
@@ -203,5 +204,5 @@ def _raise(reasons: list[str]) -> None:
         raise UnsupportedError(
             "vToken cannot serve this configuration: "
             + "; ".join(reasons)
-            + ". Start without vToken, or change what is named."
+            + ". Change it, or start without vToken."
         )

@@ -1,8 +1,8 @@
-"""Every place where vToken meets vLLM, in one table, checked at start-up.
+"""The table of all vLLM interfaces that vToken depends on, checked at start-up.
 
-`kind` says how vLLM is reached: register > subclass > wrap; no function body is replaced. `expects`
-are the parameter names that vToken relies on. On a vLLM whose touch points differ, start-up stops
-and names them.
+`kind` is how vToken uses an interface, in order of preference: register, subclass, wrap. No
+function body is replaced. `expects` lists the parameter names that vToken relies on. If the
+installed vLLM differs, the engine does not start and the error names the differences.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (*ENGINE_POINTS, *WORKER_POINTS, *CUDA_PO
 
 
 def differences(device: str | None = None) -> list[str]:
-    """What of the table does not hold in the installed vLLM, in words; [] when all does.
+    """Describe every difference between the table and the installed vLLM; [] without any.
 
-    `device`: "cpu" or "cuda", whose points are looked at beside the common ones; by default the
-    one that vLLM runs on here.
+    `device`: "cpu" or "cuda", whose points are checked besides the common ones; by default the
+    device of the installed vLLM.
     """
     if device is None:
         from vllm.platforms import current_platform
@@ -44,23 +44,23 @@ def differences(device: str | None = None) -> list[str]:
             continue
         if point.expects:
             function = getattr(target, "__func__", target)
-            have = inspect.signature(function).parameters
-            lost = [name for name in point.expects if name not in have]
-            if lost:
+            parameters = inspect.signature(function).parameters
+            missing = [name for name in point.expects if name not in parameters]
+            if missing:
                 wrong.append(
-                    f"{point.target} no longer takes {', '.join(lost)} "
-                    f"(it takes {', '.join(have)}); needed to: {point.why}"
+                    f"{point.target} no longer takes {', '.join(missing)} "
+                    f"(it takes {', '.join(parameters)}); needed to: {point.why}"
                 )
     return wrong
 
 
 def check(device: str | None = None) -> None:
-    """Raises UnsupportedError naming every touch point that differs."""
+    """Raises UnsupportedError that names every touch point that differs."""
     wrong = differences(device)
     if wrong:
         import vllm
 
         raise UnsupportedError(
-            f"vLLM {vllm.__version__} differs from what vToken was built on (0.32):\n  "
-            + "\n  ".join(wrong)
+            f"vLLM {vllm.__version__} differs from the 0.32 that vToken is built for; install "
+            "that version:\n  " + "\n  ".join(wrong)
         )

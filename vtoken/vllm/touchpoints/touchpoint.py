@@ -1,15 +1,20 @@
-"""One place where vToken meets vLLM; `touchpoints` is the table of all."""
+"""One vLLM interface that vToken depends on; `register` has the table of all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN = "no stable hook upstream"  # what `upstream` says where vLLM offers none
+OPEN = "no stable hook upstream"  # value of `upstream` if vLLM offers none
 
 
 @dataclass(frozen=True, slots=True)
 class TouchPoint:
-    """`target` is "module:Qualified.name"; `device`: met there only, everywhere when empty."""
+    """A vLLM interface.
+
+    `target`: "module:Qualified.name". `why`: its use, a verb phrase. `upstream`: the stable hook
+    behind it. `until`: what would make it unnecessary. `device`: the only device that uses it; "":
+    all.
+    """
 
     target: str
     kind: str

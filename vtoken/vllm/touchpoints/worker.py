@@ -1,4 +1,4 @@
-"""Where vToken meets vLLM's worker: attention backend, model runner, ranks.
+"""Touch points in vLLM's worker: attention backend, model runner, ranks.
 
 Part of the table in `vtoken.vllm.touchpoints.register`.
 """
@@ -14,7 +14,7 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.attention.backends.registry:register_backend",
         "register",
-        "our CPU backend",
+        "select vToken's attention backends",
         "attention backend registry",
         "-",
         ("backend", "class_path"),
@@ -22,14 +22,14 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.attention.selector:_cached_get_attn_backend",
         "call",
-        "forget the backend that an earlier engine of this process chose",
+        "clear the backend that an earlier engine of this process chose",
         OPEN,
         "register_backend() does it",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionBackend.customize_spec",
         "subclass",
-        "our KV cache spec",
+        "select vToken's KV cache spec",
         "vllm-project/vllm#42449",
         "backends build their own specs",
         ("spec",),
@@ -38,8 +38,8 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_CPU}:CPUAttentionBackend.get_supported_kernel_block_sizes",
         "subclass",
-        "block size 16 (isa vec16)",
-        "stock asks for multiples of 32",
+        "allow block size 16 (isa vec16)",
+        "stock requires multiples of 32",
         "-",
         ("kv_cache_spec",),
         device="cpu",
@@ -47,7 +47,7 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_CPU}:CPUAttentionMetadataBuilder.build",
         "subclass",
-        "split off holey requests",
+        "split off requests with holes",
         "attention backend registry",
         "-",
         ("common_prefix_len", "common_attn_metadata", "fast_build"),
@@ -56,7 +56,7 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_CPU}:CPUAttentionBackendImpl.forward",
         "subclass",
-        "stock kernel on packed blocks; score probe after it",
+        "run the stock kernel on packed blocks, and the score probe after it",
         "attention backend registry",
         "-",
         ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"),
@@ -74,7 +74,7 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
         "subclass",
-        "our runner's class",
+        "set the runner's class",
         "worker_cls",
         "a runner_cls option exists",
         device="cpu",
@@ -82,7 +82,7 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_RUNNER}.initialize_kv_cache",
         "subclass",
-        "learn the layout, refuse what differs",
+        "learn the cache layout and refuse unsupported ones",
         OPEN,
         "-",
         ("kv_cache_config",),
@@ -90,7 +90,7 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_RUNNER}._update_states",
         "subclass",
-        "copies and block tables before vLLM appends",
+        "make copies and replace block tables before vLLM appends",
         OPEN,
         "-",
         ("scheduler_output",),
@@ -98,7 +98,7 @@ WORKER_POINTS = (
     TouchPoint(
         f"{_RUNNER}._prepare_inputs",
         "subclass",
-        "physical sequence lengths and slots",
+        "set physical sequence lengths and slots",
         OPEN,
         "-",
         ("scheduler_output", "num_scheduled_tokens"),
@@ -114,7 +114,7 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT",
         "call",
-        "know that a step had no tokens",
+        "detect a step without tokens",
         OPEN,
         "-",
     ),
@@ -129,7 +129,7 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
         "subclass",
-        "scores join the report where the sampled tokens are waited for",
+        "add scores to the report where vLLM waits for the sampled tokens",
         OPEN,
         "-",
     ),
@@ -143,7 +143,7 @@ WORKER_POINTS = (
     TouchPoint(
         "vllm.v1.worker.block_table:MultiGroupBlockTable.add_row",
         "call",
-        "rewrite a row",
+        "replace a row of the block table",
         OPEN,
         "-",
         ("block_ids", "row_idx"),

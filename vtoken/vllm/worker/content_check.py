@@ -1,8 +1,8 @@
-"""The worker's side of the content check (I1): hash what sampled relocations retain, twice.
+"""The worker's side of the content check (I1): hash sampled relocations before and after.
 
-Before the copies the retained tokens are those that the worker's own mirror knows, read where it
-knows them; after them, those of the scheduler's table, read where that says they are. So lost,
-doubled, exchanged and overwritten tokens all differ, whoever lost them.
+Before the copies, ids and slots come from the worker's mirror; after them, from the scheduler's
+table. So lost, doubled, exchanged and overwritten tokens all change the hash, whichever side is at
+fault.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ContentCheck:
         self._before: dict[str, Fingerprint] = {}
 
     def before(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
-        """Call before the step's copies, and before its plan goes into `mirrors`."""
+        """Call before the step's copies, and before its plan is applied to `mirrors`."""
         self._before.clear()
         started = time.perf_counter_ns()
         for request_id in plan.requests.retained:
@@ -40,7 +40,7 @@ class ContentCheck:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
 
     def after(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
-        """Call when `mirrors` follow the plan and only the forward will write; fills `report`."""
+        """Call after the plan is applied to `mirrors` and before the forward; fills `report`."""
         started = time.perf_counter_ns()
         for request_id, before in self._before.items():
             part = plan.requests.of(request_id)
@@ -61,7 +61,7 @@ class ContentCheck:
 
 
 def _agrees(mirror: Mirror, ids: Ints, slots: Ints, num_tokens: int) -> bool:
-    """Whether the mirror has exactly `ids` at `slots`, this step's new tokens aside."""
+    """Whether the mirror has exactly `ids` at `slots`, ignoring this step's new tokens."""
     known, places = mirror.live()
     old = known < num_tokens
     return np.array_equal(known[old], ids) and np.array_equal(places[old], slots)

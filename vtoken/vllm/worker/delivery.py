@@ -1,8 +1,8 @@
-"""How a worker's report travels: with the output of the step's sampled tokens.
+"""Attaches a worker's report to the output of the step's sampled tokens.
 
-Knows vLLM's two kinds of output. One is complete. The other is fetched by a thread of its own when
-the device has sampled; scores that are still on their way from the device are waited for there,
-right after the tokens. So neither the step nor the report is a step later for them.
+vLLM has two kinds of output. One is complete. The other is asynchronous: a separate thread fetches
+it when the device has sampled, and waits there for scores still in transfer, right after the
+tokens. So scores delay neither the step nor the report by a step.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.worker.scores import PendingScores
 
 
-class Delivery(AsyncModelRunnerOutput):
-    """`output`, whose report `report` is complete once `told` has answered."""
+class OutputWithScores(AsyncModelRunnerOutput):
+    """An asynchronous output that adds the pending scores to `report` when it is fetched."""
 
     def __init__(
-        self, output: AsyncModelRunnerOutput, report: WorkerReport, told: PendingScores
+        self, output: AsyncModelRunnerOutput, report: WorkerReport, scores: PendingScores
     ) -> None:
-        self._output, self._report, self._told = output, report, told
+        self._output, self._report, self._scores = output, report, scores
 
     def get_output(self) -> Any:
         output = self._output.get_output()
-        self._report.scores = self._told()
+        self._report.scores = self._scores()
         return output
 
 
-def deliver(output: Any, report: WorkerReport, told: PendingScores | None) -> Any:
-    """Give `output` of a step `report`, with the scores that `told` answers; what to send."""
+def attach_report(output: Any, report: WorkerReport, scores: PendingScores | None) -> Any:
+    """Attach `report` with `scores` to the `output` of a step; return the output to send."""
     for name in ("_model_runner_output", "model_runner_output"):  # asynchronous: V1, V2
         if hasattr(output, name):
             getattr(output, name).vtoken = report
-            return output if told is None else Delivery(output, report, told)
-    if told is not None:
-        report.scores = told()
+            return output if scores is None else OutputWithScores(output, report, scores)
+    if scores is not None:
+        report.scores = scores()
     output.vtoken = report
     return output

@@ -1,19 +1,20 @@
-"""A worker's half of the step protocol: mirrors, what attention must be told, and the report.
+"""The worker's side of the step protocol: mirrors, the inputs of attention, and the report.
 
-Knows neither the device nor which of vLLM's model runners it serves. A runner calls, once a step:
+Independent of the device and of vLLM's model runner version. A runner calls, once a step:
 
-    begin(plan, gone)       requests in `gone` start anew; the step's report is empty. Without a
-                            plan the step is positional throughout, and there is no report
-    meet(blocks_of)         before vLLM appends blocks: the block tables to replace
-    before_copies()         what sampled relocations retain is hashed
-    apply()                 after vLLM: what died, moved and was appended goes into the mirrors, and
-                            what was hashed is compared
-    physical(batch)         what differs from vLLM's own inputs: slots, counts, holes, probes
-    forward_ended()         the forward was launched: its probes go to the accumulators, and what the
-                            plan wants told is on its way; `attach` does it where nobody did
-    attach(output)          when the tokens are sampled: the report travels with them
+    begin(plan, restarted)  drop the mirrors of restarted requests; start an empty report. Without a
+                            plan every request is positional, and there is no report
+    prepare(blocks_of)      before vLLM appends blocks: make mirrors of new requests; return the
+                            block tables to replace
+    before_copies()         hash the retained tokens of sampled relocations
+    apply()                 after vLLM: apply evictions, moves and new tokens to the mirrors, and
+                            compare the hashes
+    physical(batch)         the differences from vLLM's own inputs: slots, counts, holes, probes
+    forward_ended()         after the forward is launched: feed the probes to the accumulators and
+                            start the transfer of the requested scores; `attach` calls it if needed
+    attach(output)          after sampling: attach the report to the output
 
-The copies of the step are the runner's, since when and where they run is the device's business.
+The runner makes the step's copies, because their stream and time depend on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vtoken.arrays import Ints, Ragged
 from vtoken.protocol.mirror import BlockTables, Mirror, Mirrors
 from vtoken.protocol.step import NO_IDS, StepPlan, WorkerReport
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
-from vtoken.vllm.worker.delivery import deliver
+from vtoken.vllm.worker.delivery import attach_report
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import PendingScores, Scores
@@ -59,7 +60,7 @@ class Batch:
         num_computed: Sequence[int] | Ints,
         tables: Callable[[Ints], BlockTables],
     ) -> Batch:
-        """By vLLM's own arrays, which may be longer: `starts` [B + 1] of the queries."""
+        """From vLLM's own arrays, which may be longer: `starts` [B + 1] of the queries."""
         size = len(names)
         bounds = np.asarray(starts[: size + 1], dtype=np.int64)
         computed = np.asarray(num_computed[:size], dtype=np.int64)
@@ -67,20 +68,20 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class HoleyRows:
+class RowsWithHoles:
     """The h requests of the batch whose live tokens do not fill the front of their block table.
 
     `index` [h]: rows of the batch. `rows` [h]: rows of the mirrors. `num_new` [h]: tokens of this
-    step. `scratch`: the blocks that were lent to each.
+    step. `borrowed`: the blocks borrowed for each.
     """
 
     index: Ints
     rows: Ints
     num_new: Ints
-    scratch: Ragged
+    borrowed: Ragged
 
     @classmethod
-    def none(cls) -> HoleyRows:
+    def none(cls) -> RowsWithHoles:
         return cls(NO_IDS, NO_IDS, NO_IDS, Ragged.empty())
 
     def __len__(self) -> int:
@@ -89,27 +90,27 @@ class HoleyRows:
 
 @dataclass(slots=True)
 class PhysicalStep:
-    """Where this step's attention differs from what vLLM prepared, which is positional.
+    """Where this step's attention differs from the positional inputs that vLLM prepared.
 
     Row `rows[i]` of the batch reads `seq_lens[i]` tokens. Token `writes[0, j]` of the batch is
-    written to slot `writes[1, j]`. `holey` rows cannot be read through their block table as it is;
-    what they read is in `mirrors`.
+    written to slot `writes[1, j]`. Rows `with_holes` cannot be read through their block table;
+    `mirrors` has their live slots.
     """
 
     mirrors: Mirrors
     rows: Ints = field(default_factory=lambda: NO_IDS)
     seq_lens: Ints = field(default_factory=lambda: NO_IDS)
     writes: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
-    holey: HoleyRows = field(default_factory=HoleyRows.none)
+    with_holes: RowsWithHoles = field(default_factory=RowsWithHoles.none)
     probed: list[ProbedRequest] = field(default_factory=list)
 
 
 class StepExecutor:
     """The mirrors of one worker, the step's plan and its report.
 
-    `contents` reads back K and V; `scores` turns probes into what is told. `ranks`: this worker's
-    peers. What a runner does between `meet` and `apply` belongs into
-    `ranks.contained()`, so that a fault of one rank is known to all before the forward.
+    `contents` reads back K and V; `scores` turns probes into reported scores. `ranks`: this
+    worker's peers. A runner wraps its work between `prepare` and `apply` in
+    `ranks.deferred_errors()`, so that all ranks learn of an error before the forward.
     """
 
     def __init__(self, block_size: int, contents: Contents, scores: Scores) -> None:
@@ -118,28 +119,28 @@ class StepExecutor:
         self._scores = scores
         self._check = ContentCheck(contents, block_size)
         self.mirrors = Mirrors()
-        self._rows = NO_IDS  # of the plan's requests, in the mirrors
-        self._keeping = False  # some mirror may have signals
+        self._rows = NO_IDS  # rows of the plan's requests in the mirrors
+        self._keeps_signals = False  # some mirror may have accumulators
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
         self._probed: list[ProbedRequest] = []
-        self._told: PendingScores | None = None
+        self._pending_scores: PendingScores | None = None
 
-    def begin(self, plan: StepPlan | None, gone: Iterable[str]) -> None:
+    def begin(self, plan: StepPlan | None, restarted: Iterable[str]) -> None:
         self.plan = plan
-        self._probed, self._told = [], None
+        self._probed, self._pending_scores = [], None
         if plan is None:  # no request has evicted anything, and none is probed
             self.report = None
             self.mirrors.clear()
             return
         self.report = WorkerReport(plan.step)
-        self.mirrors.drop(gone)
+        self.mirrors.drop(restarted)
 
-    def meet(self, blocks_of: BlocksOf) -> list[tuple[str, list[int]]]:
-        """The requests whose block table is replaced, and by what; the rest keeps its blocks.
+    def prepare(self, blocks_of: BlocksOf) -> list[tuple[str, list[int]]]:
+        """Make mirrors of new requests; return the block tables to replace, by request.
 
-        `blocks_of` is asked for the blocks before this step's allocations, and only of requests
-        that are new here: until now their layout was positional.
+        `blocks_of` returns a request's blocks before this step's allocations. It is called only for
+        requests without a mirror, whose layout was positional until now.
         """
         if self.plan is None:
             return []
@@ -156,35 +157,36 @@ class StepExecutor:
             self._check.before(self.plan, self.mirrors, self.report)
 
     def note_copy(self, copy_us: int) -> None:
-        """The step's copies are made, or launched."""
+        """Record the step's copies, which are made or launched."""
         assert self.plan is not None
         assert self.report is not None
         self.report.copy_us = copy_us
         self.report.moved_tokens = len(self.plan.source_slots)
 
     def note_packing(self, pack_us: int, packed_tokens: int) -> None:
-        """The step's attention has packed so many tokens beside holes before it read them."""
+        """Record the packing of requests with holes."""
         if self.report is not None:
             self.report.pack_us, self.report.packed_tokens = pack_us, packed_tokens
 
     def note_probe(self, probe_us: int, probed_queries: int) -> None:
-        """The step's probes of so many single queries took so long, over all layers."""
+        """Record the probes of single queries, over all layers."""
         if self.report is not None:
             self.report.probe_us, self.report.probed_queries = probe_us, probed_queries
 
     def apply(self) -> None:
-        """Raises MirrorMismatchError when a plan's absolute counts disagree with a mirror, here or
-        on another rank.
+        """Apply the plan to the mirrors and compare the step over the ranks.
+
+        Raises MirrorMismatchError when a plan's absolute counts differ from a mirror's on any rank.
         """
         if self.plan is None or self.report is None:
             return
-        with self.ranks.contained():
+        with self.ranks.deferred_errors():
             self._rows = self.mirrors.apply(self.plan.requests)
             self._check.after(self.plan, self.mirrors, self.report)
-        self.ranks.agree(self.plan, self.mirrors, self.report)
+        self.ranks.compare(self.plan, self.mirrors, self.report)
 
     def physical(self, batch: Batch) -> PhysicalStep | None:
-        """The step as attention must see it; None when it is positional throughout."""
+        """The physical inputs of attention; None when every request is positional."""
         plan = self.plan
         if plan is None or not (plan.requests or plan.probing or self.mirrors):
             return None
@@ -198,31 +200,31 @@ class StepExecutor:
             holes = np.flatnonzero(~requests.dense[own])
             if len(holes):
                 index, own = step.rows[holes], own[holes]
-                step.holey = HoleyRows(
+                step.with_holes = RowsWithHoles(
                     index, self._rows[own], batch.num_new[index], requests.scratch.take(own)
                 )
         if len(step.rows) < len(batch.names):
-            self._follow(batch, np.flatnonzero(numbers < 0), plan)
-        if plan.signals or self._keeping:
+            self._mirror_positional(batch, np.flatnonzero(numbers < 0), plan)
+        if plan.signals or self._keeps_signals:
             self._keep_signals(batch, plan, step)
         self._probed = step.probed
         return step
 
-    def _follow(self, batch: Batch, others: Ints, plan: StepPlan) -> None:
-        """Keep the mirrors of requests that have evicted nothing, where something is probed."""
+    def _mirror_positional(self, batch: Batch, index: Ints, plan: StepPlan) -> None:
+        """Update the mirrors of positional requests, batch rows `index`, that have signals."""
         if plan.signals:
-            others = others[[batch.names[i] in plan.signals for i in others.tolist()]]
+            index = index[[batch.names[i] in plan.signals for i in index.tolist()]]
         else:
-            others = NO_IDS
-        names = [batch.names[i] for i in others.tolist()]
-        if len(self.mirrors) > len(plan.requests):  # some have evicted nothing
+            index = NO_IDS
+        names = [batch.names[i] for i in index.tolist()]
+        if len(self.mirrors) > len(plan.requests):  # some mirrors are of positional requests
             self.mirrors.drop({*batch.names}.difference(names, plan.requests.names))
         if names:
-            ends = batch.num_computed[others] + batch.num_new[others]
-            self.mirrors.place(names, ends, self.block_size, batch.tables(others))
+            ends = batch.num_computed[index] + batch.num_new[index]
+            self.mirrors.place(names, ends, self.block_size, batch.tables(index))
 
     def _keep_signals(self, batch: Batch, plan: StepPlan, step: PhysicalStep) -> None:
-        self._keeping = bool(plan.signals)
+        self._keeps_signals = bool(plan.signals)
         probed: list[tuple[str, int, int, Mirror]] = []
         for name, first, num_new in zip(
             batch.names, batch.first.tolist(), batch.num_new.tolist(), strict=True
@@ -230,8 +232,7 @@ class StepExecutor:
             mirror = self.mirrors.get(name)
             if mirror is None:
                 continue
-            kept = plan.signals.get(name, ())
-            mirror.keep(kept, self._scores.make_accumulator)
+            mirror.keep(plan.signals.get(name, ()), self._scores.make_accumulator)
             if name in plan.probed:
                 probed.append((name, first, num_new, mirror))
         if probed:
@@ -240,16 +241,16 @@ class StepExecutor:
             step.probed = ProbedRequest.of_many(probed, live, self.ranks.heads)
 
     def forward_ended(self) -> None:
-        """Once a step, by `attach` at the latest."""
-        if self.plan is None or self._told is not None:
+        """Process the step's probes; further calls in the same step do nothing."""
+        if self.plan is None or self._pending_scores is not None:
             return
         probed, self._probed = self._probed, []
-        self._told = self._scores.finish(probed, self.plan, self.mirrors, self.ranks)
+        self._pending_scores = self._scores.finish(probed, self.plan, self.mirrors, self.ranks)
 
     def attach(self, output: Any) -> Any:
-        """Give `output` the report, with the signals that the plan wants; returns what to send."""
+        """Attach the report, with the requested scores, to `output`; return the output to send."""
         if self.report is None or self.plan is None or output is None:
             return output
         self.forward_ended()
-        assert self._told is not None
-        return deliver(output, self.report, self._told if self.plan.want_scores else None)
+        scores = self._pending_scores if self.plan.want_scores else None
+        return attach_report(output, self.report, scores)

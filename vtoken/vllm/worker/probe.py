@@ -1,11 +1,11 @@
 """The probe: attention rows of this step's queries, and key signals, on the probed layers.
 
-Plain torch on any device, where nothing here makes the host wait for the device.
+Plain torch on any device; never makes the host wait for the device.
 
-Runs after the stock kernel, which it does not touch. For every request the keys of its live tokens
-are gathered by id, so the result depends on what is live, not on where it lies. What a row is, and
-what becomes of it, stands in `vtoken.policies.signals`. The rows here are one rank's part of it: of
-a mean over heads, the sum over its own heads divided by the number of all of them.
+Runs after the stock kernel and does not change it. The keys of a request's live tokens are gathered
+by id, so the result depends on which tokens are live and not on their slots.
+`vtoken.policies.signals` defines a row and its use. A row here is one rank's part: for a mean over
+heads, the sum over the rank's own heads divided by the number of all heads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vtoken.policies.signals import SIMILAR, Signal
 from vtoken.protocol.mirror import Mirror
 from vtoken.vllm.worker.heads import RankHeads
 
-MAX_QUERIES = 256  # rows of attention held at once, and
-MAX_LOGITS = 1 << 26  # logits of all heads, 4 bytes each
-MAX_COSINES = 1 << 20  # on a host, where what leaves the core's cache costs twice the time
-MIN_COSINE_ROWS = 64  # so that keys are read once for many
-MAX_KEYS = 4096  # tokens whose keys are held at once, as float32
+MAX_QUERIES = 256  # rows of attention in memory at once
+MAX_LOGITS = 1 << 26  # logits of all heads in memory at once, 4 bytes each
+MAX_COSINES = 1 << 20  # the same on a host: beyond the core's cache it takes twice the time
+MIN_COSINE_ROWS = 64  # so that keys are read once for many rows
+MAX_KEYS = 4096  # tokens whose float32 keys are in memory at once
 ALL_HEADS = RankHeads()
 
 
@@ -35,9 +35,9 @@ ALL_HEADS = RankHeads()
 class ProbedRequest:
     """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`.
 
-    `ids` [n], `slots` [n]: its live tokens, those that ask included. `rows` [P, k, n]: what the
-    layers so far gave to each of the signal's `parts`, as `folded` takes it; None before the first
-    one. Slots and rows are where the cache is.
+    `ids` [n], `slots` [n]: its live tokens, the querying ones included. `rows` [P, k, n]: the
+    attention of the layers so far for each of the signal's `parts`, the input of `folded`; None
+    before the first layer. Slots and rows are on the cache's device.
     """
 
     request_id: str
@@ -52,7 +52,7 @@ class ProbedRequest:
 
     @classmethod
     def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
-        """One for each signal that `mirror` keeps, next to each other."""
+        """One for each signal of `mirror`, next to each other."""
         rows = np.array([mirror.row], dtype=np.int64)
         return cls.of_many([(request_id, first, num_new, mirror)], mirror.mirrors.live(rows))
 
@@ -74,15 +74,16 @@ class ProbedRequest:
 
     @property
     def row_key(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str, str]:
-        """Single queries with equal keys have the same row, whatever becomes of it."""
+        """Single queries with equal keys share one row."""
         signal = self.signal
         aggregate = signal.layers, signal.heads, signal.over_heads, signal.over_layers
         return self.request_id, *aggregate
 
 
-def share_of(signal: Signal, heads: RankHeads, num_heads: int) -> int:
-    """What a rank of `num_heads` query heads divides by, so that means over heads, and over layers
-    where they are put together at once, are sums.
+def divisor_of(signal: Signal, heads: RankHeads, num_heads: int) -> int:
+    """The divisor with which a rank of `num_heads` query heads turns means into sums over ranks.
+
+    It covers heads, and layers where they are aggregated together with the heads.
     """
     if signal.over_heads == "max":
         return 1
@@ -102,24 +103,23 @@ def probe(
     """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows of
     the requests whose signals include that layer.
 
-    Signals of one request stand next to each other: keys are gathered once for all of them, and the
-    row of a single query is computed once for all signals that put heads together alike. Longer
-    prompts are computed for each signal as for it alone, so that none depends on the others by a
-    rounding.
+    Signals of one request are adjacent in `requests`. Keys are gathered once for all of them, and a
+    single query's row is computed once for all signals with the same aggregation. Longer chunks are
+    computed separately for each signal, so that no signal changes another's rounding.
     """
-    of, keys = "", torch.empty(0)
+    request_id, keys = "", torch.empty(0)
     done: dict[Any, torch.Tensor] = {}
     for request in requests:
         signal = request.signal
         if layer not in signal.layers:
             continue
-        if of != request.request_id:
-            of, done = request.request_id, {}
+        if request_id != request.request_id:
+            request_id, done = request.request_id, {}
             keys = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
-        alike = request.row_key if request.num_new == 1 else signal
-        if alike not in done:
-            done[alike] = _layer_rows(request, query, keys, scale, soft_cap)
-        rows = done[alike]
+        row_key = request.row_key if request.num_new == 1 else signal
+        if row_key not in done:
+            done[row_key] = _layer_rows(request, query, keys, scale, soft_cap)
+        rows = done[row_key]
         if request.rows is None:
             request.rows = torch.zeros((signal.parts, *rows.shape), device=rows.device)
         part = request.rows[signal.layers.index(layer) if signal.parts > 1 else 0]
@@ -152,7 +152,7 @@ def pooled(signal: Signal, values: torch.Tensor) -> torch.Tensor:
 def _layer_rows(
     request: ProbedRequest, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """What one layer adds to the rows of `request`; `key` [Hkv, D, n]."""
+    """The rows [k, n] that one layer adds to `request`; `key` [Hkv, D, n]."""
     signal, stop = request.signal, request.first + request.num_new
     num_rows = signal.num_rows(request.num_new)
     num_heads, num_ids = query.shape[1], key.shape[-1]
@@ -162,16 +162,16 @@ def _layer_rows(
         if not own:
             return torch.zeros(1 if summed else num_rows, num_ids, device=query.device)
         key = _pick(key, [head * len(key) // num_heads for head in own], dim=0)
-    share = share_of(signal, request.heads, num_heads)
-    at_once = max(1, min(MAX_QUERIES, MAX_LOGITS // (num_heads * num_ids)))
+    divisor = divisor_of(signal, request.heads, num_heads)
+    chunk = max(1, min(MAX_QUERIES, MAX_LOGITS // (num_heads * num_ids)))
     parts = []
-    for start in range(stop - num_rows, stop, at_once):
-        end = min(start + at_once, stop)
-        asking = query[start:end]
+    for start in range(stop - num_rows, stop, chunk):
+        end = min(start + chunk, stop)
+        queries = query[start:end]
         if own is not None:
-            asking = _pick(asking, own, dim=1)
-        weights = _weights(asking.float(), key, stop - end, scale, soft_cap)
-        rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / share
+            queries = _pick(queries, own, dim=1)
+        weights = _weights(queries.float(), key, stop - end, scale, soft_cap)
+        rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / divisor
         parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
     return torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
 
@@ -187,7 +187,7 @@ def _weights(
 ) -> torch.Tensor:
     """Attention [Hq, q, n] of `query` [q, Hq, D] over `key` [H, D, n], H a divisor of Hq.
 
-    The newest tokens are the ones that ask, `num_later` of them after the last query given here.
+    The queries are those of the newest tokens; `num_later` more follow the last one given here.
     """
     num_queries, num_heads, head_size = query.shape
     num_key_heads, _, num_ids = key.shape
@@ -210,40 +210,40 @@ def key_values(
     num_heads: int,
     heads: RankHeads = ALL_HEADS,
 ) -> torch.Tensor:
-    """A rank's part [P, n] of a key signal of the tokens in `slots` [n], as `folded` takes it.
+    """A rank's part [P, n] of a key signal of the tokens in `slots` [n], the input of `folded`.
 
     `layers`: the keys [N, S, Hkv, D] of each of the signal's layers. `num_heads`: query heads of
     this rank.
     """
-    greatest = signal.over_heads == "max"
-    empty = float("-inf") if greatest else 0.0
+    use_max = signal.over_heads == "max"
+    empty = float("-inf") if use_max else 0.0
     parts = torch.full((signal.parts, len(slots)), empty, device=slots.device)
     own = heads.own(signal, num_heads)
     if own == []:
         return parts
-    share = share_of(signal, heads, num_heads)
+    divisor = divisor_of(signal, heads, num_heads)
     for number, layer in enumerate(layers):
         values = _by_head(signal, slots, layer)
         num_kv_heads = values.shape[1]
         if own is not None:
             values = _pick(values, [head * num_kv_heads // num_heads for head in own], dim=1)
         part = parts[number if signal.parts > 1 else 0]
-        if greatest:
+        if use_max:
             torch.maximum(part, values.amax(dim=1), out=part)
-        else:  # a KV head counts as the query heads that read it
-            copies = 1 if own is not None else num_heads // num_kv_heads
-            part += values.sum(dim=1) * (copies / share)
+        else:  # a KV head is weighted by the number of query heads that read it
+            readers = 1 if own is not None else num_heads // num_kv_heads
+            part += values.sum(dim=1) * (readers / divisor)
     return parts
 
 
 def _by_head(signal: Signal, slots: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
     """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D]."""
-    some = slots.split(MAX_KEYS)
+    chunks = slots.split(MAX_KEYS)
     if signal.kind == "key_norm":
-        return -torch.cat([gather_keys(layer, at).norm(dim=-1) for at in some])
-    anchor = torch.stack([_unit(gather_keys(layer, at)).sum(dim=0) for at in some])
+        return -torch.cat([gather_keys(layer, chunk).norm(dim=-1) for chunk in chunks])
+    anchor = torch.stack([_unit(gather_keys(layer, chunk)).sum(dim=0) for chunk in chunks])
     mean = anchor.sum(dim=0) / len(slots)  # [Hkv, D]
-    return -torch.cat([_cosine(gather_keys(layer, at), mean) for at in some])
+    return -torch.cat([_cosine(gather_keys(layer, chunk), mean) for chunk in chunks])
 
 
 def key_redundancy(
@@ -253,10 +253,10 @@ def key_redundancy(
     num_heads: int,
     heads: RankHeads = ALL_HEADS,
 ) -> torch.Tensor:
-    """A rank's part [n] of the redundancy of the tokens in `slots` [n]; ranks' parts add up.
+    """A rank's part [n] of the redundancy of the tokens in `slots` [n]; the ranks' parts add up.
 
-    `layers`, `num_heads` as in `key_values`. O(n^2) time for each KV head that is read, and the
-    normalised keys of one layer in memory, as attention has them.
+    `layers`, `num_heads` as in `key_values`. Takes O(n^2) time for each KV head that is read, and
+    memory for the normalised keys of one layer.
     """
     found = torch.zeros(len(slots), device=slots.device)
     own = heads.own(signal, num_heads)
@@ -268,8 +268,8 @@ def key_redundancy(
         )
         if not readers:
             continue
-        some = [gather_keys(layer, at) for at in slots.split(MAX_KEYS)]
-        unit = torch.cat([_unit(_pick(keys, [*readers], dim=1)) for keys in some])
+        chunks = [gather_keys(layer, chunk) for chunk in slots.split(MAX_KEYS)]
+        unit = torch.cat([_unit(_pick(keys, [*readers], dim=1)) for keys in chunks])
         of_heads = redundancy(unit.transpose(0, 1))
         for values, count in zip(of_heads, readers.values(), strict=True):
             found += values * (count / total)
@@ -279,16 +279,16 @@ def key_redundancy(
 def redundancy(unit: torch.Tensor) -> torch.Tensor:
     """`vtoken.policies.signals.redundancy` [H, n] of normalised keys [H, n, D], on any device.
 
-    The rows of cosines are made and dropped some at a time.
+    Cosines are computed in chunks of rows.
     """
     num_heads, num_tokens, _ = unit.shape
     columns = unit.transpose(1, 2)
     places = torch.arange(num_tokens, dtype=torch.int32, device=unit.device)
     sums = torch.zeros(num_heads, num_tokens, device=unit.device)
-    most = MAX_COSINES if unit.device.type == "cpu" else MAX_LOGITS
-    at_once = max(MIN_COSINE_ROWS, most // (num_heads * num_tokens))
-    for start in range(0, num_tokens, at_once):
-        cosine = torch.matmul(unit[:, start : start + at_once], columns)
+    max_cosines = MAX_COSINES if unit.device.type == "cpu" else MAX_LOGITS
+    chunk = max(MIN_COSINE_ROWS, max_cosines // (num_heads * num_tokens))
+    for start in range(0, num_tokens, chunk):
+        cosine = torch.matmul(unit[:, start : start + chunk], columns)
         cosine.diagonal(start, 1, 2).zero_()
         newest = (cosine > SIMILAR).mul(places).amax(dim=-1, keepdim=True)
         cosine.scatter_(-1, newest.long(), 0.0)
@@ -297,7 +297,7 @@ def redundancy(unit: torch.Tensor) -> torch.Tensor:
 
 
 def _pick(tensor: torch.Tensor, numbers: Sequence[int], dim: int) -> torch.Tensor:
-    """Those `numbers` of `tensor` along `dim`; an index made on the host would be waited for."""
+    """The slices `numbers` of `tensor` along `dim`, without an index tensor, whose upload waits."""
     return torch.stack([tensor.select(dim, number) for number in numbers], dim)
 
 

@@ -1,13 +1,13 @@
-"""The ranks of one tensor-parallel engine: do they execute the same step, and what they found.
+"""The ranks of one tensor-parallel engine: they compare each step and reduce scores.
 
 Every rank gets the same plan and holds its own KV heads of the same blocks; only the output rank's
-report reaches the scheduler. Knows torch's process groups and the report, not the model. All calls
-are collective, on the host's group: the plan decides in which steps, so every rank makes them.
+report reaches the scheduler. Uses torch's process groups and the report, not the model. All calls
+are collective. The plan decides in which steps they are made, so every rank makes them.
 
 1. no rank computes a step that another rank could not apply: all of them raise, before the forward
-2. violations of every rank, and the slowest rank's copy, are in every rank's report
+2. violations of every rank, and the slowest rank's copy time, are in every rank's report
 3. a mean over heads is the sum of the ranks' parts, each divided by the number of all heads
-   (`probe.share_of`); a maximum is the maximum of theirs
+   (`probe.divisor_of`); a maximum is the maximum of the parts
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Key = TypeVar("Key")
 
 
 class RankField(IntEnum):
-    """What every rank tells all others of a step, one int64 each."""
+    """The int64 values that every rank sends to all ranks in a step."""
 
     PLAN = 0  # fingerprint
     MIRRORS = 1  # fingerprint
-    FAULTY = 2  # it could not apply the plan
-    SAYS = 3  # it has a text: a fault or a violation
+    FAILED = 2  # the rank could not apply the plan
+    HAS_MESSAGE = 3  # the rank has an error or a violation
     MOVED_TOKENS = 4
     COPY_US = 5
     VERIFY_US = 6
 
 
 DIFFERENCES = {
-    RankField.PLAN: "runs another plan than",
-    RankField.MIRRORS: "has another mirror than",
+    RankField.PLAN: "runs a different plan from",
+    RankField.MIRRORS: "has a different mirror from",
 }
 
 
 class Ranks:
-    """This process alone: every plan is its own, nothing is compared or reduced.
+    """A single rank: nothing is compared or reduced.
 
     `heads`: the query heads that this rank holds. `agreed`: no rank differs in the newest step.
     """
@@ -59,50 +59,52 @@ class Ranks:
 
     @staticmethod
     def of_this_worker() -> Ranks:
-        """By vLLM's tensor-parallel group."""
+        """The ranks of vLLM's tensor-parallel group."""
         from vllm.distributed import get_tp_group
 
         group = get_tp_group()
         return Peers(group.cpu_group, group.device_group) if group.world_size > 1 else Ranks()
 
     @contextmanager
-    def contained(self) -> Iterator[None]:
-        """Errors of the plan's application go on as they are; with peers they wait for `agree`."""
+    def deferred_errors(self) -> Iterator[None]:
+        """Defer errors in applying the plan to `compare`; without peers they are raised at once."""
         yield
 
-    def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
-        """Once a step, when the plan has been applied and before the forward."""
+    def compare(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Call once a step, after the plan is applied and before the forward."""
 
-    def total(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """The sum over the ranks of every one of `parts`, of any shape, on one device."""
+    def sum(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """The sum over the ranks of each of `parts`, of any shape, all on one device."""
         return parts
 
-    def greatest(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """The maximum over the ranks, else as `total`."""
+    def max(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """The maximum over the ranks of each of `parts`, like `sum`."""
         return parts
 
 
 class Peers(Ranks):
-    """One of several ranks; `group` is their process group on the host (gloo), `device_group` the
-    one on their devices, which the host does not wait for.
+    """One of several ranks.
+
+    `group`: their process group on the host (gloo). `device_group`: the one on their devices, which
+    does not make the host wait.
     """
 
     def __init__(self, group: Any, device_group: Any) -> None:
         self._group = group
         self._device_group = device_group
         self._size = dist.get_world_size(group)
-        self._fault: str | None = None
+        self._error: str | None = None
         self.heads = RankHeads(dist.get_rank(group), self._size)
 
     @contextmanager
-    def contained(self) -> Iterator[None]:
+    def deferred_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._fault = self._fault or f"{type(error).__name__}: {error}"
+            self._error = self._error or f"{type(error).__name__}: {error}"
 
-    def agree(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
-        """Compare the step over the ranks, and merge what they found into `report`.
+    def compare(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
+        """Compare the step over the ranks, and merge the ranks' findings into `report`.
 
         Raises MirrorMismatchError on every rank when any of them could not apply the plan. Ranks
         that differ are a violation in the report, which stops the engine in strict mode before
@@ -110,53 +112,53 @@ class Peers(Ranks):
         """
         if not (plan.requests or len(plan.source_slots) or plan.want_scores):
             return
-        fault, self._fault = self._fault, None
-        told = fault or report.violation
-        mine = torch.zeros(len(RankField), dtype=torch.int64)
-        mine[RankField.PLAN] = digest.of_plan(plan)
-        mine[RankField.MIRRORS] = 0 if fault else digest.of_mirrors(plan, mirrors)
-        mine[RankField.FAULTY] = fault is not None
-        mine[RankField.SAYS] = told is not None
-        mine[RankField.MOVED_TOKENS] = report.moved_tokens
-        mine[RankField.COPY_US] = report.copy_us
-        mine[RankField.VERIFY_US] = report.verify_us
-        rows = [torch.empty_like(mine) for _ in range(self._size)]
-        dist.all_gather(rows, mine, group=self._group)
-        of_all = torch.stack(rows).numpy()  # [ranks, RankField]
-        wrong: list[str] = []
-        if of_all[:, RankField.SAYS].any():
+        error, self._error = self._error, None
+        message = error or report.violation
+        own = torch.zeros(len(RankField), dtype=torch.int64)
+        own[RankField.PLAN] = digest.of_plan(plan)
+        own[RankField.MIRRORS] = 0 if error else digest.of_mirrors(plan, mirrors)
+        own[RankField.FAILED] = error is not None
+        own[RankField.HAS_MESSAGE] = message is not None
+        own[RankField.MOVED_TOKENS] = report.moved_tokens
+        own[RankField.COPY_US] = report.copy_us
+        own[RankField.VERIFY_US] = report.verify_us
+        rows = [torch.empty_like(own) for _ in range(self._size)]
+        dist.all_gather(rows, own, group=self._group)
+        fields = torch.stack(rows).numpy()  # [ranks, RankField]
+        messages: list[str] = []
+        if fields[:, RankField.HAS_MESSAGE].any():
             texts: list[str | None] = [None] * self._size
-            dist.all_gather_object(texts, told, group=self._group)
-            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-        if of_all[:, RankField.FAULTY].any():
-            raise MirrorMismatchError(f"step {plan.step}: {'; '.join(wrong)}")
-        report.moved_tokens = int(of_all[:, RankField.MOVED_TOKENS].min())  # I3: every rank copies
-        report.copy_us = int(of_all[:, RankField.COPY_US].max())
-        report.verify_us = int(of_all[:, RankField.VERIFY_US].max())
-        report.violation = "; ".join(wrong) or None
-        differ = [
-            f"rank {rank} {what} rank 0 ({of_all[rank, column]:08x}, {of_all[0, column]:08x})"
-            for column, what in DIFFERENCES.items()
-            for rank in np.flatnonzero(of_all[:, column] != of_all[0, column]).tolist()
+            dist.all_gather_object(texts, message, group=self._group)
+            messages = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+        if fields[:, RankField.FAILED].any():
+            raise MirrorMismatchError(f"step {plan.step}: {'; '.join(messages)}")
+        report.moved_tokens = int(fields[:, RankField.MOVED_TOKENS].min())  # I3: every rank copies
+        report.copy_us = int(fields[:, RankField.COPY_US].max())
+        report.verify_us = int(fields[:, RankField.VERIFY_US].max())
+        report.violation = "; ".join(messages) or None
+        differences = [
+            f"rank {rank} {text} rank 0 ({fields[rank, column]:08x}, {fields[0, column]:08x})"
+            for column, text in DIFFERENCES.items()
+            for rank in np.flatnonzero(fields[:, column] != fields[0, column]).tolist()
         ]
-        self.agreed = not differ
-        if differ:
-            report.disagreement = f"in step {plan.step}, {', '.join(differ)}"
+        self.agreed = not differences
+        if differences:
+            report.disagreement = f"in step {plan.step}, {', '.join(differences)}"
 
-    def total(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        return self._reduced(parts, dist.ReduceOp.SUM)
+    def sum(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        return self._all_reduce(parts, dist.ReduceOp.SUM)
 
-    def greatest(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        return self._reduced(parts, dist.ReduceOp.MAX)
+    def max(self, parts: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        return self._all_reduce(parts, dist.ReduceOp.MAX)
 
-    def _reduced(self, parts: dict[Key, torch.Tensor], op: Any) -> dict[Key, torch.Tensor]:
-        """One reduction for all requests; nothing is shipped from ranks that differ."""
+    def _all_reduce(self, parts: dict[Key, torch.Tensor], op: Any) -> dict[Key, torch.Tensor]:
+        """One reduction for all requests; nothing when ranks differ."""
         if not parts or not self.agreed:
             return {}
-        together = torch.cat([part.flatten() for part in parts.values()])
-        on_host = together.device.type == "cpu"
-        dist.all_reduce(together, op, group=self._group if on_host else self._device_group)
-        reduced = together.split([part.numel() for part in parts.values()])
+        flat = torch.cat([part.flatten() for part in parts.values()])
+        on_host = flat.device.type == "cpu"
+        dist.all_reduce(flat, op, group=self._group if on_host else self._device_group)
+        reduced = flat.split([part.numel() for part in parts.values()])
         return {
             key: values.view(part.shape)
             for (key, part), values in zip(parts.items(), reduced, strict=True)

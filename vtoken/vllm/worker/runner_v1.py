@@ -1,7 +1,7 @@
-"""vToken in vLLM's model runner V1, whatever the device: where the step plan is executed.
+"""vToken in vLLM's model runner V1 on any device: executes the step plan.
 
-Positions stay logical throughout; only what attention reads is physical: block tables, slot mapping
-and sequence lengths of the requests that have evicted something.
+Positions stay logical. Only the inputs of attention are physical: block tables, slot mapping and
+sequence lengths of the requests that have evicted something.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from vtoken.vllm.worker.ranks import Ranks
 
 
 class VTokenRunnerMixin:
-    """Put before a V1 model runner class in the bases; what a device does is left to three methods:
-    `_vtoken_prepare` (the cache exists), `_vtoken_copy` (relocate what the plan says, if anything)
-    and `_vtoken_present` (tell attention; None: nothing to tell).
+    """Put before a V1 model runner class in the bases.
+
+    A device implements three methods: `_vtoken_prepare` (called when the cache exists),
+    `_vtoken_copy` (make the plan's relocations, if any) and `_vtoken_present` (pass the step to
+    attention; None clears it).
     """
 
     executor: StepExecutor | None = None
@@ -53,7 +55,7 @@ class VTokenRunnerMixin:
     ) -> None:
         super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
         if is_profiling:
-            return  # a small cache that is thrown away again
+            return  # a small temporary cache
         config: Any = self.compilation_config  # type: ignore[attr-defined]
         layers = {
             name: layer
@@ -76,9 +78,9 @@ class VTokenRunnerMixin:
         if plan is None:
             executor.begin(None, ())
             return super()._update_states(scheduler_output)  # type: ignore[misc]
-        executor.begin(plan, _gone(scheduler_output))
-        with executor.ranks.contained():
-            for request_id, blocks in executor.meet(self._vtoken_blocks):
+        executor.begin(plan, _restarted(scheduler_output))
+        with executor.ranks.deferred_errors():
+            for request_id, blocks in executor.prepare(self._vtoken_blocks):
                 self.requests[request_id].block_ids[0][:] = blocks
                 row = self.input_batch.req_id_to_index.get(request_id)
                 if row is not None:
@@ -112,12 +114,12 @@ class VTokenRunnerMixin:
 
         return Batch.of(batch.req_ids, starts, batch.num_computed_tokens_cpu, tables)
 
-    # ------------------------------------------------------------ after it
+    # ------------------------------------------------------------ after the forward
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
         if output is EMPTY_MODEL_RUNNER_OUTPUT and self.executor is not None:
-            return self.executor.attach(copy(output))  # all steps without tokens share that one
+            return self.executor.attach(copy(output))  # a singleton: do not change it
         return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -128,8 +130,8 @@ class VTokenRunnerMixin:
         return self.executor.attach(output)
 
 
-def _gone(scheduler_output: Any) -> Iterator[str]:
-    """Requests whose layout, if they are known at all, starts anew in this step."""
+def _restarted(scheduler_output: Any) -> Iterator[str]:
+    """Requests that finish, resume or start in this step, whose mirrors are obsolete."""
     yield from scheduler_output.finished_req_ids
     yield from scheduler_output.scheduled_cached_reqs.resumed_req_ids
     for request in scheduler_output.scheduled_new_reqs:

@@ -1,11 +1,11 @@
-"""From a step's attention rows to the numbers in its report: accumulators are fed, signals are told.
+"""Turns a step's attention rows into the scores in its report: feeds accumulators, reads signals.
 
-Knows mirrors, ranks and tensors; neither the runner nor the attention layer that made the rows.
-`HostScores` does it where everything is on the host; a device has its own way (`cuda.scores`).
+Uses mirrors, ranks and tensors; independent of the runner and of the attention layer that made the
+rows. `HostScores` works on the host; `vtoken.vllm.cuda.signals.scores` on a device.
 
-What is told is told by token id: ids are taken when the rows are, in the same step, and never
-change afterwards. So however late the numbers reach the host, whatever was appended, evicted or
-moved in the meantime, none of them becomes another token's.
+Scores are reported by token id. Ids are recorded in the same step as the rows and never change. So
+scores that reach the host late still belong to the right tokens, whatever was appended, evicted or
+moved in the meantime.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Upload = Callable[[Ints], torch.Tensor]
 
 
 class Scores(Protocol):
-    """What a worker does with the rows of its probes."""
+    """Turns the rows of a worker's probes into scores."""
 
     def make_accumulator(self, signal: Signal) -> Accumulator[Any]:
         """The accumulator of an attention signal."""
@@ -48,16 +48,18 @@ class Scores(Protocol):
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
     ) -> PendingScores:
-        """After the step's forward: feed the accumulators with `probed`, and tell what `plan` wants.
+        """After the step's forward: feed `probed` to the accumulators; gather what `plan` requests.
 
-        The answer, asked once and by any thread, is `WorkerReport.scores`; it may wait for the
-        device.
+        The result, called once and from any thread, returns `WorkerReport.scores`; it may wait for
+        the device.
         """
 
 
 class HostScores:
-    """Accumulators of numpy arrays. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
-    `num_heads` query heads of this rank.
+    """Accumulators of numpy arrays.
+
+    `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
+    this rank.
     """
 
     def __init__(self, keys: Keys, num_heads: int) -> None:
@@ -74,118 +76,116 @@ class HostScores:
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
     ) -> PendingScores:
-        for request, rows in settled(probed, ranks):
+        for request, rows in accumulator_rows(probed, ranks):
             request.mirror.accumulators[request.signal].add(
                 request.ids, rows.numpy(), request.num_new
             )
-        wanted = Wanted(plan, mirrors, torch.from_numpy)
-        for asked, accumulator in wanted.of_attention():
-            scores = accumulator.scores()
-            if scores is not None:
-                wanted.add(asked, torch.from_numpy(scores), accumulator.ids, accumulator.num_tokens)
-        wanted.read_keys(self._keys, self._num_heads, ranks)
-        found, owners = wanted.over(ranks), wanted.owners
-        told = {
-            asked: by_id(owners[asked][0], values.numpy(), owners[asked][1])
-            for asked, values in found.items()
+        requested = RequestedScores(plan, mirrors, torch.from_numpy)
+        for key, accumulator in requested.attention_signals():
+            values = accumulator.scores()
+            if values is not None:
+                requested.add(
+                    key, torch.from_numpy(values), accumulator.ids, accumulator.num_tokens
+                )
+        requested.read_keys(self._keys, self._num_heads, ranks)
+        owners = requested.owners
+        scores = {
+            key: by_id(owners[key][0], values.numpy(), owners[key][1])
+            for key, values in requested.reduced(ranks).items()
         }
-        return lambda: told
+        return lambda: scores
 
 
-class Wanted:
-    """The numbers that a plan wants reported, gathered on one rank and put together over all.
+class RequestedScores:
+    """The scores that a plan requests, gathered on one rank and reduced over all ranks.
 
-    `owners`: the ids [n] that the numbers belong to, and how many tokens the request has then.
-    `upload` brings numbers of the host to where the cache is.
+    `owners`: the ids [n] that the scores belong to, and the number of tokens that the request had.
+    `upload` copies a host array to the cache's device.
     """
 
     def __init__(self, plan: StepPlan, mirrors: Mapping[str, Mirror], upload: Upload) -> None:
         self._upload = upload
         self._mirrors = mirrors
-        self._asked = [
-            (asked, mirrors[asked[0]]) for asked in plan.want_scores if asked[0] in mirrors
-        ]
+        self._requested = [(key, mirrors[key[0]]) for key in plan.want_scores if key[0] in mirrors]
         self._values: dict[SignalKey, torch.Tensor] = {}
-        self._parts: dict[
-            SignalKey, torch.Tensor
-        ] = {}  # of signals of keys, as `key_values` has them
-        self._slots: dict[SignalKey, Ints] = {}  # of the live tokens, where redundancy is mixed in
-        self._redundancy: dict[SignalKey, torch.Tensor] = {}  # of those that have a number
+        self._parts: dict[SignalKey, torch.Tensor] = {}  # of key signals, from `key_values`
+        self._slots: dict[SignalKey, Ints] = {}  # of the live tokens, for signals with redundancy
+        self._redundancy: dict[SignalKey, torch.Tensor] = {}  # of the tokens that have a score
         self.owners: dict[SignalKey, tuple[Ints, int]] = {}
 
-    def of_attention(self) -> Iterator[tuple[SignalKey, Accumulator[Any]]]:
-        """The accumulator of each signal of attention."""
-        for asked, mirror in self._asked:
-            accumulator = mirror.accumulators.get(asked[1])
+    def attention_signals(self) -> Iterator[tuple[SignalKey, Accumulator[Any]]]:
+        """The accumulator of each requested attention signal."""
+        for key, mirror in self._requested:
+            accumulator = mirror.accumulators.get(key[1])
             if accumulator is not None:
-                yield asked, accumulator
+                yield key, accumulator
 
-    def add(self, asked: SignalKey, values: torch.Tensor, ids: Ints, num_tokens: int) -> None:
-        """`values` [n] are the numbers of `ids` [n] by this rank's accumulator."""
-        if asked[1].is_mixed:
-            live, self._slots[asked] = self._mirrors[asked[0]].live()
+    def add(self, key: SignalKey, values: torch.Tensor, ids: Ints, num_tokens: int) -> None:
+        """Add the scores `values` [n] of `ids` [n] from this rank's accumulator."""
+        if key[1].is_mixed:
+            live, self._slots[key] = self._mirrors[key[0]].live()
             known = live[: np.searchsorted(live, num_tokens)]
             if len(known) < len(ids):  # some died since the newest probe
                 values = values.index_select(0, self._upload(np.searchsorted(ids, known)))
                 ids = known
-        self._values[asked], self.owners[asked] = values, (ids, num_tokens)
+        self._values[key], self.owners[key] = values, (ids, num_tokens)
 
     def read_keys(self, keys: Keys, num_heads: int, ranks: Ranks) -> None:
-        """The signals of keys, and the redundancy of the tokens that were added."""
-        for asked, mirror in self._asked:
-            if asked[1].of_keys:
+        """Compute the key signals, and the redundancy of the tokens that were added."""
+        for key, mirror in self._requested:
+            if key[1].of_keys:
                 ids, slots = mirror.live()
-                self.owners[asked] = ids, mirror.num_tokens
-                layers = [keys(layer) for layer in asked[1].layers]
-                self._parts[asked] = key_values(
-                    asked[1], self._upload(slots), layers, num_heads, ranks.heads
+                self.owners[key] = ids, mirror.num_tokens
+                layers = [keys(layer) for layer in key[1].layers]
+                self._parts[key] = key_values(
+                    key[1], self._upload(slots), layers, num_heads, ranks.heads
                 )
-        for asked, slots in self._slots.items():
-            layers = [keys(layer) for layer in asked[1].layers]
-            of_live = key_redundancy(asked[1], self._upload(slots), layers, num_heads, ranks.heads)
-            self._redundancy[asked] = of_live[: len(self.owners[asked][0])]
+        for key, slots in self._slots.items():
+            layers = [keys(layer) for layer in key[1].layers]
+            of_live = key_redundancy(key[1], self._upload(slots), layers, num_heads, ranks.heads)
+            self._redundancy[key] = of_live[: len(self.owners[key][0])]
 
-    def over(self, ranks: Ranks) -> dict[SignalKey, torch.Tensor]:
-        """All numbers [n], of the heads of all ranks; none where ranks differ.
+    def reduced(self, ranks: Ranks) -> dict[SignalKey, torch.Tensor]:
+        """All scores [n], over the heads of all ranks; empty if ranks differ.
 
-        An accumulator whose signal is not linear was fed with the rows of all ranks, see `settled`.
+        The accumulator of a non-linear signal already holds the rows of all ranks, see
+        `accumulator_rows`.
         """
-        linear = {asked: v for asked, v in self._values.items() if asked[1].is_linear}
-        found = ranks.total(linear)
+        linear = {key: v for key, v in self._values.items() if key[1].is_linear}
+        found = ranks.sum(linear)
         if ranks.agreed:
-            found |= {asked: v for asked, v in self._values.items() if asked not in linear}
-        for asked, redundancy in ranks.total(self._redundancy).items():
-            found[asked] = asked[1].mixed(found[asked], redundancy)
-        for asked, parts in _over_heads(self._parts, ranks).items():
-            found[asked] = pooled(asked[1], folded(asked[1], parts))
+            found |= {key: v for key, v in self._values.items() if key not in linear}
+        for key, redundancy in ranks.sum(self._redundancy).items():
+            found[key] = key[1].mixed(found[key], redundancy)
+        for key, parts in _over_heads(self._parts, ranks).items():
+            found[key] = pooled(key[1], folded(key[1], parts))
         return found
 
 
-def settled(
+def accumulator_rows(
     probed: Sequence[ProbedRequest], ranks: Ranks
 ) -> list[tuple[ProbedRequest, torch.Tensor]]:
-    """The probed requests that are still kept, each with the rows that its accumulator takes.
+    """The probed requests that still have an accumulator, each with the rows to add to it.
 
-    A signal that is not linear needs whole rows, over the heads of all ranks. The numbers of linear
-    ones are added up when they are reported, which is rarer and less data. Ranks that differ share
-    nothing.
+    A non-linear signal needs rows over the heads of all ranks. Scores of linear signals are summed
+    when they are reported, which is rarer and less data. Ranks that differ exchange nothing.
     """
     parts = {(p.request_id, p.signal): p.rows for p in probed if p.rows is not None}
-    linear = {asked: rows for asked, rows in parts.items() if asked[1].is_linear}
-    whole = _over_heads({asked: v for asked, v in parts.items() if asked not in linear}, ranks)
-    taken = []
+    linear = {key: rows for key, rows in parts.items() if key[1].is_linear}
+    reduced = _over_heads({key: v for key, v in parts.items() if key not in linear}, ranks)
+    found = []
     for request in probed:
-        asked = request.request_id, request.signal
-        rows = linear.get(asked) if asked in linear else whole.get(asked)
+        key = request.request_id, request.signal
+        rows = linear.get(key) if key in linear else reduced.get(key)
         if rows is not None and request.signal in request.mirror.accumulators:
-            taken.append((request, folded(request.signal, rows)))
-    return taken
+            found.append((request, folded(request.signal, rows)))
+    return found
 
 
 def _over_heads(
     parts: dict[SignalKey, torch.Tensor], ranks: Ranks
 ) -> dict[SignalKey, torch.Tensor]:
-    """`parts` of every rank put together over the heads of all."""
-    greatest = {asked: v for asked, v in parts.items() if asked[1].over_heads == "max"}
-    means = {asked: v for asked, v in parts.items() if asked not in greatest}
-    return ranks.total(means) | ranks.greatest(greatest)
+    """`parts` of every rank, reduced over the heads of all ranks."""
+    maxima = {key: v for key, v in parts.items() if key[1].over_heads == "max"}
+    means = {key: v for key, v in parts.items() if key not in maxima}
+    return ranks.sum(means) | ranks.max(maxima)

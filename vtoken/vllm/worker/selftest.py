@@ -1,13 +1,13 @@
-"""The self-test at start-up: known K/V through the whole data path, against plain torch.
+"""The self-test at start-up: known K/V through the entire data path, against plain torch.
 
-Before the first request, on scratch caches shaped like the engine's own: write K/V with the
+It runs before the first request, on a scratch cache shaped like the engine's: write K/V with the
 backend's store operation, evict, relocate with the copy engine, pack holes both ways, read with the
-real attention kernel, and compare with a softmax written out. Then the signals: what the probe and
-the accumulators tell, against the same softmax and the same keys. What differs is named and the engine
-does not start. Knows one attention layer; knows no scheduler.
+real attention kernel, and compare with a softmax in plain torch. Then it compares the signals of
+the probe and the accumulators with the same softmax and keys. A difference raises an error that
+names the case, and the engine does not start. Uses one attention layer and no scheduler.
 
-1. A case reads exactly its live tokens: each of them weighs enough to be missed, since every dead
-   slot and every free one holds values that would shift the result.
+1. A case reads exactly its live tokens: a missing token would shift the result, and so would any
+   dead or free slot, because all of them hold random values.
 2. All cases run at the engine's own block size, data type, numbers of heads and head size.
 """
 
@@ -30,9 +30,9 @@ from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import Scores
 
 NUM_BLOCKS = 12
-# Largest |difference| from the oracle, of the largest |output|. One token missing shifts more.
-SIGNAL_TOLERANCE = 1e-3  # of the largest |number|; sums are float32 whatever the cache holds
-MIX_LAMBDA = 0.5  # attention and redundancy of the same size are both noticed
+SIGNAL_TOLERANCE = 1e-3  # of the largest |score|; sums are float32 in caches of every type
+MIX_LAMBDA = 0.5  # weights attention and redundancy equally, so that an error in either shows
+# Largest |difference| from the oracle, of the largest |output|. One missing token exceeds it.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
@@ -40,8 +40,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 class Read:
     """One request of a batch whose newest token is its only query.
 
-    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: "dense",
-    "lent" or "apart", the ways in which attention reads.
+    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: attention
+    reads the request "dense", "borrowed" (packed into borrowed blocks) or "buffered" (packed into
+    the side buffer).
     """
 
     blocks: list[int]
@@ -50,7 +51,7 @@ class Read:
 
 
 class DataPath(Protocol):
-    """What the engine does with its cache, here done with a scratch cache of `NUM_BLOCKS`."""
+    """The engine's operations on its cache, applied to a scratch cache of `NUM_BLOCKS`."""
 
     block_size: int
     num_heads: int
@@ -65,7 +66,7 @@ class DataPath(Protocol):
 
     @property
     def scores(self) -> Scores:
-        """What keeps and tells signals, over the scratch cache."""
+        """The accumulators and signals over the scratch cache."""
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
@@ -77,12 +78,12 @@ class DataPath(Protocol):
         self,
         query: torch.Tensor,
         reads: list[Read],
-        lent: list[int],
+        borrowed: list[int],
         probed: Sequence[ProbedRequest] = (),
     ) -> torch.Tensor:
-        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request; `lent`: free blocks.
+        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request.
 
-        The layer's probe gives `probed` their rows.
+        `borrowed`: free blocks for packing. The layer's probe fills the rows of `probed`.
         """
 
 
@@ -95,7 +96,7 @@ class SelfTest:
         self._fill()
 
     def run(self) -> None:
-        """Raises SelfTestError naming the first case that differs, and by how much."""
+        """Raises SelfTestError that names the first case that differs, and the difference."""
         s = self._path.block_size
         rng = np.random.default_rng(0)
         places = np.arange(2 * s + s // 2 + 1)  # three blocks, the last a little more than half
@@ -107,10 +108,11 @@ class SelfTest:
 
         dense = Read([2, 1, 3], at([2, 1, 3], places))
         self._compare("a dense request", [dense])
-        holey = [Read([5, 4, 6], at([5, 4, 6], live), how) for how in ("lent", "apart")]
-        self._compare("holes packed into lent blocks", [dense, holey[0]])
-        self._compare("holes packed apart", [dense, holey[1]])
-        self._compare("both ways in one batch", [holey[1], dense, *holey[:1]])
+        slots = at([5, 4, 6], live)
+        borrowed, buffered = (Read([5, 4, 6], slots, how) for how in ("borrowed", "buffered"))
+        self._compare("holes packed into borrowed blocks", [dense, borrowed])
+        self._compare("holes packed into the side buffer", [dense, buffered])
+        self._compare("both ways in one batch", [buffered, dense, borrowed])
         front = rng.permutation(len(live))
         moved = Read([7, 8], at([7, 8], front))
         self._relocate(at([5, 4, 6], live), moved.slots)
@@ -118,17 +120,17 @@ class SelfTest:
         chain = at([7, 8], front)
         self._relocate(chain, np.roll(chain, 1))  # every destination is another token's source
         self._compare("tokens that change places", [moved])
-        self._compare_signals([dense, holey[1], moved])
+        self._compare_signals([dense, buffered, moved])
 
     def _fill(self) -> None:
-        """Every slot of the cache holds a K and V of its own."""
+        """Write random K and V to every slot of the cache."""
         slots = np.arange(NUM_BLOCKS * self._path.block_size, dtype=np.int64)
         shape = (len(slots), self._path.num_kv_heads, self._path.head_size)
         self._key, self._value = torch.zeros(shape), torch.zeros(shape)
         self._write(slots)
 
     def _write(self, slots: Ints) -> None:
-        """New tokens with new K and V in `slots`, here and in the cache."""
+        """Write random K and V to `slots`, in the cache and in the oracle's copy."""
         p = self._path
         shape = (len(slots), p.num_kv_heads, p.head_size)
         key, value = (
@@ -147,7 +149,7 @@ class SelfTest:
         query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
         query = query.to(p.device, p.dtype)
         self._write(np.unique([read.slots[-1] for read in reads]))  # this step's tokens
-        found = p.attend(query, reads, lent=[9, 10, 11]).float().cpu()
+        found = p.attend(query, reads, borrowed=[9, 10, 11]).float().cpu()
         for number, read in enumerate(reads):
             expected = self._oracle(query[number].float().cpu(), read.slots)
             error = float((found[number] - expected).abs().max())
@@ -155,10 +157,11 @@ class SelfTest:
             if not error <= allowed:  # NaN fails here too
                 raise SelfTestError(
                     f"attention over {len(read.slots)} live tokens ({case}, request {number + 1} "
-                    f"of {len(reads)}, {read.how}) differs from plain torch by {error:.3g}, "
-                    f"allowed are {allowed:.3g}: block size {p.block_size}, {p.dtype}, "
-                    f"{p.num_heads} heads of {p.head_size} over {p.num_kv_heads}. vToken would "
-                    "serve wrong tokens here and does not start; report this, and start without it"
+                    f"of {len(reads)}, {read.how}) differs from plain torch by {error:.3g}, more "
+                    f"than the allowed {allowed:.3g}: block size {p.block_size}, {p.dtype}, "
+                    f"{p.num_heads} query heads of size {p.head_size}, {p.num_kv_heads} KV heads. "
+                    "vToken would serve wrong tokens, so the engine does not start. Start without "
+                    "vToken, and report this"
                 )
 
     def _oracle(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
@@ -179,7 +182,7 @@ class SelfTest:
         return p.soft_cap * torch.tanh(logits / p.soft_cap) if p.soft_cap else logits
 
     def _compare_signals(self, reads: list[Read]) -> None:
-        """One step that probes a query of each of `reads`, up to the numbers in its report."""
+        """Run one step that probes a query of each of `reads`, and compare the reported scores."""
         p = self._path
         query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
         query = query.to(p.device, p.dtype)
@@ -192,26 +195,27 @@ class SelfTest:
         for row, (name, mirror) in enumerate(mirrors.items()):
             mirror.keep((attention, mixed), p.scores.make_accumulator)
             probed += ProbedRequest.of(name, row, 1, mirror)
-        p.attend(query, reads, lent=[9, 10, 11], probed=probed)
+        p.attend(query, reads, borrowed=[9, 10, 11], probed=probed)
         plan = StepPlan(0)
-        plan.want_scores = tuple((name, asked) for name in mirrors for asked in signals)
-        told = p.scores.finish(probed, plan, mirrors, Ranks())()
+        plan.want_scores = tuple((name, signal) for name in mirrors for signal in signals)
+        scores = p.scores.finish(probed, plan, mirrors, Ranks())()
         for row, read in enumerate(reads):
             weights = torch.softmax(self._logits(query[row].float().cpu(), read.slots), dim=1)
             key = self._key[read.slots]
             last, norms = weights.mean(dim=0), key.norm(dim=-1)
-            of_heads = redundancy(key.transpose(0, 1).numpy())
-            repeated = torch.from_numpy(of_heads.mean(axis=0))
-            expected_of = last, -norms.mean(dim=1), mixed.mixed(last, repeated)
-            for signal, expected in zip(signals, expected_of, strict=True):
-                found = torch.from_numpy(told[str(row), signal])
+            by_head = redundancy(key.transpose(0, 1).numpy())
+            mean_redundancy = torch.from_numpy(by_head.mean(axis=0))
+            all_expected = last, -norms.mean(dim=1), mixed.mixed(last, mean_redundancy)
+            for signal, expected in zip(signals, all_expected, strict=True):
+                found = torch.from_numpy(scores[str(row), signal])
                 error = float((found - expected).abs().max())
                 allowed = SIGNAL_TOLERANCE * float(expected.abs().max())
                 if not error <= allowed:  # NaN fails here too
                     raise SelfTestError(
                         f"{signal} of {len(read.slots)} live tokens (request {row + 1} of "
-                        f"{len(reads)}) differs from plain torch by {error:.3g}, allowed are "
-                        f"{allowed:.3g}: block size {p.block_size}, {p.dtype}, {p.num_heads} heads "
-                        f"of {p.head_size} over {p.num_kv_heads}. Policies that read it would "
-                        "evict the wrong tokens here, so vToken does not start; report this"
+                        f"{len(reads)}) differs from plain torch by {error:.3g}, more than the "
+                        f"allowed {allowed:.3g}: block size {p.block_size}, {p.dtype}, "
+                        f"{p.num_heads} query heads of size {p.head_size}, {p.num_kv_heads} KV "
+                        "heads. Policies that read this signal would evict wrong tokens, so the "
+                        "engine does not start. Start without vToken, and report this"
                     )

@@ -19,7 +19,7 @@ TINY: dict[str, dict[str, Any]] = {
     "overlap": {"layers": 2, "tokens": 8, "steps": 2, "width": 16},
     "probe": {"batches": (2,), "contexts": (70,)},
 }
-# In the interpreter, where time and rounding allow no more. A device keeps the serving shape.
+# For the interpreter, which is slow and rounds differently. A device uses the serving shape.
 INTERPRETED = Shape(heads=2, query_heads=4, dim=16, dtype=torch.float32)
 SHAPED = ("pages", "probe")
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m vtoken.vllm.cuda.checks", description=__doc__)
     parser.add_argument("checks", nargs="+", choices=CHECKS, metavar="NAME", help=", ".join(CHECKS))
     parser.add_argument("--device", default="cuda", help="cuda, or cpu in Triton's interpreter")
-    parser.add_argument("--tiny", action="store_true", help="sizes that only show that it works")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, for correctness only")
     args = parser.parse_args(argv)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -49,7 +49,7 @@ def oracle(query: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> tor
 
 
 def blocks_of(requests: int, context: int, size: int, device: torch.device) -> torch.Tensor:
-    """A block table [R, m] int32 of blocks that lie scattered over the cache."""
+    """A block table [R, m] int32 of blocks scattered over the cache."""
     per_request = -(-context // size)
     order = torch.randperm(requests * per_request, device=device)
     return order.view(requests, per_request).to(torch.int32)

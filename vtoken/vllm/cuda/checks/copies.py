@@ -21,7 +21,7 @@ def run(
     tokens: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536),
     shape: Shape | None = None,
 ) -> dict[str, Any]:
-    """GB/s read and written over `layers`, in one launch; and whether every row arrived."""
+    """GB/s read and written over `layers` in one launch, and whether every row is copied."""
     from vtoken.vllm.cuda.kernels import TritonSlotCopy
 
     shape = shape or Shape()
@@ -33,7 +33,7 @@ def run(
         (layers, num_blocks, size, shape.heads, 2 * shape.dim), dtype=torch.bfloat16, device=device
     )
     caches = [layer.permute(0, 2, 1, 3) for layer in memory]
-    ways: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
+    implementations: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
         "triton": TritonSlotCopy([slot_rows(cache) for cache in caches]),
         "torch": TorchSlotCopy(caches),
     }
@@ -43,7 +43,7 @@ def run(
         source, target = order[:number], order[number : 2 * number]
         moved = 2 * number * layers * shape.row_bytes
         row: dict[str, Any] = {"tokens": number}
-        for name, copy in ways.items():
+        for name, copy in implementations.items():
             for cache in caches:
                 slot_rows(cache)[target] = 0
             copy(source, target)

@@ -1,7 +1,7 @@
-"""A small paged decode attention in Triton, the stand-in where no serving kernel is installed.
+"""A small paged decode attention in Triton, measured if no serving kernel is installed.
 
-One query a request, the block looked up for every token, as vLLM's Triton attention does. Split
-over the context; the parts are merged in torch. It is measured, never served.
+One query a request, with a block lookup for every token, like vLLM's Triton attention. Split over
+the context; the parts are merged in torch. Never used for serving.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time on a device by its own events, against the copy bandwidth of the same run."""
+"""Device times by CUDA events, and the device's copy bandwidth in the same run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CEILING_BYTES = 1 << 30
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """What a figure is worth nothing without."""
+    """The device and the versions that a measurement belongs to."""
     on_cuda = device.type == "cuda"
     try:
         import triton

@@ -19,7 +19,7 @@ SYNCS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize
 
 
 class Server:
-    """Steps of a made-up server: matmuls, a read of what was moved, then a little sampling."""
+    """Steps of a simulated server: matmuls, a read of the relocated tokens, then sampling."""
 
     def __init__(self, device: torch.device, layers: int, tokens: int, width: int) -> None:
         self.device, self.tokens = device, tokens
@@ -54,7 +54,7 @@ class Server:
         for _ in self.rows:
             hidden = hidden @ self.weight
         if engine is not None:
-            self.rows[-1][int(target[0])].sum()  # attention reads what was moved
+            self.rows[-1][int(target[0])].sum()  # attention reads the relocated tokens
             engine.stages.forward_ended()
         torch.argmax(hidden, dim=-1)  # sampling
 
@@ -67,7 +67,7 @@ def run(
     steps: int = 50,
     width: int = 4096,
 ) -> dict[str, Any]:
-    """Step times without copies, with them on their stream, and with the host waiting."""
+    """Step times without copies, with copies on their own stream, and with the host waiting."""
     server = Server(device, layers, tokens, width)
     rows = []
     for name, engine in (
@@ -105,15 +105,15 @@ def _wait(device: torch.device) -> None:
 
 
 def _count_syncs(server: Server, engine: CUDACopyEngine | None, device: torch.device) -> int | None:
-    """CUDA calls that make the host wait, in four steps, as torch's profiler saw them."""
+    """The CUDA calls in four steps that make the host wait, counted by torch's profiler."""
     if device.type != "cuda":
         return None
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         for number in range(4):
             server.step(number, engine)
-    counts = {event.key: event.count for event in seen.key_averages()}
-    stops = sum(int(counts.get(name, 0)) for name in SYNCS)
+    counts = {event.key: event.count for event in profiled.key_averages()}
+    syncs = sum(int(counts.get(name, 0)) for name in SYNCS)
     _wait(device)
-    return stops - 1 if counts.get("cudaDeviceSynchronize") else stops  # the profiler's own
+    return syncs - 1 if counts.get("cudaDeviceSynchronize") else syncs  # less the profiler's own

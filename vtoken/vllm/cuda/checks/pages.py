@@ -1,4 +1,4 @@
-"""Checks 1 and 2: decode attention at page size 1 against 16; equal bits wherever tokens lie."""
+"""Checks 1 and 2: decode attention at page size 1 against 16; equal bits for any placement."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vtoken.vllm.cuda.checks.measure import ceiling_gbs, facts, gbs, median_us, 
 from vtoken.vllm.cuda.layout import page_view
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-HOPPER = 9  # compute capability: FlashAttention 3 is built for no other
-REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # of a kernel, in its own words
+HOPPER = 9  # compute capability; FlashAttention 3 is built for no other
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # errors of a refusing kernel
 
 
 def flash_attention_3() -> Attend | None:
@@ -59,7 +59,7 @@ def flash_attention_3() -> Attend | None:
 
 
 def kernels() -> dict[str, Attend]:
-    """The attention kernels that are installed here, by name."""
+    """The installed attention kernels by name."""
     from vtoken.vllm.cuda.checks.decode import paged_decode
 
     found: dict[str, Attend] = {"triton stand-in": paged_decode}
@@ -77,9 +77,9 @@ def run(
     contexts: tuple[int, ...] = (2048, 8192, 16384),
     shape: Shape | None = None,
 ) -> dict[str, Any]:
-    """Rows of times, and for each the largest difference from the oracle and between placements.
+    """Rows of times, each with the largest difference from the oracle and equality of bits.
 
-    `failed`: by kernel, why it has no further rows.
+    `failed`: by kernel, the error after which it has no further rows.
     """
     shape = shape or Shape()
     torch.manual_seed(0)
@@ -102,7 +102,7 @@ def run(
 
 
 def _case(
-    name: str,
+    kernel: str,
     attend: Attend,
     batch: int,
     context: int,
@@ -117,16 +117,16 @@ def _case(
     lens = torch.full((batch,), context, dtype=torch.int32, device=device)
     slots = slots_of(blocks, context, size)
     moved, places = scatter(cache, slots)
-    ways = {
+    variants = {
         f"page {size}": (cache, blocks),
         "page 1, blocks in order": (page_view(cache), slots),
         "page 1, scattered": (page_view(moved), places),
     }
-    outputs = {way: attend(query, c, table, lens) for way, (c, table) in ways.items()}
+    outputs = {name: attend(query, c, table, lens) for name, (c, table) in variants.items()}
     expected = oracle(query[:1], cache, slots[:1]).float()
     first = outputs["page 1, blocks in order"]
     row: dict[str, Any] = {
-        "kernel": name,
+        "kernel": kernel,
         "batch": batch,
         "context": context,
         "max_error": max(float((o[:1].float() - expected).abs().max()) for o in outputs.values()),
@@ -135,11 +135,11 @@ def _case(
     }
     read = batch * context * shape.row_bytes
     times = {
-        way: median_us(partial(attend, query, c, table, lens), device)
-        for way, (c, table) in ways.items()
+        name: median_us(partial(attend, query, c, table, lens), device)
+        for name, (c, table) in variants.items()
     }
     base = times[f"page {size}"]
     row["us"] = times
-    row["ratio_to_block_size"] = {way: share(us, base) for way, us in times.items()}
-    row["share_of_ceiling"] = {way: share(gbs(read, us), ceiling) for way, us in times.items()}
+    row["ratio_to_block_size"] = {name: share(us, base) for name, us in times.items()}
+    row["share_of_ceiling"] = {name: share(gbs(read, us), ceiling) for name, us in times.items()}
     return row

@@ -16,7 +16,7 @@ from vtoken.vllm.cuda.layout import page_view, slot_rows
 def expected_scores(
     query: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Mean over heads of softmax(q k) [R, n], in float32 and plain torch."""
+    """The mean over heads of softmax(q k) [R, n], in float32 and plain torch."""
     dim = query.shape[2]
     rows = slot_rows(cache)
     heads = rows.shape[1] // (2 * dim)
@@ -38,7 +38,7 @@ def run(
 ) -> dict[str, Any]:
     """µs of the probe and of the attention kernels over the same live slots.
 
-    `failed`: by attention kernel, why it is not in every row.
+    `failed`: by attention kernel, the error for which it is not in every row.
     """
     from vtoken.vllm.cuda.kernels import probe_scores
 
@@ -60,7 +60,7 @@ def run(
             scale = shape.dim**-0.5
             scores = torch.zeros((batch, context), device=device)
             probe = partial(
-                probe_scores, scale=scale, queries=each, rows=each, heads=heads, share=len(heads)
+                probe_scores, scale=scale, queries=each, rows=each, heads=heads, divisor=len(heads)
             )
             probe(query, key, slots, lens, scores)
             error = scores[:1] - expected_scores(query[:1], cache, slots[:1], scale)
@@ -73,11 +73,11 @@ def run(
             }
             for name, attend in kernels().items():
                 try:
-                    whole = median_us(partial(attend, query, pages, slots, lens), device)
+                    attention_us = median_us(partial(attend, query, pages, slots, lens), device)
                 except REFUSALS as error:
                     failed[name] = f"{type(error).__name__}: {error}"
                     continue
-                row[f"attention_us, {name}"] = whole
-                row[f"ratio, {name}"] = share(us, whole)
+                row[f"attention_us, {name}"] = attention_us
+                row[f"ratio, {name}"] = share(us, attention_us)
             rows.append(row)
     return {"check": "probe", "facts": facts(device), "rows": rows, "failed": failed}

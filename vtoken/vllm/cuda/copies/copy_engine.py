@@ -1,13 +1,13 @@
 """Relocation of token slots on CUDA: one launch for all layers.
 
-Knows slots and tensors, not requests, and not when it runs (see `staged_copy`). Two ways, of which
-the first needs Triton and runs on the device only:
+Works on slots and tensors, not on requests; `staged_copy` decides when copies run. There are two
+implementations:
 
-- *kernel*: one Triton launch over layers and tokens, source slot to destination slot directly. Only
-  where no destination is a source, which is looked at every time and always so for what the
-  planners make: a destination is dead or free, a source is live.
-- *torch*: all layers gathered at once, then scattered at once, where vLLM's layers are evenly
-  spaced in one allocation; layer by layer otherwise. The same code runs on the CPU.
+- *kernel*: one Triton launch over layers and tokens copies source slots to destination slots
+  directly. Needs Triton and a device. Used only if no destination is a source, which is checked
+  every time. Plans always satisfy this: a destination is dead or free, a source is live.
+- *torch*: gathers and then scatters all layers at once if vLLM's layers are evenly spaced in one
+  allocation, else layer by layer. The same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
-MAX_GATHERED_BYTES = 256 << 20  # the torch way holds the gathered rows of one chunk
+MAX_GATHERED_BYTES = 256 << 20  # of one chunk of the torch implementation
 
 
 class TorchSlotCopy:
@@ -44,7 +44,7 @@ class TorchSlotCopy:
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` [k] to `destination` [k] int64 in every layer.
 
-        Of `chunk` moves at a time, all sources are read before a destination is written.
+        Within a chunk of `chunk` copies, all sources are read before a destination is written.
         """
         for start in range(0, len(source), self.chunk):
             end = start + self.chunk
@@ -57,10 +57,10 @@ class TorchSlotCopy:
 
 
 class CUDACopyEngine:
-    """Relocates token slots in stage order; see `StagedCopies` for the order and its proof.
+    """Relocates token slots in stage order; `staged_copy` has the order and its proof.
 
     `caches`: one [N, H, S, C] a layer, in layout LBNHC (else UnsupportedError). `sync`: the host
-    waits for every relocation, the ablation; nothing else should ever set it.
+    waits for every relocation; only for the ablation.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class CUDACopyEngine:
         self.stages = StagedCopies(streams, self._copy, sync=sync)
 
     def copy(self, source: Ints, destination: Ints) -> int:
-        """Launch the move of `source` [k] to `destination` [k] in every layer.
+        """Launch the copies of `source` [k] to `destination` [k] in every layer.
 
-        Returns the host's time for it in µs, which is not the device's. Raises InvariantViolation
-        when destinations are sources too and the moves are too many to be gathered at once.
+        Returns the host's time for the launch in µs, not the device's. Raises InvariantViolation
+        when destinations are sources too and there are more copies than one chunk gathers.
         """
         started = time.perf_counter_ns()
         self.stages.begin(source, destination)
         return (time.perf_counter_ns() - started) // 1000
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:
-        """The bytes of K and of V of the tokens in `slots` [n], in their order, layer by layer.
+        """The bytes of K and of V of the tokens in `slots` [n], in that order, layer by layer.
 
-        Copies that were launched come first; the host waits for both.
+        Reads after copies that were launched; the host waits for both.
         """
         self.stages.guard()
         at = upload(slots, self._device)

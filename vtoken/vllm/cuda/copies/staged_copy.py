@@ -1,25 +1,25 @@
-"""When a step's relocations run: after the forward before them, before the attention that reads.
+"""The order of a step's relocations: after the previous forward, before the step's attention.
 
     main        … forward n-1 | sampling n-1 | inputs n | wait ─► forward n …
                               └─ event ─┐                  ▲
     relocation                          └─► copies n ── event
 
-Step n's plan is executed by step n. The copies wait, on the device, for the end of forward n-1 and
-then run beside sampling n-1 and the preparation of step n, none of which touches the KV cache; the
-main stream waits for them right before step n first touches it. The host never waits, unless
-`sync` asks for it (the ablation of paper 3.4, figure 8).
+Step n executes its own plan. On the device, the copies wait for the end of forward n-1 and then run
+beside sampling n-1 and the preparation of step n, which do not touch the KV cache. The main stream
+waits for the copies right before step n first touches the cache. The host waits only if `sync` is
+set (the ablation of paper 3.4, figure 8).
 
-Why this is safe, with asynchronous scheduling too, where step n is planned while n-1 runs (I3):
+Why this is safe (I3), also with asynchronous scheduling, where step n is planned while n-1 runs:
 
-1. What forward n-1 and all forwards before it wrote is there when the copies read: they wait for
-   its end. So is what a relocation before moved: its event was waited for by forward n-1.
-2. Nobody still reads what the copies overwrite. A destination is live for no step up to n-1 that is
-   not finished: forwards in flight are n-1 or earlier, and end before the copies start.
-3. Nobody overwrites a source before it is read. The blocks that step n's plan sets free may be
-   given to other requests in the same step; their first write is part of forward n, or of vLLM's
-   own clearing and copying of blocks before it, and both are behind the main stream's wait.
-4. Attention n reads relocated tokens behind the same wait, and later forwards follow it in order.
-5. Within a step every source is read before a destination overwrites it: see `copy_engine`.
+1. Copies read complete data. They wait for the end of forward n-1, so all writes of forward n-1 and
+   earlier are done. Earlier relocations are done too: forward n-1 waited for their event.
+2. No unfinished forward reads a destination. Forwards in flight are n-1 or earlier and end before
+   the copies start.
+3. No source is overwritten before it is read. Other requests may get the blocks that step n's plan
+   frees in the same step. Their first write is part of forward n, or of vLLM's own clearing and
+   copying of blocks before it; both come after the main stream's wait.
+4. Attention n reads relocated tokens after the same wait, and later forwards follow it in order.
+5. Within a step every source is read before a destination overwrites it, see `copy_engine`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StagedCopies:
 
     def begin(self, source: Ints, destination: Ints) -> None:
         """Launch the copies `source` [k] -> `destination` [k] behind the last forward."""
-        if self._forward_end is None:  # no forward has ended yet: order behind all there is
+        if self._forward_end is None:  # no forward yet: wait for everything launched so far
             self._forward_end = self._streams.record(Stream.MAIN)
         self._streams.wait(Stream.RELOCATION, self._forward_end)
         self._streams.launch(Stream.RELOCATION, lambda: self._copy(source, destination))
@@ -56,16 +56,16 @@ class StagedCopies:
             self.finish()
 
     def guard(self) -> None:
-        """Nothing launched on the main stream from now on touches the cache before the copies."""
+        """Make everything launched on the main stream from now on wait for the copies."""
         if self._is_pending:
             self._streams.wait(Stream.MAIN, self._pending)
             self._is_pending = False
 
     def finish(self) -> None:
-        """The host waits until the copies are done: the ablation."""
+        """Make the host wait until the copies are done; only for the ablation."""
         if self._is_pending:
             self._streams.synchronize(self._pending)
 
     def forward_ended(self) -> None:
-        """The step's forward has been launched as a whole, and what reads the cache after it."""
+        """Call when the step's forward, and all that reads the cache after it, is launched."""
         self._forward_end = self._streams.record(Stream.MAIN)

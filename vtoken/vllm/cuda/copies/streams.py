@@ -1,7 +1,7 @@
-"""What copies and reports need of a device's queues: three streams, and events between them.
+"""The three streams that copies and reports use, and the events between them.
 
-Knows neither caches nor steps. `CUDAStreams` are real ones; `HostStreams` run everything at once in
-program order, which is what a device without streams does, and what the CPU tests run.
+Independent of caches and steps. `CUDAStreams` are real streams. `HostStreams` run everything at
+once in program order, for devices without streams and for the CPU tests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 class Stream(Enum):
     MAIN = "main"  # vLLM's: forward, sampling, input preparation
     RELOCATION = "relocation"
-    REPORT = "report"  # scores on their way to the host
+    REPORT = "report"  # transfer of scores to the host
 
 
 class Streams(Protocol):
-    """Order between the queues of one device; nothing here makes the host wait but `synchronize`.
+    """Order between the streams of one device. Only `synchronize` makes the host wait.
 
-    `record`: an event that is reached when all that was launched on `stream` so far is done.
-    `wait`: what is launched on `stream` from now on starts after `event`.
+    `record`: return an event that completes when all work launched on `stream` so far is done.
+    `wait`: make all work launched on `stream` from now on start after `event`.
     `launch`: run `work`, whose device calls go to `stream`.
-    `synchronize`: the host waits for `event`.
+    `synchronize`: make the host wait for `event`.
     """
 
     def record(self, stream: Stream) -> Any: ...
@@ -38,7 +38,7 @@ class Streams(Protocol):
 
 
 class HostStreams:
-    """One queue in program order: every event is reached by the time it is recorded."""
+    """One queue in program order: every event is complete when it is recorded."""
 
     def record(self, stream: Stream) -> Stream:
         return stream
@@ -54,19 +54,19 @@ class HostStreams:
 
 
 class CUDAStreams:
-    """The thread's current stream, which is vLLM's, and two beside it of the same priority."""
+    """The thread's current stream, which is vLLM's, and two more of the same priority."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._beside = {
+        self._side_streams = {
             stream: torch.cuda.Stream(device) for stream in (Stream.RELOCATION, Stream.REPORT)
         }
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
-        return self._beside.get(stream) or torch.cuda.current_stream(self._device)
+        return self._side_streams.get(stream) or torch.cuda.current_stream(self._device)
 
     def record(self, stream: Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
+        event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps instead of spinning
         event.record(self._stream(stream))
         return event
 

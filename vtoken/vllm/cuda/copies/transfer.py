@@ -1,4 +1,4 @@
-"""Between the host and a device without making the host wait: arrays up, tensors down."""
+"""Uploads and downloads that do not make the host wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """`array` on `device`, copied on the current stream from pinned memory.
 
-    The pinned copy is made here, so `array` may change afterwards; torch keeps the pinned memory
+    The pinned copy is made here, so `array` may change afterwards. torch keeps the pinned memory
     until the stream has read it. On the CPU the result is a copy too.
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
@@ -24,8 +24,8 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 def download(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` in pinned memory of the host, copied on the current stream.
 
-    Its contents are there when the stream has come so far, which only an event recorded behind this
-    call can tell. `tensor` may be given up at once, whichever stream made it.
+    The contents are valid once an event recorded after this call is complete. The caller may drop
+    `tensor` at once, whichever stream made it.
     """
     if tensor.device.type == "cpu":
         return tensor.clone()

@@ -1,18 +1,17 @@
-"""Accumulators on the device: what of a request's attention is kept, without the host looking at it.
+"""Accumulators on the device: they aggregate a request's attention without reading it back.
 
-The same numbers as those of the host's accumulators (`vtoken.policies.signals`), their oracle in the
-tests. Knows torch and the live ids, which the host has; no tensor is read back here.
+They compute the same scores as the host's accumulators (`vtoken.policies.signals`), which are their
+oracle in the tests. Inputs are tensors on the device and the live ids on the host.
 
-An accumulator's memory follows the live tokens: column j of `_data` belongs to the j-th live token in
-logical order. When tokens died, the columns of the others move together; where they lie in the
-cache matters to nobody. Invariant: columns behind the last live token are zero, so that a new
-token starts with what queries before it gave to it, nothing.
+Column j of an accumulator's `_data` belongs to the j-th live token in logical order. When tokens
+die, the remaining columns are compacted; slots in the cache do not matter. Invariant: columns
+beyond the last live token are zero, because earlier queries give a new token no attention.
 
     attention_sum      1 row, float32             4 bytes a live token
     attention_window   W rows, float32            4 W bytes
     attention_max      W rows, float32            4 W bytes
     attention_hits     W rows, one byte a query   W bytes
-    attention_last     the newest row as it came
+    attention_last     the newest row
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vtoken.vllm.worker.probe import pooled
 
 
 class DeviceAccumulator(Accumulator[torch.Tensor]):
-    """`scores` are on the device."""
+    """An accumulator whose scores are on the device."""
 
     def __init__(self, signal: Signal, device: torch.device) -> None:
         super().__init__(signal)
@@ -46,7 +45,7 @@ class DeviceLastAccumulator(DeviceAccumulator):
 
 
 class ColumnsAccumulator(DeviceAccumulator):
-    """Keeps `_data` [rows, capacity], whose capacity follows the live tokens."""
+    """Keeps `_data` [rows, capacity]; the capacity follows the number of live tokens."""
 
     _num_rows = 1
     _dtype = torch.float32
@@ -54,28 +53,28 @@ class ColumnsAccumulator(DeviceAccumulator):
     def __init__(self, signal: Signal, device: torch.device) -> None:
         super().__init__(signal, device)
         self._data = torch.zeros((self._num_rows, 0), dtype=self._dtype, device=device)
-        self._next = 0  # the query slot 0 .. W - 1 that is written next
+        self._next = 0  # the row 0 .. W - 1 of the window that is written next
 
     def _align(self, ids: Ints) -> torch.Tensor:
-        """Make column j that of `ids[j]`; the columns in use [rows, n]."""
+        """Make column j that of `ids[j]`; return the columns in use [rows, n]."""
         before, num_ids = self.ids, len(ids)
         known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
         kept = self._data[:, : len(before)]
-        someone_died = known < len(before)
-        if someone_died:
+        tokens_died = known < len(before)
+        if tokens_died:
             columns = np.searchsorted(before, ids[:known])
             kept = kept.index_select(1, upload(columns, self._device))
         if not num_ids <= self._data.shape[1] <= 4 * num_ids + 64:
             shape = (self._num_rows, num_ids + num_ids // 4 + 16)
             self._data = torch.zeros(shape, dtype=self._dtype, device=self._device)
             self._data[:, :known] = kept
-        elif someone_died:
+        elif tokens_died:
             self._data[:, :known] = kept
             self._data[:, known : len(before)] = 0
         return self._data[:, :num_ids]
 
     def _write(self, columns: torch.Tensor, rows: torch.Tensor) -> None:
-        """`rows` [k, n] take the places of the oldest k of the window's queries."""
+        """Overwrite the window's k oldest queries with `rows` [k, n]."""
         window, first, num_rows = self._num_rows, self._next, len(rows)
         fits = min(num_rows, window - first)
         columns[first : first + fits] = rows[:fits]
@@ -124,7 +123,7 @@ class DeviceHitsAccumulator(ColumnsAccumulator):
         return self._data[:, : len(self.ids)].sum(dim=0, dtype=torch.float32)
 
 
-_KEEPERS: dict[Kind, type[DeviceAccumulator]] = {
+_ACCUMULATORS: dict[Kind, type[DeviceAccumulator]] = {
     "attention_sum": DeviceSumAccumulator,
     "attention_last": DeviceLastAccumulator,
     "attention_window": DeviceWindowAccumulator,
@@ -135,4 +134,4 @@ _KEEPERS: dict[Kind, type[DeviceAccumulator]] = {
 
 def make_device_accumulator(signal: Signal, device: torch.device) -> DeviceAccumulator:
     """The accumulator of an attention signal, on `device`."""
-    return _KEEPERS[signal.kind](signal, device)
+    return _ACCUMULATORS[signal.kind](signal, device)

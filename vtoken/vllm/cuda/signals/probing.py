@@ -1,16 +1,16 @@
-"""One step's score probes on the device: which queries are seen, and by which code.
+"""One step's score probes on the device.
 
-Called by the attention layers of the probed layers, after their kernel, outside CUDA graphs: a step
-that probes is declared no uniform decode (`DeviceHalf.leaves_full_graphs`), so it runs piecewise,
-where attention is Python between two graphs, in vLLM's runners V1 and V2 alike. The other steps
-keep their full graphs; `probe.every_steps` chooses how many those are.
+The attention layers of probed layers call it after their kernel, outside CUDA graphs. A step with
+probes is not treated as a uniform decode (`DeviceHalf.leaves_full_graphs`), so it runs piecewise in
+vLLM's runners V1 and V2, with attention as Python between two graphs. All other steps keep their
+full graphs; `probe.every_steps` sets how many steps probe.
 
 - prompt chunks: `vtoken.vllm.worker.probe`, request by request, in plain torch
-- single queries: one row a request, of all requests that put layers and heads together alike in two
-  Triton launches a layer; in plain torch, request by request, where Triton is not meant to be used
+- single queries: one row a request, and two Triton launches a layer for all requests with the same
+  aggregation over layers and heads; without Triton, request by request in plain torch
 
-Keys are read through the resident rows of `pages`, in logical order, so a row depends on what is
-live and not on where it lies. Both ways only launch; nothing makes the host wait.
+Keys are read through the resident rows of `pages`, in logical order, so a row depends on which
+tokens are live and not on their slots. Both ways only launch; the host never waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.worker.probe import ProbedRequest, probe, share_of
+from vtoken.vllm.worker.probe import ProbedRequest, divisor_of, probe
 
 
 class DeviceProbe:
-    """`resident`: request -> its row of `pages`, which is up to date."""
+    """One step's probes; `resident`: request -> its current row of `pages`."""
 
     def __init__(
         self,
@@ -37,48 +37,50 @@ class DeviceProbe:
         *,
         use_triton: bool,
     ) -> None:
-        alike: dict[Any, list[ProbedRequest]] = {}
+        groups: dict[Any, list[ProbedRequest]] = {}
         for request in probed:
             if use_triton and request.num_new == 1:
-                alike.setdefault(request.row_key[1:], []).append(request)
-        self._singles = [_Singles(singles, pages, resident) for singles in alike.values()]
-        self._others = [p for p in probed if not (use_triton and p.num_new == 1)]
-        for request in self._others:
+                groups.setdefault(request.row_key[1:], []).append(request)
+        self._single = [_SingleQueries(group, pages, resident) for group in groups.values()]
+        self._in_torch = [p for p in probed if not (use_triton and p.num_new == 1)]
+        for request in self._in_torch:
             request.slots = pages.slots(resident[request.request_id], len(request.ids))
 
     def add_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, *, scale: float, soft_cap: float
     ) -> None:
-        """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows;
-        nothing where no request is probed on that layer.
+        """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows.
+
+        Does nothing if no request is probed on that layer.
         """
-        if self._others:
-            probe(self._others, layer, query, key, scale=scale, soft_cap=soft_cap)
-        for singles in self._singles:
-            if layer in singles.signal.layers:
-                singles.add_layer(layer, query, key, scale, soft_cap)
+        if self._in_torch:
+            probe(self._in_torch, layer, query, key, scale=scale, soft_cap=soft_cap)
+        for group in self._single:
+            if layer in group.signal.layers:
+                group.add_layer(layer, query, key, scale, soft_cap)
 
 
-class _Singles:
-    """The requests with one query each that put layers and heads together alike; signals of one
-    request share its row. `signal`: of one of them.
+class _SingleQueries:
+    """Requests with a single query and the same aggregation over layers and heads.
+
+    Signals of one request share its row. `signal`: that of one of them.
     """
 
     def __init__(
-        self, singles: Sequence[ProbedRequest], pages: PageTables, resident: Mapping[str, int]
+        self, requests: Sequence[ProbedRequest], pages: PageTables, resident: Mapping[str, int]
     ) -> None:
-        self._singles = singles
-        self.signal, self._heads = singles[0].signal, singles[0].heads
-        by_request = {p.request_id: p for p in singles}
+        self._requests = requests
+        self.signal, self._heads = requests[0].signal, requests[0].heads
+        by_request = {p.request_id: p for p in requests}
         self._row_of = {request_id: row for row, request_id in enumerate(by_request)}
         lengths = [len(p.ids) for p in by_request.values()]
         self._table = pages.table
         self._width = max(lengths)
         places = [[p.first, resident[request_id]] for request_id, p in by_request.items()]
-        told = np.column_stack([places, lengths]).T.astype(np.int32)
-        self._queries, self._resident, self._lengths = upload(told, self._table.device)
+        columns = np.column_stack([places, lengths]).T.astype(np.int32)
+        self._queries, self._resident, self._lengths = upload(columns, self._table.device)
         self._rows: torch.Tensor | None = None
-        self._chosen: torch.Tensor | None = None  # heads of this rank
+        self._chosen: torch.Tensor | None = None  # heads on this rank
 
     def add_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
@@ -89,7 +91,7 @@ class _Singles:
         if self._rows is None or self._chosen is None:
             shape = signal.parts, len(self._row_of), self._width
             self._rows = torch.zeros(shape, dtype=torch.float32, device=query.device)
-            for p in self._singles:
+            for p in self._requests:
                 row = self._row_of[p.request_id]
                 p.rows = self._rows[:, row : row + 1, : len(p.ids)]
             own = self._heads.own(signal, num_heads)
@@ -104,8 +106,8 @@ class _Singles:
             self._lengths,
             self._rows[signal.layers.index(layer) if signal.parts > 1 else 0],
             heads=self._chosen,
-            share=share_of(signal, self._heads, num_heads),
-            greatest=signal.over_heads == "max",
+            divisor=divisor_of(signal, self._heads, num_heads),
+            use_max=signal.over_heads == "max",
             scale=scale,
             soft_cap=soft_cap,
             queries=self._queries,

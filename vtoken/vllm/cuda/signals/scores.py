@@ -1,15 +1,16 @@
-"""From attention rows to the report on a device: the host launches it all and looks at nothing.
+"""From attention rows to the report on a device: the host only launches work.
 
-    main     … forward n: rows │ accumulators │ mean over ranks │ outbox n ─┬─► sampling n │ forward …
-    report                                                            └─► outbox n to host ─ event
+    main     … forward n: rows │ accumulators │ mean over ranks │ outbox n ─┬─► sampling n │ …
+    report                                                                  └─► to host ─ event
 
-The worker's thread never waits. Whoever fetches the sampled tokens of step n waits for the event
-too: it was recorded before sampling began, so the scores of step n are in the report of step n.
+The worker's thread never waits. The thread that fetches the sampled tokens of step n also waits for
+the event. It was recorded before sampling began, so the scores of step n are in the report of
+step n.
 
 Invariants:
-1. what is copied to the host is an outbox of this step's own: later steps write accumulators, not it
-2. ids are those of the step that made the numbers (`vtoken.vllm.worker.scores`), at its launch
-3. all that reads the device's answer is behind the event
+1. each step copies an outbox of its own to the host; later steps write accumulators, not the outbox
+2. ids are those of the step that made the scores (`vtoken.vllm.worker.scores`), at its launch
+3. the downloaded scores are read only after the event
 """
 
 from __future__ import annotations
@@ -27,12 +28,20 @@ from vtoken.vllm.cuda.copies.transfer import download, upload
 from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, make_device_accumulator
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import Keys, PendingScores, SignalKey, Wanted, settled
+from vtoken.vllm.worker.scores import (
+    Keys,
+    PendingScores,
+    RequestedScores,
+    SignalKey,
+    accumulator_rows,
+)
 
 
 class DeviceScores:
-    """Accumulators on `device`. `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by
-    `num_heads` query heads of this rank.
+    """Accumulators on `device`.
+
+    `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
+    this rank.
     """
 
     def __init__(self, keys: Keys, num_heads: int, device: torch.device, streams: Streams) -> None:
@@ -51,40 +60,40 @@ class DeviceScores:
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
     ) -> PendingScores:
-        for request, rows in settled(probed, ranks):
+        for request, rows in accumulator_rows(probed, ranks):
             request.mirror.accumulators[request.signal].add(request.ids, rows, request.num_new)
-        wanted = Wanted(plan, mirrors, lambda numbers: upload(numbers, self._device))
-        for asked, accumulator in wanted.of_attention():
+        requested = RequestedScores(plan, mirrors, lambda array: upload(array, self._device))
+        for key, accumulator in requested.attention_signals():
             scores = accumulator.scores()
             if scores is not None:
-                wanted.add(asked, scores, accumulator.ids, accumulator.num_tokens)
-        wanted.read_keys(self._keys, self._num_heads, ranks)
-        return self._send(wanted.over(ranks), wanted.owners)
+                requested.add(key, scores, accumulator.ids, accumulator.num_tokens)
+        requested.read_keys(self._keys, self._num_heads, ranks)
+        return self._send(requested.reduced(ranks), requested.owners)
 
     def _send(
         self, values: Mapping[SignalKey, torch.Tensor], owners: Mapping[SignalKey, tuple[Ints, int]]
     ) -> PendingScores:
-        """`values[asked]` [n] are on their way; they belong to the tokens that `owners` names."""
+        """Start the transfer of `values[key]` [n], which belong to the tokens in `owners[key]`."""
         if not values:
             return dict
         streams = self._streams
         outbox = _outbox(values.values())
-        arrived: list[torch.Tensor] = []
+        downloads: list[torch.Tensor] = []
         streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
-        streams.launch(Stream.REPORT, lambda: arrived.append(download(outbox)))
+        streams.launch(Stream.REPORT, lambda: downloads.append(download(outbox)))
         event = streams.record(Stream.REPORT)
 
-        def told() -> dict[SignalKey, Floats]:
+        def pending() -> dict[SignalKey, Floats]:
             streams.synchronize(event)
-            parts = arrived[0].split([len(owners[asked][0]) for asked in values])
+            parts = downloads[0].split([len(owners[key][0]) for key in values])
             return {
-                asked: by_id(owners[asked][0], part.numpy(), owners[asked][1])
-                for asked, part in zip(values, parts, strict=True)
+                key: by_id(owners[key][0], part.numpy(), owners[key][1])
+                for key, part in zip(values, parts, strict=True)
             }
 
-        return told
+        return pending
 
 
 def _outbox(values: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All `values`, one behind the other, in a tensor that nobody else writes."""
+    """All `values` concatenated in a new tensor, which later steps do not write."""
     return torch.cat([*values])

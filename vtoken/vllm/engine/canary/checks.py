@@ -1,15 +1,15 @@
 """The quality canary's checks: each is one more request of the engine, which evicts nothing.
 
-Its prompt is the prompt and the output of a finished request. Prompt log-probabilities say what the
-full cache thinks of every generated token. vLLM computes them; nothing is generated beyond the one
-token that it asks of every request, and nothing leaves the engine.
+Its prompt is the prompt and the output of a finished request. vLLM's prompt log-probabilities give
+the probability of every generated token under the full cache. A check generates one token, the
+minimum in vLLM, and its output does not leave the engine.
 
-1. one check runs at a time. It starts when nobody waits and its blocks are not needed, and is given
-   up as soon as they are: it is never the reason that a request waits or is preempted
-2. it is part of a step only where every other request decodes, with at most `CHUNK_TOKENS` tokens
-3. it reads the prefix cache up to the end of the first request's prompt, and adds nothing to it.
+1. one check runs at a time. It starts when no request waits and its blocks are not needed, and is
+   aborted as soon as they are needed: no request waits or is preempted because of a check
+2. it runs only in steps in which every other request decodes, with at most `CHUNK_TOKENS` tokens
+3. it reads the prefix cache up to the end of the checked request's prompt, and adds nothing to it.
    Hashed blocks hold K and V of an unevicted context (ARCHITECTURE.md, rule 4)
-4. token ids are held until the check is over, and at most `MAX_QUEUED` requests are held
+4. token ids are kept until the check ends, for at most `MAX_QUEUED` requests
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vtoken.runtime.canary import make_check
 from vtoken.runtime.runtime import Runtime
 from vtoken.vllm.engine.canary.samples import Finished, Samples
 
-CHUNK_TOKENS = 64  # a step that decodes is not much longer for it
+CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer
 MAX_QUEUED = 8
-MAX_WAITING = 8  # requests of the queue whose blocks are counted; with more, a check gives way
+MAX_WAITING = 8  # with more waiting requests, a check is aborted without counting their blocks
 ID_PREFIX = "vtoken-canary-"
 LOWEST_PRIORITY = 2**31 - 1
 
 
 class Checks:
-    """The checks of one scheduler, whose steps are scheduled inside of `step`."""
+    """The checks of one scheduler, which schedules its steps inside of `step`."""
 
     def __init__(self, scheduler: Any, runtime: Runtime) -> None:
         self._scheduler = scheduler
@@ -53,12 +53,12 @@ class Checks:
 
     @property
     def running(self) -> Request | None:
-        """The check that runs."""
+        """The running check."""
         return None if self._running is None else self._running[0]
 
     @property
     def num_unfinished(self) -> int:
-        """Checks that run or wait: the engine goes on until they are over."""
+        """Checks that run or are queued; the engine keeps stepping until they end."""
         return len(self._queue) + (self._running is not None)
 
     def is_check(self, request_id: str) -> bool:
@@ -74,10 +74,10 @@ class Checks:
         waits = check.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         return int(runs), int(waits)
 
-    # ------------------------------------------------------------ what a step brought
+    # ------------------------------------------------------------ outputs of a step
 
     def take_outputs(self, outputs: dict[int, Any]) -> None:
-        """Take out of a step's outputs what is the canary's; `outputs` by client, as vLLM's."""
+        """Remove the canary's outputs from a step's `outputs`, which vLLM keys by client."""
         if self._running is None and not self.samples:
             return
         for client, of_client in list(outputs.items()):
@@ -102,12 +102,12 @@ class Checks:
             self._runtime.canary.drop()
             return
         if len(self._queue) == MAX_QUEUED:
-            self._queue.popleft()  # the prefix cache may hold less of it than of a newer one
+            self._queue.popleft()  # the prefix cache holds more of newer requests
             self._runtime.canary.drop()
         self._queue.append(finished)
 
     def _finish(self, output: Any) -> None:
-        """The check that runs is over; `output` has its prompt log-probabilities."""
+        """Evaluate the running check, which ended; `output` has its prompt log-probabilities."""
         assert self._running is not None
         finished = self._running[1]
         self._running = self._runtime.canary.request_id = None
@@ -134,7 +134,7 @@ class Checks:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around the scheduling of one step: whether, and how far, a check goes on in it."""
+        """A context around the scheduling of one step: decides whether a check runs in it."""
         if not self.num_unfinished:
             yield
             return
@@ -152,7 +152,7 @@ class Checks:
             yield
             return
         if check.status == RequestStatus.RUNNING:
-            # Who is last gets what is left of the step's tokens, and is the first to be preempted.
+            # The last request gets the rest of the step's tokens and is preempted first.
             scheduler.running = [*others, check] if quiet else others
         if quiet:
             scheduler.max_num_scheduled_tokens = min(most, len(others) + CHUNK_TOKENS)
@@ -163,18 +163,18 @@ class Checks:
             if not quiet:
                 scheduler.running.append(check)
         if check.status != RequestStatus.RUNNING:
-            self._drop()  # there was no room after all, or somebody else took it
+            self._drop()  # it was not scheduled, or was preempted
 
     def _must_give_way(self, others: list[Request], waiting: list[Request]) -> bool:
-        """Whether a check runs, and somebody may need its blocks or its place."""
+        """Whether a check runs, and other requests may need its blocks or its place."""
         check = self.running
         if check is None:
             return False
-        preempted = check.status != RequestStatus.RUNNING  # while the caches were reset
+        preempted = check.status != RequestStatus.RUNNING  # by a reset of the prefix cache
         return preempted or not self._has_room(others, waiting, 0)
 
     def _has_room(self, others: list[Request], waiting: list[Request], num_blocks: int) -> bool:
-        """Whether nobody is short of blocks or places while a check takes `num_blocks` more."""
+        """Whether all other requests have enough blocks if a check takes `num_blocks` more."""
         runtime, scheduler = self._runtime, self._scheduler
         config, admission, size = runtime.config, runtime.admission, runtime.geometry.block_size
         if len(waiting) > MAX_WAITING:
@@ -191,19 +191,19 @@ class Checks:
             needed = max(needed, admission.extra_blocks(ID_PREFIX, num_blocks * size))
         table = runtime.tables.get(runtime.canary.request_id or "")
         free, held = runtime.state.store.num_free_blocks(), 0 if table is None else table.num_blocks
-        if free + held > config.low_watermark_blocks:  # a check is not what opens this gate
+        if free + held > config.low_watermark_blocks:  # a check must not open this gate
             needed = max(needed, config.low_watermark_blocks)
         return free - num_blocks > needed
 
     def _start(self, others: list[Request]) -> None:
-        """Begin the first check of the queue, if there is room; what never has room is dropped."""
+        """Begin the first check of the queue if its blocks are free; drop checks that never fit."""
         size = self._runtime.geometry.block_size
         while self._queue:
             finished = self._queue[0]
             num_blocks = -(-(len(finished.token_ids) + 1) // size)
             has_room = self._has_room(others, [], num_blocks)
             if not has_room and others:
-                return  # there may be later
+                return  # blocks may become free
             self._queue.popleft()
             if has_room:
                 self._begin(finished)
@@ -231,7 +231,7 @@ class Checks:
         Scheduler.add_request(self._scheduler, request)
 
     def _drop(self) -> None:
-        """Give the running check up."""
+        """Abort the running check."""
         check = self.running
         assert check is not None
         self._scheduler.finish_requests(check.request_id, RequestStatus.FINISHED_ABORTED)
@@ -239,7 +239,7 @@ class Checks:
         self._runtime.canary.drop()
 
     def drop_all(self) -> None:
-        """Give up the check that runs and those that wait: the engine pauses, or is emptied."""
+        """Abort the running check and the queue; for a pause, or when all requests are aborted."""
         if self._running is not None:
             self._drop()
         self._runtime.canary.drop(len(self._queue))
@@ -248,22 +248,22 @@ class Checks:
 
 def _num_left(request: Request, most: int) -> int:
     """Tokens of the request that the next step can compute, `most` at most."""
-    known = request.num_tokens + request.num_output_placeholders
-    return int(min(known - request.num_computed_tokens, most))
+    num_tokens = request.num_tokens + request.num_output_placeholders
+    return int(min(num_tokens - request.num_computed_tokens, most))
 
 
 def prompt_logprobs(output: Any, finished: Finished) -> tuple[Floats, Floats]:
-    """Log-probabilities of the n generated tokens [n], and of the first one at their places [n].
+    """Log-probabilities [n] of the n generated tokens, and [n] of the most likely ones.
 
-    Raises ValueError where `output` has none, or has those of other tokens.
+    Raises ValueError when `output` has none, or has those of different tokens.
     """
     tensors, n = output.new_prompt_logprobs_tensors, finished.num_generated_tokens
     if tensors is None or len(tensors.logprobs) < n:
         raise ValueError(
             f"the engine returned no prompt log-probabilities ({output.finish_reason})"
         )
-    # From the end: of what the prefix cache held there are none, or what memory held before.
+    # Indexed from the end: rows of tokens from the prefix cache are missing or uninitialised.
     if tensors.logprob_token_ids[-n:, 0].tolist() != finished.token_ids[-n:]:
-        raise ValueError("the prompt log-probabilities are of other tokens")
+        raise ValueError("the prompt log-probabilities are of different tokens")
     logprobs = tensors.logprobs[-n:].numpy().astype(np.float32)
     return logprobs[:, 0], logprobs[:, 1]

@@ -1,9 +1,9 @@
-"""Which requests the quality canary samples, and what is known of one when it has finished.
+"""Selects the requests that the quality canary samples, and collects their log-probabilities.
 
-Knows vLLM's requests and outputs, not how a check is run. Whether a request is sampled is decided
-when it arrives, since its own log-probabilities must be computed as it runs. Its sampling
-parameters become a copy that asks for them, and they are taken out of its outputs again where its
-client did not ask. Whether it is checked is decided when it ends, by whether it has evicted.
+Uses vLLM's requests and outputs; `checks` runs the checks. A request is sampled on arrival, because
+its own log-probabilities must be computed while it runs. A copy of its sampling parameters requests
+them, and they are removed from its outputs unless the client requested them. At its end, the share
+for requests that evicted, or the one for those that did not, decides whether it is checked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 
 @dataclass(slots=True)
 class Finished:
-    """A finished request that is to be checked.
+    """A finished request to be checked.
 
-    `token_ids`: its prompt and its n generated tokens; `block_hashes`: of the prompt's full blocks,
-    as far as the prefix cache may be read. `own` [n]: log-probabilities with which its tokens were
-    sampled, None: unknown.
+    `token_ids`: its prompt and its n generated tokens; `block_hashes`: of the prompt's full blocks
+    that the check may read from the prefix cache. `own` [n]: log-probabilities with which its
+    tokens were sampled, None: unknown.
     """
 
     token_ids: list[int]
@@ -51,8 +51,8 @@ class Finished:
 class _Sample:
     """A sampled request while it runs. `draw`: uniform in 0..1. `revision`: 0 before it starts.
 
-    `own`: log-probabilities of its outputs so far, None where they are not known; `strip`: its
-    client did not ask for them. `finished`: it is over, and its last output is on its way.
+    `own`: log-probabilities of its outputs so far, None if unknown; `strip`: the client did not
+    request them. `finished`: set when the request ended and its last output is pending.
     """
 
     draw: float
@@ -64,7 +64,7 @@ class _Sample:
 
 
 class Samples:
-    """The sampled requests of one scheduler, which says what happens to requests."""
+    """The sampled requests of one scheduler, which calls a method at each event of a request."""
 
     def __init__(self, scheduler: Any, runtime: Runtime) -> None:
         self._scheduler = scheduler
@@ -83,11 +83,11 @@ class Samples:
         if draw >= max(config.share, config.control_share):
             return
         self._runtime.canary.used = True
-        reason = self._why_not(request)
+        reason = self._skip_reason(request)
         if reason is not None:
             self._runtime.canary.skip(reason)
             return
-        # Other modes report what does not compare with prompt log-probabilities.
+        # The values of other modes are not comparable with prompt log-probabilities.
         comparable = self._scheduler.vllm_config.model_config.logprobs_mode == "raw_logprobs"
         strip = comparable and request.sampling_params.num_logprobs is None
         if strip:
@@ -95,8 +95,8 @@ class Samples:
             request.sampling_params.logprobs = 0
         self._samples[request_id] = _Sample(draw, [] if comparable else None, strip)
 
-    def _why_not(self, request: Request) -> str | None:
-        """Why the request cannot be checked; None when it can."""
+    def _skip_reason(self, request: Request) -> str | None:
+        """The reason why the request cannot be checked; None when it can."""
         if request.sampling_params is None:
             return "pooling"
         has_embeddings = request.prompt_token_ids is None or request.prompt_embeds is not None
@@ -109,10 +109,10 @@ class Samples:
             "LoRA": request.lora_request is not None,
             "structured output": request.use_structured_output,
         }
-        return next((reason for reason, found in reasons.items() if found), None)
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def started(self, request_ids: Iterable[str]) -> None:
-        """Requests that get their first blocks in the step being planned, or get blocks again."""
+        """Requests that get their first blocks, or blocks after a preemption, in this step."""
         if self._samples:
             for request_id in request_ids:
                 sample = self._samples.get(request_id)
@@ -120,13 +120,13 @@ class Samples:
                     sample.revision = self._runtime.state.revision
 
     def preempted(self, request_id: str) -> None:
-        """The request is about to let go of its blocks, and will compute its context again."""
+        """Call before a preempted request frees its blocks; it will recompute its context."""
         sample = self._samples.get(request_id)
         if sample is not None:
             sample.evicted |= self._has_evicted(request_id)
 
-    def ends(self, request: Request) -> None:
-        """The request is over, and about to let go of its blocks."""
+    def ended(self, request: Request) -> None:
+        """Call when a request ended, before it frees its blocks."""
         sample = self._samples.get(request.request_id)
         if sample is None or request.status not in FINISHED:
             return
@@ -135,14 +135,14 @@ class Samples:
         share = config.share if evicted else config.control_share
         if config.share == 0 or sample.draw >= share:
             return
-        limit = self._scheduler.max_model_len - 1  # vLLM generates one token more
+        limit = self._scheduler.max_model_len - 1  # the check generates one more token
         num_prompt = request.num_prompt_tokens
         if sample.revision != runtime.state.effective[1]:
             runtime.canary.skip("revision changed")
         elif num_prompt >= limit:
             runtime.canary.skip("max_model_len")
         else:
-            # The prompt's last token is computed again: it ranks the first generated one.
+            # Recompute the prompt's last token: its logits rank the first generated token.
             num_hashes = (num_prompt - 1) // self._scheduler.hash_block_size
             sample.finished = Finished(
                 list(request.all_token_ids[:limit]),
@@ -159,16 +159,16 @@ class Samples:
         return table is not None and table.num_dead > 0
 
     def take(self, output: Any) -> Finished | None:
-        """Read one output; the request, if that was the last one of a request to be checked."""
+        """Read one output; return the request if this is the last output of one to be checked."""
         sample = self._samples.get(output.request_id)
         if sample is None:
             return None
         if sample.own is not None and output.new_token_ids:
-            found = _own_logprobs(output)
-            if found is None:
+            logprobs = _own_logprobs(output)
+            if logprobs is None:
                 sample.own = None
             else:
-                sample.own.append(found)
+                sample.own.append(logprobs)
         if sample.strip:
             output.new_logprobs = None
         finished = sample.finished
@@ -178,24 +178,25 @@ class Samples:
         return finished
 
     def forget_finished(self) -> None:
-        """The last output of a request comes in the step in which it ends: forget those."""
+        """Forget requests that ended; their last output is in the step in which they end."""
         for request_id in [i for i in self._samples if i not in self._scheduler.requests]:
             del self._samples[request_id]
 
 
 def _own_logprobs(output: Any) -> Floats | None:
-    """Of the new tokens [n]; None where the sampled token is not the first of its row, as with
-    `logprobs=-1`."""
-    found = output.new_logprobs
-    if found is None or found.logprob_token_ids.ndim != 2:
+    """Log-probabilities [n] of the new tokens; None if the sampled token is not the first of its
+    row, as with `logprobs=-1`.
+    """
+    new = output.new_logprobs
+    if new is None or new.logprob_token_ids.ndim != 2:
         return None
-    if found.logprob_token_ids[:, 0].tolist() != list(output.new_token_ids):
+    if new.logprob_token_ids[:, 0].tolist() != list(output.new_token_ids):
         return None
-    return np.array(found.logprobs[:, 0], dtype=np.float32)
+    return np.array(new.logprobs[:, 0], dtype=np.float32)
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether every token is the one of the largest logit, as the model gave it."""
+    """Whether every token is the one with the model's largest logit."""
     return bool(
         params.temperature == 0
         and params.repetition_penalty == 1
