@@ -88,8 +88,8 @@ def test_history_tells_transitions_newest_first_with_the_holder() -> None:
     seen.observe(model, now=3.0)
     told = seen.history(3, ())
     assert [(e.ts, e.text) for e in told] == [
-        (7.0, "given back by #7"),
-        (6.0, "shared from now on"),
+        (7.0, "freed by #7"),
+        (6.0, "became shared"),
         (5.0, "taken by #7"),
     ]
     assert seen.history(2, ()) == []

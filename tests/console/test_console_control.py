@@ -15,7 +15,7 @@ from tests.support.profiles import made_up
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
-from vtoken_console.changes.trials import countdown, read_terms
+from vtoken_console.changes.trials import countdown, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
@@ -122,7 +122,7 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
         await until(lambda: bar.display and "ON TRIAL" in screen_text(app), "no bar")
         line = next(x for x in screen_text(app).splitlines() if "ON TRIAL" in x)
         for part in (
-            "taken back in",
+            "reverted in",
             "unless kept",
             f"rev 2 by {terms.actor}",
             "theta_f 0.25 → 0.24",
@@ -157,12 +157,12 @@ async def test_guard_passed_reverts_and_is_said_until_it_was_seen(
         slow = itertools.count()
         core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
         core.steps(6)
-        await until(lambda: "Taken back: revision 2" in notices(app), "revert not said")
+        await until(lambda: "Reverted: revision 2" in notices(app), "revert not said")
         assert re.search(r"p95 inter-token \d+ ms > 500 ms", notices(app))
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "later message lost")
-        assert "Taken back: revision 2" in notices(app), "a later message hid the revert"
+        assert "Reverted: revision 2" in notices(app), "a later message hid the revert"
         await pilot.press("escape")
         assert notices(app) == ""
 
@@ -253,7 +253,7 @@ async def test_change_overtaken_by_another_says_so_until_seen(
         # A change that no step ran with is overtaken too, and said in other words.
         await until(lambda: app.source.feed.model.config.effective_revision == 2, "not in force")
         core.call("patch_config", actor="ana", patch={"reclamation": "auto"})
-        await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
+        await until(lambda: "Superseded: your revision 2 is overridden" in notices(app), "unsaid")
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
 
 
@@ -293,7 +293,7 @@ async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
             "not seen",
         )
         await pilot.pause(0.3)
-        assert "Overtaken" not in notices(app)
+        assert "Superseded" not in notices(app)
 
 
 @pytest.mark.parametrize(
@@ -319,10 +319,10 @@ def test_only_what_undo_cannot_bring_back_is_asked_about(
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
-    terms = read_terms("2.5", "", " 3 ")
+    terms = parse_terms("2.5", "", " 3 ")
     assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
     assert terms.guard_preemptions == 3
-    guarded = read_terms("", "", "", "0.9", "0.5")
+    guarded = parse_terms("", "", "", "0.9", "0.5")
     assert guarded.params()["guard_canary_agreement"] == 0.9
     assert guarded.params()["guard_canary_logprob_lost"] == 0.5
     for bad in (
@@ -335,7 +335,7 @@ def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
         ("", "", "", "", "nan"),
     ):
         with pytest.raises(ValueError, match="is not"):
-            read_terms(*bad)
+            parse_terms(*bad)
 
 
 @pytest.mark.parametrize(

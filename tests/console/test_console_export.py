@@ -152,4 +152,4 @@ def test_export_of_a_moment_outside_is_refused(
     assert main([*arguments, str(tmp_path / "a.svg")]) == 1
     assert "is not a moment of this recording" in capsys.readouterr().err
     assert main([*arguments, str(tmp_path / "a.gif")]) == 1
-    assert "the ending must be one of .svg, .png, .csv, .json" in capsys.readouterr().err
+    assert "the suffix must be one of .svg, .png, .csv, .json" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The figures behind the picture: gates, payback, latency, and marks of who changed what."""
+"""The metrics panel: gates, moves, latency, and marks of configuration changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vtoken_console.widgets.figures.sections import (
     canary_section,
     gates_section,
     latency_section,
-    payback_section,
+    relocation_section,
     shadow_section,
 )
 
@@ -104,9 +104,9 @@ def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
 
     assert units.latency(None, 0) in text_of(gates_section(status))
     assert units.latency(None, 0) in text_of(latency_section(status))
-    payback = text_of(payback_section(NoSeries(), status))  # type: ignore[arg-type]
-    assert units.latency(None, 0) in payback
-    assert "in 0 steps" not in payback
+    section = text_of(relocation_section(NoSeries(), status))  # type: ignore[arg-type]
+    assert units.latency(None, 0) in section
+    assert "in 0 steps" not in section
 
 
 def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:

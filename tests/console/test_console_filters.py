@@ -59,7 +59,7 @@ def test_filter_takes_these_blocks_and_requests(
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("colour:red", "colour: is no key"), ("state:purple", "state:purple is unknown")],
+    [("colour:red", "colour: is unknown"), ("state:purple", "state:purple is unknown")],
 )
 def test_what_cannot_be_read_is_named_and_hides_nothing(text: str, problem: str) -> None:
     wanted = parse(text)
@@ -78,7 +78,7 @@ def test_half_typed_terms_hide_no_more_than_they_say(text: str) -> None:
 def test_without_owners_blocks_are_not_filtered_by_request_and_this_is_said() -> None:
     unknown = replace(model(), owner=np.zeros(0, np.uint16))
     assert block_mask(parse("req:l-a"), unknown).all()
-    assert "does not tell their owners" in shortfall(parse("req:l-a"), unknown)
+    assert "does not report owners" in shortfall(parse("req:l-a"), unknown)
     assert shortfall(parse("state:free"), unknown) == ""
     assert np.flatnonzero(block_mask(parse("state:free"), unknown)).tolist() == [0]
 

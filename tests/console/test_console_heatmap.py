@@ -132,7 +132,7 @@ async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
     engine.owner = engine.owner[:0]
     async with serving(engine) as served, running(served.url) as (app, pilot):
         await pilot.press("k", "k")
-        await until(lambda: "does not tell the owners" in screen_text(app), "not said")
+        await until(lambda: "does not report block owners" in screen_text(app), "not said")
         assert app.dashboard.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
 
 
@@ -155,4 +155,4 @@ async def test_block_page_tells_what_this_console_has_seen_of_it(
         block = compact(core, "cmpl-a91f").source_blocks[0]
         await app.pages.open_block(block)
         await until(lambda: "tokens moved out" in screen_text(app), "move not told")
-        await until(lambda: "given back by" in screen_text(app), "transition not told")
+        await until(lambda: "freed by" in screen_text(app), "transition not told")

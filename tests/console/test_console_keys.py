@@ -62,17 +62,17 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ('[keys]\npause = "c"\n', 2, "'c' is the key of both compact and pause"),
-        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is the key of both pause and undo"),
-        ('[keys]\n# none\nflush = "f5"\n', 3, "'flush' is no action"),
-        ('[keys]\npause = "f55"\n', 2, "'f55' is no key"),
-        ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is not known"),
-        ('[keys]\npause = "up"\n', 2, "'up' moves the cursor"),
+        ('[keys]\npause = "c"\n', 2, "'c' is bound to both compact and pause"),
+        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is bound to both pause and undo"),
+        ('[keys]\n# none\nflush = "f5"\n', 3, "unknown action 'flush'"),
+        ('[keys]\npause = "f55"\n', 2, "'f55' is not a key"),
+        ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is unknown"),
+        ('[keys]\npause = "up"\n', 2, "'up' is reserved"),
         ("[keys]\npause = 5\n", 2, "pause = 5 is not a key"),
         ("[keys]\npause = []\n", 2, "is not a key or a list of keys"),
-        ('[colours]\nx = "y"\n', 1, "'colours' is no section"),
+        ('[colours]\nx = "y"\n', 1, "unknown section 'colours'"),
         ("[keys]\npause = \n", 2, "Invalid value"),
-        ('[keys]\napply = "q"\n', 2, "'q' is the key of both quit and apply"),
+        ('[keys]\napply = "q"\n', 2, "'q' is bound to both quit and apply"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named_by_line(

@@ -13,7 +13,7 @@ from rich.style import Style
 
 from vtoken_console.export.dots import with_dots
 from vtoken_console.look import palette
-from vtoken_console.widgets.figures.charts import LEAST, LEAST_ROWS, arrange
+from vtoken_console.widgets.figures.charts import MIN_HEIGHT, MIN_WIDTH, arrange
 from vtoken_console.widgets.figures.plot import bridged, dots, plot, time_axis
 from vtoken_console.widgets.lines import Line
 
@@ -92,8 +92,8 @@ def test_time_axis_ends_now_and_its_labels_never_touch(span_s: int, width: int) 
 @given(st.integers(20, 250), st.integers(5, 60))
 def test_charts_fit_their_panel(width: int, height: int) -> None:
     rows, columns = arrange(5, width, height)
-    assert columns == 1 or width // columns >= LEAST
-    assert rows == 1 or height // rows >= LEAST_ROWS
+    assert columns == 1 or width // columns >= MIN_WIDTH
+    assert rows == 1 or height // rows >= MIN_HEIGHT
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,13 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press("backspace", *"0.02", "enter")
         await until(lambda: runtime.state.revision == 4, "not tried, or not reverted by the engine")
         assert runtime.config.theta_f == 0.01
-        await until(lambda: "Taken back: revision 3, not confirmed within 1 s" in notices(app), "?")
+        await until(lambda: "Reverted: revision 3, not confirmed within 1 s" in notices(app), "?")
 
         await pilot.press(*"0.3", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("tab", *"0.001", "enter")
         await until(lambda: runtime.state.revision == 6, "not tried, or not reverted by the engine")
-        await until(lambda: "Taken back: revision 5, p95 inter-token" in notices(app), "no guard")
+        await until(lambda: "Reverted: revision 5, p95 inter-token" in notices(app), "no guard")
         assert runtime.config.theta_f == 0.01
 
         await pilot.press("escape", "escape")

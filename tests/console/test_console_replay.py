@@ -20,7 +20,7 @@ from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.feed.picture import Picture
+from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.replay import Replay
 from vtoken_console.widgets.notice import Notice
 
@@ -34,14 +34,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told_until(path: Path, ts: float) -> Picture:
+def told_until(path: Path, ts: float) -> FeedData:
     """The state that every message up to `ts` adds up to, read from the start."""
-    picture = Picture()
+    data = FeedData()
     with RecordingReader(path) as reader:
         for entry in iter(reader.next, None):
             if isinstance(entry.line, wire.Message) and entry.line.ts <= ts:
-                picture.take(entry.line)
-    return picture
+                data.apply(entry.line)
+    return data
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +74,7 @@ async def test_a_jump_shows_what_every_message_up_to_there_adds_up_to(recording:
     async with playing(recording, moment="0") as replay:
         for after_s in (31.0, 7.3, 59.9, 0.0, 44.44):
             replay.seek(START_TS + after_s)
-            await until(lambda: replay._goal is None, "does not arrive")
+            await until(lambda: replay._target_ts is None, "does not arrive")
             expected = told_until(recording, START_TS + after_s)
             assert np.array_equal(replay.feed.model.live, expected.model.live)
             assert np.array_equal(replay.feed.model.flags, expected.model.flags)
@@ -185,10 +185,10 @@ async def test_gap_is_said_and_passed_at_the_next_key_frame(
     holed = tmp_path / "holed.jsonl"
     holed.write_bytes(b"".join(line + b"\n" for line in lines))
     async with playing(holed, moment="6") as replay:
-        await until(lambda: replay._goal is None, "does not arrive")
+        await until(lambda: replay._target_ts is None, "does not arrive")
         assert "a gap before" in replay.replay.note
         replay.seek(START_TS + 30)
-        await until(lambda: replay._goal is None, "does not arrive")
+        await until(lambda: replay._target_ts is None, "does not arrive")
         assert replay.replay.note == ""
         expected = told_until(recording, START_TS + 30)
         assert np.array_equal(replay.feed.model.live, expected.model.live)

@@ -103,8 +103,8 @@ async def test_request_page_tells_policy_and_holes_on_eighty_columns(
         await until(lambda: served.asked("compact"), "not sent")
         core.steps(2)
         summary = app.screen.query_one(Summary)
-        await until(lambda: summary.said[0], "what came of it is not said")
-        told, loaded = summary.said[0], summary.step
+        await until(lambda: summary.message[0], "what came of it is not said")
+        told, loaded = summary.message[0], summary.step
         core.steps(1)
         await until(lambda: summary.step > loaded, "not loaded again")
         assert " ".join(told.split())[:40] in words(app)

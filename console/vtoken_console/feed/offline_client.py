@@ -1,7 +1,4 @@
-"""In the place of a server's REST interface: says what a recording holds of what was asked.
-
-Knows the calls of the client and the model, no file. Nothing is ever sent.
-"""
+"""The REST client of a replay: refuses every call and reports what the recording holds instead."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from vtoken.stream.reducer import StreamState
 T = TypeVar("T")
 
 
-class NotRecorded(AsyncClient):
-    """Refuses every call, with what the recording can say in its place."""
+class OfflineClient(AsyncClient):
+    """Raises ProblemError for every call; nothing is ever sent."""
 
     def __init__(self, model: Callable[[], StreamState]) -> None:
         self._model = model
@@ -30,12 +27,12 @@ class NotRecorded(AsyncClient):
         raise ProblemError(wire.Problem(status=0, title=title, detail=detail))
 
     def _detail(self, path: str) -> str:
-        what, _, name = path.strip("/").partition("/")
-        if what == "requests":
-            return "its text, tokens and blocks are not in it, only its row in the panel."
-        if what == "blocks" and name.isdigit():
-            return f"slots are not in it. {self._block(int(name))}"
-        return "there is no server to ask; nothing was sent"
+        resource, _, name = path.strip("/").partition("/")
+        if resource == "requests":
+            return "it holds the request's table row, not its text, tokens and blocks."
+        if resource == "blocks" and name.isdigit():
+            return f"it holds no slots. {self._block(int(name))}"
+        return "there is no server to query; nothing was sent"
 
     def _block(self, block: int) -> str:
         model = self._model()
