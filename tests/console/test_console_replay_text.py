@@ -79,9 +79,11 @@ async def test_back_and_forth_it_is_the_text_of_the_moment(recording: Path) -> N
         assert "w1 w2" in shown_text
         assert f"step {mine[1].page.step:,}" in shown_text
         dead = next(row.token_id for row in mine[1].page.rows if not row.live and row.text)
-        assert panel._look(dead, 0, ()).strike
+        assert panel._token_style(dead, 0, ()).strike
         await pilot.press("t")
-        await until(lambda: "a recording does not hold them" in screen_text(app), "nothing said")
+        await until(
+            lambda: "Recordings hold no tokens and blocks" in screen_text(app), "nothing said"
+        )
         await pilot.press("escape")
         await until(lambda: app.screen is app.dashboard, "not left")
 
@@ -127,7 +129,7 @@ async def test_a_recording_without_text_opens_what_it_did(tmp_path: Path, record
     async with shown(path) as (app, pilot):
         await open_page(app, pilot)
         assert isinstance(app.screen, RequestScreen)
-        said = "its text, tokens and blocks are not in it"
+        said = "not its text, tokens and blocks"
         await until(lambda: said in screen_text(app), "not said")
 
 

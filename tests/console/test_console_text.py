@@ -69,7 +69,7 @@ async def open_text(app: ConsoleApp, pilot: Any) -> TextPanel:
 
 def looks(panel: TextPanel, token: int) -> list[Any]:
     """How a token is drawn in each of the texts."""
-    return [panel._look(token, side, ()) for side in range(2)]
+    return [panel._token_style(token, side, ()) for side in range(2)]
 
 
 async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marked(
