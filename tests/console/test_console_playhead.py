@@ -1,4 +1,4 @@
-"""Where a replay stands, and which moments can be typed."""
+"""The position and speed of a replay, and the parsing of moments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from vtoken_console.feed.playhead import SPEEDS, Playhead, parse_moment
 
-# Local time of an ordinary day, 23:58:00, so that midnight lies in the recording.
+# Local time of an ordinary day, 23:58:00, so that midnight is in the recording.
 FIRST = time.mktime((2026, 3, 4, 23, 58, 0, 0, 0, -1))
 LAST = FIRST + 300
 
 
-def test_playhead_moves_with_its_speed_and_stands_while_paused() -> None:
+def test_playhead_moves_with_its_speed_and_not_while_paused() -> None:
     head = Playhead().at(1000.0, now=5.0)
     assert head.ts(7.0) == 1002.0
     fast = head.faster(2, now=7.0)

@@ -63,7 +63,7 @@ def test_short_gap_is_bridged_by_a_straight_line_and_a_long_one_stays() -> None:
     assert bridged(values, 3).tolist()[4:9] == [4, 5, 6, 7, 8]
 
 
-def test_threshold_is_a_line_and_what_is_above_it_is_warned_of() -> None:
+def test_threshold_is_a_line_and_values_above_it_have_the_warning_colour() -> None:
     values = np.array([0.1] * 4 + [np.nan] * 2 + [0.9] * 4)
     lines = plot(values, 4, 1.0, theta=np.full(10, 0.5), marks={2})
     at, top, bottom = cells(lines[1]), cells(lines[0]), cells(lines[3])

@@ -68,13 +68,13 @@ def what_if_paragraphs(
     if preview is not None:
         evicts = bool(preview.evicted_tokens or preview.waiting_tokens)
         # If no eviction rule changes, these evictions are due without the change, too.
-        irreversible = evicts and may_evict(result.changes)
-        lost = ", which cannot come back" if irreversible else ""
+        is_lossy = evicts and may_evict(result.changes)
+        lost = ", which cannot come back" if is_lossy else ""
         evicted = units.count(preview.evicted_tokens, 9)
         paragraphs += [
             (
                 f"evicts now  {evicted} tokens{_later(preview)}{lost}",
-                warn if irreversible else text,
+                warn if is_lossy else text,
             ),
             (
                 f"moves now   {units.count(preview.moved_tokens, 9)} tokens "
