@@ -9,6 +9,7 @@ from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
 from vtoken.stream.reducer import StreamState
+from vtoken_console.look.words import flag_words
 
 T = TypeVar("T")
 
@@ -41,15 +42,5 @@ class OfflineClient(AsyncClient):
         flags = int(model.flags[block])
         if not flags:
             return f"Block {block:,} is free."
-        words = [
-            word
-            for bit, word in (
-                (wire.FLAG_SHARED, "shared"),
-                (wire.FLAG_HASHED, "cached"),
-                (wire.FLAG_IN_FLIGHT, "being moved"),
-                (wire.FLAG_TAIL, "appended to"),
-            )
-            if flags & bit
-        ]
         live = f"Block {block:,}: {int(model.live[block])} of {model.block_size} live"
-        return ", ".join([live, *words]) + "."
+        return ", ".join([live, *flag_words(flags)]) + "."

@@ -36,9 +36,9 @@ class Key:
 KEYS: tuple[Key, ...] = (
     Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
     Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
-    Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", rank=8),
+    Key("C", "C", "compact_dry", "dry run", "dry run of a compaction", "Act", rank=8),
     Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
-    Key("U", "U", "undo_dry", "undo?", "say what undo would do", "Act"),
+    Key("U", "U", "undo_dry", "undo?", "dry run of undo", "Act"),
     Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
     Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", rank=2),
     Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", rank=3),

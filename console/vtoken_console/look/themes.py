@@ -134,6 +134,10 @@ class Theme:
         """The colour of a role in this theme."""
         return self.roles.get(role, role)
 
+    def hue(self, number: int) -> str:
+        """The colour of owner or kind `number`, from 1."""
+        return self.hues[(number - 1) % len(self.hues)]
+
     def resolve(self, style: Style) -> Style:
         """`style` with the theme's colours."""
         known = self._known.get(style)

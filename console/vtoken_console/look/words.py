@@ -16,3 +16,16 @@ BLOCK_STATES: dict[str, str] = {
     "tail": "the block that its request appends to",
 }
 REQUEST_STATES = ("running", "waiting", "preempted")
+
+
+def flag_words(flags: int) -> list[str]:
+    """The names of a block's flags, those that pin it first."""
+    from vtoken import wire  # here, to keep the first frame fast
+
+    names = (
+        (wire.FLAG_SHARED, "shared"),
+        (wire.FLAG_HASHED, "hashed"),
+        (wire.FLAG_IN_FLIGHT, "in flight"),
+        (wire.FLAG_TAIL, "tail"),
+    )
+    return [word for bit, word in names if flags & bit]

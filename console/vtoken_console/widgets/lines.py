@@ -32,7 +32,7 @@ def terminal_text(widget: Widget, text: str) -> str:
 
 
 def merge(spans: Iterable[Span]) -> Line:
-    """Joins adjacent spans of equal style and drops empty ones."""
+    """Joins adjacent spans with the same style and drops empty spans."""
     out: list[Span] = []
     for text, style in spans:
         if not text:

@@ -37,11 +37,6 @@ def letter_of(number: int) -> str:
     return LETTERS[(number - 1) % len(LETTERS)] if number > 0 else "?"
 
 
-def hue_of(theme: Theme, number: int) -> str:
-    """The colour of the owner with this number."""
-    return theme.hues[(number - 1) % len(theme.hues)]
-
-
 @dataclass(slots=True, eq=False)
 class CellPainter:
     """Paints and caches the cells of one mode, theme and grid.
@@ -120,7 +115,7 @@ class CellPainter:
         text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1][0]
         if not self.ramp.colors:
             return text, palette.TEXT_STYLE
-        back = hue_of(self.theme, cell.kind)
+        back = self.theme.hue(cell.kind)
         return text, palette.style(ink_on(back), back)
 
     def _moved(self, cell: Cell, text: str, style: Style) -> Span:
@@ -170,7 +165,7 @@ class CellPainter:
             fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
             body, style = str(cell.live), palette.TEXT_STYLE
         else:
-            back = hue_of(self.theme, cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
+            back = self.theme.hue(cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
             body = str(cell.live)
             style = palette.style(ink_on(back), back, bold=bool(cell.move))
         if cell.cursor:

@@ -13,6 +13,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.look.grid import Zoom
 from vtoken_console.look.ramp import FREE_LEVEL
+from vtoken_console.look.words import flag_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
@@ -25,19 +26,6 @@ if TYPE_CHECKING:
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
 MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
-
-
-def flag_words(flags: int) -> list[str]:
-    """The names of the flags, the pinning ones first."""
-    from vtoken import wire
-
-    names = (
-        (wire.FLAG_SHARED, "shared"),
-        (wire.FLAG_HASHED, "hashed"),
-        (wire.FLAG_IN_FLIGHT, "in flight"),
-        (wire.FLAG_TAIL, "tail"),
-    )
-    return [word for bit, word in names if flags & bit]
 
 
 def titles(
@@ -160,7 +148,7 @@ def _hue(view: View, letter: str, number: int) -> Span:
 
     if not view.ramp.colors:
         return letter, palette.TEXT_STYLE
-    back = view.theme.hues[(number - 1) % len(view.theme.hues)]
+    back = view.theme.hue(number)
     return letter, palette.style(ink_on(back), back)
 
 
