@@ -14,13 +14,13 @@ LAST = FIRST + 300
 
 
 def test_playhead_moves_with_its_speed_and_not_while_paused() -> None:
-    head = Playhead().at(1000.0, now=5.0)
+    head = Playhead().moved_to(1000.0, now=5.0)
     assert head.ts(7.0) == 1002.0
     fast = head.faster(2, now=7.0)
     assert (fast.speed, fast.ts(7.0), fast.ts(9.0)) == (4.0, 1002.0, 1010.0)
-    paused = fast.pausing(True, now=9.0)
+    paused = fast.with_paused(True, now=9.0)
     assert paused.ts(100.0) == 1010.0
-    assert paused.pausing(False, now=100.0).ts(101.0) == 1014.0
+    assert paused.with_paused(False, now=100.0).ts(101.0) == 1014.0
 
 
 def test_speed_stops_at_both_ends() -> None:

@@ -29,10 +29,10 @@ class Playhead:
     def ts(self, now: float) -> float:
         return self.at_ts if self.paused else self.at_ts + (now - self.since) * self.speed
 
-    def at(self, ts: float, now: float) -> Playhead:
+    def moved_to(self, ts: float, now: float) -> Playhead:
         return replace(self, at_ts=ts, since=now)
 
-    def pausing(self, paused: bool, now: float) -> Playhead:
+    def with_paused(self, paused: bool, now: float) -> Playhead:
         return replace(self, at_ts=self.ts(now), since=now, paused=paused)
 
     def faster(self, steps: int, now: float) -> Playhead:

@@ -92,7 +92,7 @@ class Replay:
         if self._at_end and not self._playhead.paused:
             self.seek(self.index.first_ts)
             return
-        self._playhead = self._playhead.pausing(not self._playhead.paused, time.monotonic())
+        self._playhead = self._playhead.with_paused(not self._playhead.paused, time.monotonic())
         self._changed.set()
 
     def faster(self, steps: int) -> None:
@@ -101,7 +101,7 @@ class Replay:
 
     def step(self) -> None:
         """Pauses, and applies one message."""
-        self._playhead = self._playhead.pausing(True, time.monotonic())
+        self._playhead = self._playhead.with_paused(True, time.monotonic())
         self._steps += 1
         self._changed.set()
 
@@ -182,7 +182,7 @@ class Replay:
                 self.seek_text(self._moment)
             except ValueError as error:
                 self.note = str(error)
-            self._playhead = self._playhead.pausing(True, time.monotonic())
+            self._playhead = self._playhead.with_paused(True, time.monotonic())
             self._moment = None
 
     async def _scan(self) -> None:
@@ -209,7 +209,7 @@ class Replay:
             message = self._peek()
             self._at_end = message is None
             if message is None:
-                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+                self._playhead = self._playhead.moved_to(self._clock_ts, time.monotonic())
                 return await self._pause(FOLLOW_S)
             ahead_s = (message.ts - self._now_ts()) / self._playhead.speed
             if ahead_s > 0:
@@ -239,14 +239,14 @@ class Replay:
         message = self._peek()
         self._next = None
         if message is not None:
-            self._take_or_skip(self.feed.data, message)
+            self._apply_or_skip(self.feed.data, message)
             self._clock_ts = max(self._clock_ts, message.ts)
             self.index.last_ts = max(self.index.last_ts, self._clock_ts)
             self.feed.received = time.monotonic()
             if self._playhead.paused:
-                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+                self._playhead = self._playhead.moved_to(self._clock_ts, time.monotonic())
 
-    def _take_or_skip(self, data: FeedData, message: wire.StreamMessage) -> None:
+    def _apply_or_skip(self, data: FeedData, message: wire.StreamMessage) -> None:
         if self._skipping and not isinstance(message, wire.Hello):
             return
         self._skipping = False
@@ -290,7 +290,7 @@ class Replay:
             self.note = str(error)
         else:
             self.feed.replace(data)
-        self._playhead = self._playhead.at(target_ts, time.monotonic())
+        self._playhead = self._playhead.moved_to(target_ts, time.monotonic())
         self._at_end = False
         if self._target_ts == target_ts:
             self._target_ts = None
@@ -326,7 +326,7 @@ class Replay:
                     self._next = message
                     break
                 self._clock_ts = max(self._clock_ts, message.ts)
-                self._take_or_skip(data, message)
+                self._apply_or_skip(data, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
                     data.add_past_events([*others, *frequent])
                     data.add_audit(audit)
