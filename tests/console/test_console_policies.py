@@ -41,7 +41,7 @@ def test_budget_is_a_share_of_the_median_running_request() -> None:
     assert budget_share(rows(100, 400, 1000), 100) == 0.25
     assert budget_share(rows(100, state="waiting"), 100) is None
     assert share_text(0.25) == "the budget holds 25% of the median request"
-    assert "entire" in share_text(1.0)
+    assert "full" in share_text(1.0)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def applied_paragraphs(result: wire.PatchResult) -> list[Paragraph]:
     verb = "Accepted" if result.outcome == "accepted" else "Applied"
     paragraphs: list[Paragraph] = [(f"{verb}: {applied_text(result)}.", palette.GOOD_STYLE)]
     if result.trial is not None:
-        text = "On trial: the engine reverts it automatically, even if this console is closed."
+        text = "On trial: the engine reverts it automatically, even if this console closes."
         paragraphs.append((text, palette.WARN_STYLE))
     if result.changes:
         paragraphs.append((effective_text(result), palette.TEXT_STYLE))

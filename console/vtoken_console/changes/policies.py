@@ -26,7 +26,7 @@ def share_text(share: float | None) -> str:
     if share is None:
         return "no request runs"
     if share >= 1:
-        return "the budget holds the entire median request"
+        return "the budget holds the full median request"
     return f"the budget holds {share:.0%} of the median request"
 
 

@@ -59,7 +59,7 @@ def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
 def gates_section(status: wire.Status, width: int = COLUMN) -> list[Line]:
     gates = status.fragmentation.gates
     if not gates:
-        return [_title("automatic round"), _row("gates", "–", "not reported by the server")]
+        return [_title("automatic round"), _row("gates", "–", "not reported")]
     closed = closed_gates(gates)
     remark = f"held back by {len(closed)}" if closed else "all gates open"
     style = palette.WARN_STYLE if closed else palette.GOOD_STYLE

@@ -34,7 +34,7 @@ class Mode(Enum):
     def summary(self) -> str:
         return {
             Mode.UTILISATION: "live slots of a block",
-            Mode.AGE: "time since a block last changed, as seen by this console",
+            Mode.AGE: "time since the last change that this console saw",
             Mode.OWNER: "the request that holds a block",
             Mode.CHURN: "changes of a block a second",
             Mode.STATE: "free, low, shared, hashed, in flight, tail",
