@@ -1,1 +1,1 @@
-"""The console: a terminal view of a vToken server; it knows the wire and nothing behind it."""
+"""The console: a terminal view of a vToken server. It imports the wire, not the engine."""

@@ -112,7 +112,7 @@ def test_broken_key_file_is_a_usage_error_that_names_the_line(
     file.parent.mkdir()
     file.write_text('[keys]\npause = "c"\n')
     assert main(["console", "--keys"]) == 2
-    assert f"{file}, line 2: 'c' is the key of both" in capsys.readouterr().err
+    assert f"{file}, line 2: 'c' is bound to both" in capsys.readouterr().err
     file.write_text('[keys]\npause = "f5"\n')
     assert main(["console", "--keys"]) == 0
     assert "pause            f5" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A console looks at the real API in front of the real core."""
+"""Fixtures: the console on the real API and the real core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.served_core import served  # noqa: F401
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    """Six requests past their budget, at rest unless a test asks for `stepping`."""
+    """Six requests above their budget; the engine steps only with the fixture `stepping`."""
     core = make_busy()
     yield core
     core.close()
@@ -21,6 +21,6 @@ async def core() -> AsyncIterator[LiveEngine]:
 
 @pytest.fixture
 async def stepping(core: LiveEngine) -> AsyncIterator[None]:
-    """Ten steps a second: as often as the screen is drawn."""
+    """Ten steps a second, the frame rate of the screen."""
     async with core.stepping(pause_s=0.1):
         yield

@@ -1,4 +1,4 @@
-"""Activity: what this console has seen of blocks, exact, bounded, forgotten in time."""
+"""Activity: the observed history of blocks is exact, bounded and reset."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ALL_FREE = msgspec.structs.replace(
 
 def start(first: wire.Snapshot | None = None) -> tuple[StreamState, Activity]:
     model = apply(apply(StreamState(), hello()), first or snapshot())
-    seen = Activity()
-    seen.observe(model, now=0.0)
-    return model, seen
+    activity = Activity()
+    activity.observe(model, now=0.0)
+    return model, activity
 
 
 def at(message: wire.Delta, ts: float, flags: list[int] | None = None) -> wire.Delta:
@@ -42,113 +42,113 @@ def moved(seq: int, sources: list[int], into: list[int], tokens: int = 5) -> wir
     return wire.EventMessage(**head(seq + 1), event=event)
 
 
-def test_age_counts_from_a_blocks_last_change_and_churn_decays() -> None:
-    model, seen = start()
+def test_age_counts_from_the_last_change_and_churn_decays() -> None:
+    model, activity = start()
     model = apply(model, at(delta(2, [1], [9]), 11.0))
-    seen.observe(model, now=1.0)
-    assert seen.age_s().tolist() == [10, 0, 10, 10]
-    assert seen.churn_per_s()[1] == pytest.approx(1 / CHURN_TAU_S)
+    activity.observe(model, now=1.0)
+    assert activity.age_s().tolist() == [10, 0, 10, 10]
+    assert activity.churn_per_s()[1] == pytest.approx(1 / CHURN_TAU_S)
     model = apply(model, at(delta(3, [2], [5]), 11.0 + CHURN_TAU_S))
-    seen.observe(model, now=2.0)
-    assert seen.age_s()[1] == pytest.approx(CHURN_TAU_S)
-    assert seen.churn_per_s()[1] == pytest.approx(np.exp(-1) / CHURN_TAU_S)
+    activity.observe(model, now=2.0)
+    assert activity.age_s()[1] == pytest.approx(CHURN_TAU_S)
+    assert activity.churn_per_s()[1] == pytest.approx(np.exp(-1) / CHURN_TAU_S)
 
 
 @given(st.lists(st.floats(0.05, 3), min_size=1, max_size=30))
 def test_churn_is_the_sum_of_decayed_changes(pauses: list[float]) -> None:
-    model, seen = start()
+    model, activity = start()
     ts, times = 1.0, []
     for seq, pause in enumerate(pauses, 2):
         ts += pause
         times.append(ts)
         model = apply(model, at(delta(seq, [1], [seq % 2 * 7 + 2]), ts))
-        seen.observe(model, now=float(seq))
+        activity.observe(model, now=float(seq))
     expected = sum(np.exp((t - ts) / CHURN_TAU_S) for t in times) / CHURN_TAU_S
-    assert seen.churn_per_s()[1] == pytest.approx(expected, rel=1e-3)
-    assert seen.churn_per_s()[2] == 0
+    assert activity.churn_per_s()[1] == pytest.approx(expected, rel=1e-3)
+    assert activity.churn_per_s()[2] == 0
 
 
 def test_a_block_that_is_only_in_flight_has_not_changed() -> None:
-    model, seen = start()
+    model, activity = start()
     model = apply(model, at(delta(2, [1], [1]), 11.0, flags=[1 | wire.FLAG_IN_FLIGHT]))
-    seen.observe(model, now=1.0)
-    assert seen.age_s()[1] == 10
+    activity.observe(model, now=1.0)
+    assert activity.age_s()[1] == 10
 
 
-def test_history_tells_transitions_newest_first_with_the_holder() -> None:
-    model, seen = start(ALL_FREE)
+def test_history_lists_transitions_newest_first_with_their_owner() -> None:
+    model, activity = start(ALL_FREE)
     taken = msgspec.structs.replace(
         at(delta(2, [3], [4]), 5.0, flags=[1]), block_owner=np.array([7], "<u2").tobytes()
     )
     model = apply(model, taken)
-    seen.observe(model, now=1.0)
+    activity.observe(model, now=1.0)
     model = apply(model, at(delta(3, [3], [4]), 6.0, flags=[1 | wire.FLAG_SHARED]))
-    seen.observe(model, now=2.0)
+    activity.observe(model, now=2.0)
     model = apply(model, at(delta(4, [3], [0]), 7.0, flags=[0]))
-    seen.observe(model, now=3.0)
-    told = seen.history(3, ())
-    assert [(e.ts, e.text) for e in told] == [
-        (7.0, "given back by #7"),
-        (6.0, "shared from now on"),
+    activity.observe(model, now=3.0)
+    history = activity.history(3, ())
+    assert [(e.ts, e.text) for e in history] == [
+        (7.0, "freed by #7"),
+        (6.0, "became shared"),
         (5.0, "taken by #7"),
     ]
-    assert seen.history(2, ()) == []
+    assert activity.history(2, ()) == []
 
 
 def test_history_stays_bounded_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HISTORY", 8)
-    model, seen = start(ALL_FREE)
+    model, activity = start(ALL_FREE)
     for seq in range(2, 22):
         model = apply(model, at(delta(seq, [1], [0]), float(seq), flags=[seq % 2]))
-        seen.observe(model, now=float(seq))
-    told = seen.history(1, ())
-    assert len(told) == 8
-    assert [e.ts for e in told] == [float(seq) for seq in range(21, 13, -1)]
+        activity.observe(model, now=float(seq))
+    history = activity.history(1, ())
+    assert len(history) == 8
+    assert [e.ts for e in history] == [float(seq) for seq in range(21, 13, -1)]
 
 
-def test_movement_fades_and_is_summed_over_what_arrived_together() -> None:
-    model, seen = start()
+def test_movement_fades_and_sums_simultaneous_relocations() -> None:
+    model, activity = start()
     model = apply(apply(model, moved(1, [1], [2])), moved(2, [3], [2], tokens=7))
-    seen.observe(model, now=10.0)
-    assert seen.movement is not None
-    assert (seen.movement.moved_tokens, seen.movement.sources) == (12, 2)
-    left, came = seen.moves(10.0)
+    activity.observe(model, now=10.0)
+    assert activity.movement is not None
+    assert (activity.movement.moved_tokens, activity.movement.sources) == (12, 2)
+    left, arrived = activity.moves(10.0)
     assert left.tolist() == [0, 1, 0, 1]
-    assert came.tolist() == [0, 0, 1, 0]
-    left, _ = seen.moves(10.0 + FADE_S / 2)
+    assert arrived.tolist() == [0, 0, 1, 0]
+    left, _ = activity.moves(10.0 + FADE_S / 2)
     assert left[1] == pytest.approx(0.5)
-    assert not seen.is_moving(10.01 + FADE_S)
-    assert seen.moves(10.01 + FADE_S)[0].max() == 0
-    told = seen.history(1, model.events)
-    assert [e.text for e in told] == ["tokens moved out, of cmpl-a91f"]
+    assert not activity.is_moving(10.01 + FADE_S)
+    assert activity.moves(10.01 + FADE_S)[0].max() == 0
+    history = activity.history(1, model.events)
+    assert [e.text for e in history] == ["tokens moved out, of cmpl-a91f"]
 
 
-def test_what_moved_before_this_console_looked_is_not_drawn() -> None:
+def test_moves_before_the_first_model_are_not_drawn() -> None:
     model = apply(apply(apply(StreamState(), hello()), snapshot()), moved(1, [1], [2]))
-    seen = Activity()
-    seen.observe(model, now=0.0)
-    assert seen.movement is None
+    activity = Activity()
+    activity.observe(model, now=0.0)
+    assert activity.movement is None
 
 
-def test_blocks_outside_the_pool_in_an_event_are_left_out() -> None:
-    model, seen = start()
-    seen.observe(apply(model, moved(1, [1, 99], [-1])), now=1.0)
-    assert seen.movement is not None
-    assert (seen.movement.sources, seen.movement.destinations) == (1, 0)
+def test_block_ids_outside_the_pool_are_ignored() -> None:
+    model, activity = start()
+    activity.observe(apply(model, moved(1, [1, 99], [-1])), now=1.0)
+    assert activity.movement is not None
+    assert (activity.movement.sources, activity.movement.destinations) == (1, 0)
 
 
 @pytest.mark.parametrize("how", ["restart", "geometry", "seek"])
-def test_everything_starts_anew_when_the_past_is_another(how: str) -> None:
-    model, seen = start()
+def test_activity_is_reset_on_restart_resize_and_clock_going_back(how: str) -> None:
+    model, activity = start()
     model = apply(model, at(delta(2, [1], [9]), 50.0))
-    seen.observe(model, now=1.0)
-    assert seen.churn_per_s().max() > 0
+    activity.observe(model, now=1.0)
+    assert activity.churn_per_s().max() > 0
     epoch, blocks = ("b", 4) if how == "restart" else ("a", 9 if how == "geometry" else 4)
     model = apply(model, hello(epoch=epoch, num_blocks=blocks))
     model = apply(model, snapshot(epoch=epoch, num_blocks=blocks))
     ts = 3.0 if how == "seek" else 60.0
     model = apply(model, msgspec.structs.replace(delta(2, [], [], epoch=epoch), ts=ts))
-    seen.observe(model, now=2.0)
-    assert seen.churn_per_s().max() == 0
-    assert seen.since == ts
-    assert seen.num_blocks == blocks
+    activity.observe(model, now=2.0)
+    assert activity.churn_per_s().max() == 0
+    assert activity.since == ts
+    assert activity.num_blocks == blocks

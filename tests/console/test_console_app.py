@@ -1,4 +1,4 @@
-"""The real app, headless, on a real server: controls send what they say and show refusals."""
+"""The real app, headless, on a real server: controls, settings, pages, layout."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ async def test_p_pauses_and_p_again_resumes(core: LiveEngine, served: Served) ->
         await pilot.press("p")
         await until(lambda: core.runtime.config.reclamation == "paused", "not paused")
         shown = lambda: app.source.feed.model.status.reclamation.state  # noqa: E731
-        await until(lambda: shown() == "paused", "pause not seen")
-        await until(lambda: "Reclamation paused" in notice(app), "nothing said")
+        await until(lambda: shown() == "paused", "pause not shown")
+        await until(lambda: "Reclamation paused" in notice(app), "no message")
         await pilot.press("p")
         await until(lambda: core.runtime.config.reclamation == "auto", "not resumed")
     assert applied(served) == [{"reclamation": "paused"}, {"reclamation": "auto"}]
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_c_compacts_once_and_says_what_it_came_to(served: Served) -> None:
+async def test_c_compacts_once_and_shows_the_outcome(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("c")
         await until(lambda: "Compacted all requests: moved" in notice(app), "no outcome shown")
     assert served.asked("compact") == [commands.Compact()]
 
 
-async def test_capital_c_asks_only(core: LiveEngine, served: Served) -> None:
+async def test_capital_c_is_a_dry_run(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         before = core.runtime.counters.relocations
         await pilot.press("C")
@@ -98,10 +98,10 @@ async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_theta_is_asked_about_before_it_is_applied(core: LiveEngine, served: Served) -> None:
+async def test_theta_is_previewed_before_it_is_applied(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left", "left")
-        await until(lambda: served.asked("patch_config"), "the server was not asked")
+        await until(lambda: served.asked("patch_config"), "no request was sent")
         await until(lambda: "frees now" in app.screen._outcome.text, "no what-if shown")
         assert applied(served) == []
         assert core.runtime.config.theta_f == 0.25
@@ -109,7 +109,7 @@ async def test_theta_is_asked_about_before_it_is_applied(core: LiveEngine, serve
         await until(lambda: core.runtime.config.theta_f == 0.23, "not applied")
         (sent,) = (asked for asked in served.asked("patch_config") if not asked.validate_only)
         assert (sent.patch, sent.if_match) == ({"theta_f": 0.23}, 1)
-        await until(lambda: "Accepted: revision 2" in app.screen._outcome.text, "not said")
+        await until(lambda: "Accepted: revision 2" in app.screen._outcome.text, "not shown")
         await until(lambda: app.source.feed.model.config.effective.theta_f == 0.23, "not seen")
         await pilot.press("escape")
         assert app.screen is app.dashboard
@@ -128,10 +128,10 @@ async def test_refused_value_shows_field_value_and_bound_and_changes_nothing(
             assert part in text
         assert core.runtime.config.batch_size == 32
         await pilot.pause(0.2)
-        assert "999999" in screen_text(app)  # the draft stays to be corrected
+        assert "999999" in screen_text(app)  # the draft stays for correction
 
 
-async def test_word_in_a_number_field_is_for_the_server_to_refuse(
+async def test_text_in_a_number_field_is_refused_by_the_server(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, pilot):
@@ -140,11 +140,11 @@ async def test_word_in_a_number_field_is_for_the_server_to_refuse(
         assert core.runtime.state.revision == 1
 
 
-async def test_stale_revision_is_refused_and_said(core: LiveEngine, served: Served) -> None:
+async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left")
         await until(lambda: served.asked("patch_config"), "not asked")
-        core.call("patch_config", actor="ana", patch={"batch_size": 8})  # not yet seen here
+        core.call("patch_config", actor="ana", patch={"batch_size": 8})  # not received yet
         await pilot.press("enter")
         await until(lambda: "412" in app.screen._outcome.text, "conflict not shown")
         assert core.runtime.config.theta_f == 0.25
@@ -162,7 +162,7 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
         assert "sinks" in names
         assert "recent_ratio" not in names
         await pilot.press("down", "right", "enter")
-        await until(lambda: isinstance(app.screen, ConfirmScreen), "another policy is not asked")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "no confirmation")
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.policy.name == "streaming_llm", "not applied")
         assert core.runtime.config.values().policy.params["sinks"] == 5
@@ -170,7 +170,7 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
 
 
 @pytest.mark.parametrize("key", ["p", "c", "u", "y"])
-async def test_read_only_console_sends_nothing_and_says_why(served: Served, key: str) -> None:
+async def test_read_only_console_sends_nothing_and_shows_why(served: Served, key: str) -> None:
     async with running(served.url, read_only=True) as (app, pilot):
         await pilot.press(key)
         await until(lambda: "--read-only" in notice(app), "no reason given")
@@ -228,7 +228,7 @@ async def test_request_page_marks_protected_tokens(core: LiveEngine, served: Ser
         assert first.count("P") == 3
 
 
-async def test_finished_request_is_said_and_its_picture_kept(
+async def test_finished_request_is_reported_and_its_page_kept(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, _):
@@ -237,7 +237,7 @@ async def test_finished_request_is_said_and_its_picture_kept(
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
         core.finish(name)
         core.publish()
-        await until(lambda: "has finished" in screen_text(app), "not said")
+        await until(lambda: "has finished" in screen_text(app), "not shown")
         assert len(app.screen.query_one("#rows").table) > 0
 
 
@@ -277,7 +277,7 @@ async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: S
     assert served.asked(*CHANGES) == []
 
 
-async def test_empty_pool_says_how_to_send_a_request() -> None:
+async def test_empty_pool_shows_how_to_send_a_request() -> None:
     async with serving(make_busy(60, 0)) as served, running(served.url) as (app, pilot):
         await pilot.pause(0.2)
         text = screen_text(app)
@@ -285,7 +285,7 @@ async def test_empty_pool_says_how_to_send_a_request() -> None:
         assert f"{served.url}/v1/completions" in text
 
 
-async def test_connecting_page_says_where_since_when_and_why_not() -> None:
+async def test_connecting_page_shows_address_start_and_error() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
     async with app.run_test(size=(100, 30)) as pilot:
         await until(lambda: app.source.feed.connection.failures > 0, "no failure")
@@ -297,7 +297,7 @@ async def test_connecting_page_says_where_since_when_and_why_not() -> None:
         assert "no connection" in notice(app)
 
 
-async def test_loss_is_said_the_picture_stays_and_the_link_returns() -> None:
+async def test_lost_connection_is_reported_the_screen_stays_and_it_reconnects() -> None:
     server = contextlib.AsyncExitStack()
     first = await server.enter_async_context(serving(make_busy(60, 2)))
     async with server, running(first.url) as (app, pilot):
@@ -373,19 +373,19 @@ async def test_relocation_is_drawn_on_its_blocks_then_fades(
         assert sources
         await until(lambda: "○" in map_text(app), "sources not drawn")
         line = f"{moved:,} tok {done.request_id} {len(sources)} blk → {len(into)} blk"
-        await until(lambda: line in screen_text(app), "not said")
+        await until(lambda: line in screen_text(app), "not shown")
         await until(lambda: not MOVING & set(map_text(app)), "moves never fade")
         await until(lambda: line not in screen_text(app), "the line stays")
 
 
-async def test_no_motion_says_what_moved_and_draws_nothing(
+async def test_no_motion_reports_moves_without_drawing_them(
     core: LiveEngine, served: Served
 ) -> None:
     look = choose(depth="truecolor", motion=False)
     async with running(served.url, size=(120, 36), look=look) as (app, pilot):
         await pilot.pause(0.3)
         compact(core, next(iter(core.store.tables)))
-        await until(lambda: " blk → " in screen_text(app), "not said")
+        await until(lambda: " blk → " in screen_text(app), "not shown")
         assert not MOVING & set(map_text(app))
 
 
@@ -393,7 +393,7 @@ MOVING = set("○◌•●◐")
 
 
 def map_text(app: ConsoleApp) -> str:
-    """The cells of the heatmap, without its words."""
+    """The cells of the heatmap, without its legend."""
     heatmap = app.dashboard.heatmap
     lines = heatmap._lines[: len(heatmap._lines) - heatmap.foot]
     return "\n".join("".join(text for text, _ in line) for line in lines)

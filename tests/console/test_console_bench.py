@@ -1,4 +1,4 @@
-"""What `vtoken bench console` rests on: a feed whose books agree, and a terminal that is one."""
+"""The basis of `vtoken bench console`: a consistent feed and a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vtoken.bench.console_feed import BLOCK_SIZE, BUDGET, INTERVAL, Traffic
 from vtoken.bench.terminal import Terminal
 
 
-def test_feed_keeps_its_books() -> None:
+def test_feed_is_consistent() -> None:
     traffic = Traffic(4000, 14)
     kinds = set()
     for _ in range(400):
@@ -40,7 +40,7 @@ def test_terminal_has_its_size_and_passes_keys_on() -> None:
         terminal.close()
 
 
-def test_terminal_that_never_says_it_is_an_error_with_what_it_said() -> None:
+def test_terminal_timeout_reports_the_last_output() -> None:
     terminal = Terminal([sys.executable, "-c", "print('other'); input()"], 80, 24)
     try:
         terminal.wait_for("other")

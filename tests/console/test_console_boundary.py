@@ -1,4 +1,4 @@
-"""What the console may import, when, and that pictures can be taken without a terminal."""
+"""Which modules the console imports and when; screenshots without a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_console_knows_the_wire_only() -> None:
+def test_console_imports_the_wire_only() -> None:
     loaded = modules_after(
         "import pkgutil, importlib, vtoken_console as c\n"
         "for m in pkgutil.walk_packages(c.__path__, 'vtoken_console.'):\n"

@@ -1,4 +1,4 @@
-"""Cells and ramps: exact means and worsts, every block shown once, readable without hue."""
+"""Cells and ramps: exact mean and worst, every block shown once, readable without hue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from vtoken_console.look import cells
 from vtoken_console.look import grid as grid_of
 from vtoken_console.look.appearance import choose
-from vtoken_console.look.ramp import LEVELS, RAMPS, level_of, luminance
+from vtoken_console.look.ramp import FREE_LEVEL, LEVELS, luminance, ramps
 from vtoken_console.look.words import BLOCK_STATES
 from vtoken_console.widgets.heatmap import cell_codes
-from vtoken_console.widgets.heatmap.cell_paint import PHASES, Looks
+from vtoken_console.widgets.heatmap.cell_paint import PHASES, CellPainter
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
+RAMPS = ramps()
 SIZE = 16
 BLOCKS = st.lists(st.tuples(st.integers(0, SIZE), st.booleans()), min_size=1, max_size=80)
 
@@ -68,7 +69,7 @@ def test_pool_grid_fits_the_widget_and_shows_every_block_once(
 
 
 @given(st.integers(1, 500), st.integers(4, 120), st.integers(1, 40))
-def test_every_drawn_cell_is_found_under_its_own_place(
+def test_every_drawn_cell_is_found_at_its_position(
     num_blocks: int, width: int, height: int
 ) -> None:
     grid = grid_of.fit_pool(num_blocks, width, height)
@@ -93,27 +94,36 @@ def test_small_pool_fills_a_large_widget(num_blocks: int, width: int, height: in
 
 
 def test_large_cell_shows_its_blocks_id_above_its_live_count() -> None:
-    look = choose(depth="truecolor", environ={})
-    looks = Looks(look.theme, look.ramp, Mode.UTILISATION, 8, 3, True, True, True, look.ascii_only)
-    codes = cell_codes.pack(2, mean=[4, cells.FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
-    rows = ["".join(text for text, _ in looks.row(codes, y, 41)) for y in range(3)]
+    appearance = choose(depth="truecolor", environ={})
+    painter = CellPainter(
+        appearance.theme,
+        appearance.ramp,
+        Mode.UTILISATION,
+        8,
+        3,
+        True,
+        True,
+        True,
+        appearance.ascii_only,
+    )
+    codes = cell_codes.pack(2, mean=[4, FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
+    rows = ["".join(text for text, _ in painter.row(codes, y, 41)) for y in range(3)]
     assert rows == ["41    t 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
     plain = choose(ascii_only=True, environ={})
-    looks = Looks(plain.theme, plain.ramp, Mode.UTILISATION, 8, 3, True, True, True, True)
-    rows = ["".join(text for text, _ in looks.row(codes[:1], y, 41)) for y in range(3)]
+    painter = CellPainter(plain.theme, plain.ramp, Mode.UTILISATION, 8, 3, True, True, True, True)
+    rows = ["".join(text for text, _ in painter.row(codes[:1], y, 41)) for y in range(3)]
     assert rows == ["41    t ", "---13-- ", "------- "]
 
 
 @given(st.floats(0, 1))
-def test_array_levels_agree_with_the_scalar_ones(share: float) -> None:
-    share = float(np.float32(share))
+def test_levels_are_within_one_level_of_the_share(share: float) -> None:
     level = int(cells.levels(np.array([share], np.float32))[0])
-    assert abs(level - level_of(share)) <= (0 if share * 16 % 1 != 0.5 else 1)
+    assert abs(level - share * (LEVELS - 1)) <= 1
 
 
 def test_only_exact_ends_reach_the_ends_of_the_ramp() -> None:
     shares = np.array([0, 0.001, 0.999, 1, np.nan], np.float32)
-    assert cells.levels(shares).tolist() == [0, 1, LEVELS - 2, LEVELS - 1, cells.FREE_LEVEL]
+    assert cells.levels(shares).tolist() == [0, 1, LEVELS - 2, LEVELS - 1, FREE_LEVEL]
 
 
 @pytest.mark.parametrize("name", [n for n, r in RAMPS.items() if r.colors])
@@ -135,7 +145,7 @@ DEFICIENCY = {
 
 @pytest.mark.parametrize("kind", DEFICIENCY)
 @pytest.mark.parametrize("name", [n for n, r in RAMPS.items() if r.colors])
-def test_ends_and_middle_stay_apart_for_colour_blind_eyes(name: str, kind: str) -> None:
+def test_ends_and_middle_differ_for_colour_blind_readers(name: str, kind: str) -> None:
     def seen(color: str) -> np.ndarray:
         srgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
@@ -152,7 +162,7 @@ def test_ends_and_middle_stay_apart_for_colour_blind_eyes(name: str, kind: str) 
 LUMA = np.array([0.2126, 0.7152, 0.0722])
 
 
-def test_glyph_ramps_are_ascii_when_they_say_so() -> None:
+def test_ascii_ramp_is_ascii() -> None:
     assert RAMPS["ascii"].glyphs.isascii()
     assert all(len(r.glyphs) == LEVELS for r in RAMPS.values())
 
@@ -174,7 +184,7 @@ def test_painted_rows_are_as_wide_as_their_cells(
     fields = {"kind": 3, "kinds": 1} if mode.is_kind and not is_free else {}
     codes = cell_codes.pack(
         count,
-        mean=cells.FREE_LEVEL if is_free else 4,
+        mean=FREE_LEVEL if is_free else 4,
         worst=3,
         mark=2,
         live=block_size,
@@ -183,23 +193,23 @@ def test_painted_rows_are_as_wide_as_their_cells(
         cursor=np.arange(count) == count - 1,
         **fields,
     )
-    for look in (choose(depth="truecolor", environ={}), choose(ascii_only=True, environ={})):
-        looks = Looks(
-            look.theme,
-            look.ramp,
+    for appearance in (choose(depth="truecolor", environ={}), choose(ascii_only=True, environ={})):
+        painter = CellPainter(
+            appearance.theme,
+            appearance.ramp,
             mode,
             grid.cell_width,
             grid.cell_height,
             roomy,
             grid_of.has_ids(grid, block_size),
             True,
-            look.ascii_only,
+            appearance.ascii_only,
         )
         for line in range(grid.cell_height):
-            spans = looks.row(codes.tolist(), line)
+            spans = painter.row(codes.tolist(), line)
             text = "".join(text for text, _ in spans)
             assert len(text) == count * grid.cell_width
-            assert text.isascii() or not look.ascii_only
+            assert text.isascii() or not appearance.ascii_only
 
 
 @given(
@@ -236,7 +246,7 @@ def test_a_cell_has_a_kind_only_when_all_its_counted_blocks_share_it(
             assert found[cell] == cells.MIXED
 
 
-def test_highest_is_worst_where_high_is_bad() -> None:
+def test_worst_is_the_highest_if_high_is_bad() -> None:
     share = np.array([0.1, 0.9, 0.5], np.float32)
     found = cells.reduce_cells(
         share, np.ones(3, np.uint8), np.array([True, True, True]), 2, worst_is_high=True
@@ -263,7 +273,7 @@ def test_zooming_in_never_shows_more_blocks_and_always_ends(
 
 
 def is_in(state: str, live: int, flags: int) -> bool:
-    """What `words.BLOCK_STATES` says, block by block."""
+    """`words.BLOCK_STATES` for a single block."""
     bits = {"shared": 2, "hashed": 4, "flight": 8, "tail": 16}
     if state in bits:
         return bool(flags & bits[state])
@@ -274,7 +284,7 @@ def is_in(state: str, live: int, flags: int) -> bool:
 
 
 @pytest.mark.parametrize("state", BLOCK_STATES)
-def test_states_are_what_their_words_say(state: str) -> None:
+def test_states_match_their_descriptions(state: str) -> None:
     pairs = [(0, 0)] + [(n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)]
     live = np.array([n for n, _ in pairs], np.uint16)
     flags = np.array([f for _, f in pairs], np.uint8)

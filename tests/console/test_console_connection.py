@@ -1,4 +1,4 @@
-"""The link: legal moves only, waits that grow, and a client that always comes back."""
+"""The connection: legal transitions, growing backoff, reconnects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vtoken_console.feed.live import LiveSource
 
 @pytest.mark.parametrize("start", list(State))
 @pytest.mark.parametrize("end", list(State))
-def test_only_moves_of_the_table_are_legal(start: State, end: State) -> None:
+def test_only_transitions_of_the_table_are_legal(start: State, end: State) -> None:
     connection = Connection(state=start)
     if end in TRANSITIONS[start]:
         assert connection.to(end, 1.0).state is end
@@ -91,7 +91,7 @@ async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None
         await server.aclose()
         await until(lambda: client.feed.connection.state is State.LOST, "loss not seen")
         assert client.feed.connection.next_try is not None
-        assert client.feed.model.num_blocks == 100  # the last picture is kept
+        assert client.feed.model.num_blocks == 100  # the last state is kept
         async with serving(make_busy(120, 3, epoch="two"), port=first.port):
             client.retry_now()
             await until(lambda: client.feed.connection.is_live, "did not come back")
@@ -99,7 +99,7 @@ async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None
             assert client.feed.model.num_blocks == 120
 
 
-async def test_refused_token_is_said_and_tried_again(core: LiveEngine, tmp_path: Path) -> None:
+async def test_refused_token_is_reported_and_retried(core: LiveEngine, tmp_path: Path) -> None:
     secret = "control-token-0123456789"
     file = tmp_path / "token"
     file.write_text(secret)
@@ -135,7 +135,7 @@ async def test_cancelled_client_is_closed(served: Served) -> None:
     assert client.feed.connection.state is State.CLOSED
 
 
-async def test_server_without_vtoken_is_named_as_such() -> None:
+async def test_server_without_vtoken_is_reported_as_such() -> None:
     other = uvicorn.Server(uvicorn.Config(Starlette(), port=0, log_level="error", lifespan="off"))
     other.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     listener = socket.create_server(("127.0.0.1", 0))
@@ -144,8 +144,8 @@ async def test_server_without_vtoken_is_named_as_such() -> None:
         await until(lambda: other.started, "not started")
         app = ConsoleApp(f"http://127.0.0.1:{listener.getsockname()[1]}")
         async with app.run_test(size=(80, 24)):
-            told = "vToken is not enabled there"
-            await until(lambda: told in " ".join(screen_text(app).split()), "not named")
+            expected = "vToken is not enabled there"
+            await until(lambda: expected in " ".join(screen_text(app).split()), "not named")
             await until(lambda: "vtoken serve MODEL" in screen_text(app), "no way out")
             assert "VTOKEN_TOKEN" not in screen_text(app)
     finally:

@@ -1,4 +1,4 @@
-"""Acting without fear: what-if, trial, guard, confirmation, undo, and what became of a change."""
+"""Safe changes: what-if, trial, guard, confirmation, undo, alerts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.profiles import made_up
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
-from vtoken_console.changes.trials import countdown, read_terms
+from vtoken_console.changes.trials import countdown, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
@@ -33,13 +33,13 @@ def trial(core: LiveEngine) -> wire.Trial | None:
 
 
 async def open_trial(app, pilot, *keys: str) -> None:
-    """Lowers theta_f by one step and opens the dialog; `keys` are typed into it."""
+    """Lowers theta_f by one step and opens the trial dialog; types `keys` into it."""
     await pilot.press("t", "left", "ctrl+t")
     await until(lambda: isinstance(app.screen, TrialScreen), "no dialog")
     await pilot.press(*keys)
 
 
-async def test_what_if_says_evicted_moved_freed_and_gates(core: LiveEngine, served: Served) -> None:
+async def test_what_if_has_evicted_moved_freed_and_gates(core: LiveEngine, served: Served) -> None:
     core.configure(theta_f=0.5)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
@@ -52,9 +52,7 @@ async def test_what_if_says_evicted_moved_freed_and_gates(core: LiveEngine, serv
         assert applied(served) == []
 
 
-async def test_settings_say_what_a_round_now_saves_and_costs(
-    core: LiveEngine, served: Served
-) -> None:
+async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served: Served) -> None:
     core.core.worker.hole_us, core.core.worker.copy_us = 500, 3
     core.configure(budget_tokens=200)
     core.steps(4)
@@ -68,19 +66,17 @@ async def test_settings_say_what_a_round_now_saves_and_costs(
         assert f"saves {prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs." in text
 
 
-async def test_settings_say_where_the_policys_signal_comes_from(
-    core: LiveEngine, served: Served
-) -> None:
+async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
     core.configure(policy={"name": "h2o", "params": {}})
     core.runtime.state.calibration = made_up()
     core.steps(1)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
-        said = "from layer 3, heads 1, 2: by the calibration profile 0123456789ab."
-        await until(lambda: said in app.screen._outcome.text, "no calibration")
+        expected = "from layer 3, heads 1, 2: by the calibration profile 0123456789ab."
+        await until(lambda: expected in app.screen._outcome.text, "no calibration")
 
 
-async def test_questions_never_queue_and_the_newest_draft_is_answered(served: Served) -> None:
+async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         rest, held, under_way = app.source.rest, asyncio.Event(), []
@@ -115,14 +111,14 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
         await until(lambda: core.runtime.config.theta_f == 0.24, "not applied")
         terms = trial(core)
         assert terms.expires_ts - terms.started_ts == 300
-        await until(lambda: "On trial" in app.screen._outcome.text, "not said on the page")
+        await until(lambda: "On trial" in app.screen._outcome.text, "not shown on the page")
         await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
         await pilot.press("escape")
         bar = app.dashboard.query_one(TrialBar)
         await until(lambda: bar.display and "ON TRIAL" in screen_text(app), "no bar")
         line = next(x for x in screen_text(app).splitlines() if "ON TRIAL" in x)
         for part in (
-            "taken back in",
+            "reverted in",
             "unless kept",
             f"rev 2 by {terms.actor}",
             "theta_f 0.25 → 0.24",
@@ -130,12 +126,12 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
             assert part in line
         await pilot.press("y")
         await until(lambda: trial(core) is None, "not confirmed")
-        await until(lambda: "Kept: revision 2 stays" in notices(app), "not said")
+        await until(lambda: "Kept: revision 2 stays" in notices(app), "not shown")
         await until(lambda: not bar.display, "the bar stays")
         assert core.runtime.config.theta_f == 0.24
 
 
-async def test_u_takes_a_trial_back_at_once(core: LiveEngine, served: Served) -> None:
+async def test_u_reverts_a_trial_at_once(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: trial(core) is not None, "no trial")
@@ -144,7 +140,7 @@ async def test_u_takes_a_trial_back_at_once(core: LiveEngine, served: Served) ->
         assert trial(core) is None
 
 
-async def test_guard_passed_reverts_and_is_said_until_it_was_seen(
+async def test_guard_reverts_and_its_alert_stays_until_dismissed(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(160, 36)) as (app, pilot):
@@ -157,17 +153,17 @@ async def test_guard_passed_reverts_and_is_said_until_it_was_seen(
         slow = itertools.count()
         core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
         core.steps(6)
-        await until(lambda: "Taken back: revision 2" in notices(app), "revert not said")
+        await until(lambda: "Reverted: revision 2" in notices(app), "revert not shown")
         assert re.search(r"p95 inter-token \d+ ms > 500 ms", notices(app))
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "later message lost")
-        assert "Taken back: revision 2" in notices(app), "a later message hid the revert"
+        assert "Reverted: revision 2" in notices(app), "a later message hid the revert"
         await pilot.press("escape")
         assert notices(app) == ""
 
 
-async def test_trial_nobody_confirms_is_reverted_with_another_mark(
+async def test_unconfirmed_trial_is_reverted_with_its_own_mark(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(120, 40)) as (app, pilot):
@@ -179,9 +175,7 @@ async def test_trial_nobody_confirms_is_reverted_with_another_mark(
         assert "not confirmed within 1 s" in notices(app)
 
 
-async def test_terms_that_make_no_sense_are_refused_before_anything_is_sent(
-    served: Served,
-) -> None:
+async def test_invalid_terms_are_refused_before_anything_is_sent(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "backspace", "x", "enter")
         await until(lambda: "minutes = 'x' is not a number" in screen_text(app), "not refused")
@@ -228,7 +222,7 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
         assert app.screen.focused.id == "cancel"
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ControlScreen), "dialog stays")
-        await until(lambda: "Cancelled" in app.screen._outcome.text, "not said")
+        await until(lambda: "Cancelled" in app.screen._outcome.text, "not shown")
         assert applied(served) == []
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked again")
@@ -236,7 +230,7 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
         await until(lambda: core.runtime.config.budget_tokens == 64, "not applied")
 
 
-async def test_higher_budget_asks_nothing(core: LiveEngine, served: Served) -> None:
+async def test_higher_budget_needs_no_confirmation(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("m", *"90000", "enter")
         await until(lambda: core.runtime.config.budget_tokens == 90000, "not applied")
@@ -244,22 +238,20 @@ async def test_higher_budget_asks_nothing(core: LiveEngine, served: Served) -> N
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_change_overtaken_by_another_says_so_until_seen(
+async def test_superseded_change_has_an_alert_until_dismissed(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in notices(app), "not paused")
-        # A change that no step ran with is overtaken too, and said in other words.
+        # A change that no step used is superseded, too, with another message.
         await until(lambda: app.source.feed.model.config.effective_revision == 2, "not in force")
         core.call("patch_config", actor="ana", patch={"reclamation": "auto"})
-        await until(lambda: "Overtaken: your revision 2 no longer holds" in notices(app), "unsaid")
+        await until(lambda: "Superseded: your revision 2 is overridden" in notices(app), "unsaid")
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
 
 
-async def test_part_of_the_server_that_fails_is_in_the_header_and_said_until_seen(
-    served: Served,
-) -> None:
+async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(served: Served) -> None:
     async with running(served.url, size=(80, 24)) as (app, pilot):
         assert "FAILS" not in screen_text(app)
         flight = served.service.flight
@@ -271,16 +263,16 @@ async def test_part_of_the_server_that_fails_is_in_the_header_and_said_until_see
         flight._ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: "recorder FAILS" in screen_text(app).splitlines()[0], "no badge")
         dead = "stopped: [Errno 20] Not a directory"
-        await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not said")
+        await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not shown")
         await pilot.press("escape")
         assert notices(app) == ""
         folder.unlink()
-        await until(lambda: "recorder works again" in notices(app), "not said")
+        await until(lambda: "recorder works again" in notices(app), "not shown")
         await until(lambda: "FAILS" not in screen_text(app).splitlines()[0], "the badge stays")
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
+async def test_unrelated_changes_of_other_clients_are_only_logged(
     core: LiveEngine,
     served: Served,
 ) -> None:
@@ -293,7 +285,7 @@ async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
             "not seen",
         )
         await pilot.pause(0.3)
-        assert "Overtaken" not in notices(app)
+        assert "Superseded" not in notices(app)
 
 
 @pytest.mark.parametrize(
@@ -312,17 +304,17 @@ async def test_others_changes_that_touch_nothing_of_ours_stay_in_the_log(
         ({"policy": [{"name": "h2o"}, {"name": "h2o"}]}, "h2o", 0, False),
     ],
 )
-def test_only_what_undo_cannot_bring_back_is_asked_about(
+def test_only_irreversible_changes_need_confirmation(
     changes: dict, policy: str, evicted: int, asks: bool
 ) -> None:
     assert (irreversible(changes, policy, evicted) is not None) is asks
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
-    terms = read_terms("2.5", "", " 3 ")
+    terms = parse_terms("2.5", "", " 3 ")
     assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
     assert terms.guard_preemptions == 3
-    guarded = read_terms("", "", "", "0.9", "0.5")
+    guarded = parse_terms("", "", "", "0.9", "0.5")
     assert guarded.params()["guard_canary_agreement"] == 0.9
     assert guarded.params()["guard_canary_logprob_lost"] == 0.5
     for bad in (
@@ -335,7 +327,7 @@ def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
         ("", "", "", "", "nan"),
     ):
         with pytest.raises(ValueError, match="is not"):
-            read_terms(*bad)
+            parse_terms(*bad)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SYSTEMS = st.sampled_from([ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT, ColorSy
 
 
 def terminal(data: str) -> list[tuple[str, str, frozenset[str], str]]:
-    """What a terminal shows: character, ink (none for a bare blank), attributes, background."""
+    """The cells of a terminal: character, colour (none for a blank), attributes, background."""
     cells = []
     ink = back = ""
     attributes: set[str] = set()
@@ -64,7 +64,7 @@ def terminal(data: str) -> list[tuple[str, str, frozenset[str], str]]:
 
 
 @given(SEGMENTS, SYSTEMS)
-def test_short_encoding_shows_what_the_whole_looks_show(
+def test_short_encoding_shows_the_same_as_full_styles(
     segments: list[Segment], system: ColorSystem
 ) -> None:
     whole = "".join(
@@ -72,12 +72,12 @@ def test_short_encoding_shows_what_the_whole_looks_show(
         for s in segments
     )
 
-    def seen(data: str) -> list[tuple[str, str, frozenset[str], str]]:
+    def terminal_cells(data: str) -> list[tuple[str, str, frozenset[str], str]]:
         bare = terminal(data)
         # Bold changes nothing on a blank.
         return [(c, i, a - {"1"} if c == " " else a, b) for c, i, a, b in bare]
 
-    assert seen(encode(segments, system)) == seen(whole)
+    assert terminal_cells(encode(segments, system)) == terminal_cells(whole)
     assert len(encode(segments, system)) <= len(whole)
 
 
@@ -93,7 +93,7 @@ LINES = st.lists(
 @given(LINES, LINES)
 def test_columns_outside_the_changed_ones_are_equal(a, b) -> None:  # type: ignore[no-untyped-def]
     def cells(line) -> list[tuple[str, Style]]:  # type: ignore[no-untyped-def]
-        out = [(char, look) for text, look in line for char in text]
+        out = [(char, style) for text, style in line for char in text]
         return out + [(" ", Style())] * (40 - len(out))
 
     ranges = changed_columns(a, b, 40)

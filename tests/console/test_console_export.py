@@ -1,4 +1,4 @@
-"""What is on the screen, as files that can be read again."""
+"""Exported files: images, tables, documents."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ async def exported(app: Any, pilot: Any, key: str) -> str:
     await pilot.press("x")
     await pilot.pause(0.1)
     await pilot.press(key)
-    await until(lambda: "xported" in notice(app) or "No PNG" in notice(app), "nothing said")
+    await until(lambda: "xported" in notice(app) or "No PNG" in notice(app), "no message")
     return notice(app)
 
 
-async def test_pictures_show_the_page_and_not_the_question(
+async def test_images_show_the_page_without_the_dialog(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ async def test_tables_hold_every_block_and_request(
     assert float(series[-1]["f"]) == pytest.approx(model.status.fragmentation.f, abs=1e-4)
 
 
-async def test_document_is_the_state_in_the_words_of_the_wire(
+async def test_document_is_the_state_as_wire_documents(
     core: LiveEngine, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ async def test_document_is_the_state_in_the_words_of_the_wire(
         assert isinstance(document.requests[0], wire.RequestRow)
 
 
-async def test_disk_that_refuses_is_said(
+async def test_disk_error_is_shown(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
@@ -99,7 +99,7 @@ async def test_disk_that_refuses_is_said(
         assert "Not exported: " in await exported(app, pilot, "s")
 
 
-def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+def test_existing_name_gets_a_number(tmp_path: Path) -> None:
     first = export.write(tmp_path, {"a.svg": b"1"})
     second = export.write(tmp_path, {"a.svg": b"2"})
     assert [p.name for p in first + second] == ["a.svg", "a-2.svg"]
@@ -152,4 +152,4 @@ def test_export_of_a_moment_outside_is_refused(
     assert main([*arguments, str(tmp_path / "a.svg")]) == 1
     assert "is not a moment of this recording" in capsys.readouterr().err
     assert main([*arguments, str(tmp_path / "a.gif")]) == 1
-    assert "the ending must be one of .svg, .png, .csv, .json" in capsys.readouterr().err
+    assert "the suffix must be one of .svg, .png, .csv, .json" in capsys.readouterr().err

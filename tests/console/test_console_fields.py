@@ -85,7 +85,7 @@ def test_patch_holds_only_what_differs(fields: list[Field]) -> None:
     assert make_patch(fields, {POLICY: "none"}) == {"policy": {"name": "none"}}
 
 
-def test_what_cannot_be_parsed_is_sent_as_typed(fields: list[Field]) -> None:
+def test_unparsable_text_is_sent_as_typed(fields: list[Field]) -> None:
     assert parse_value(named(fields, "theta_f"), "0.5x") == "0.5x"
     assert parse_value(named(fields, "batch_size"), "1,024") == 1024
     assert parse_value(named(fields, "recycle"), "on") is True
@@ -135,7 +135,7 @@ def test_changes_read_as_old_to_new() -> None:
     )
 
 
-def test_failed_operation_says_why() -> None:
+def test_failed_operation_has_its_reason() -> None:
     operation = wire.Operation(
         id="op-1",
         state="failed",
@@ -149,7 +149,7 @@ def test_failed_operation_says_why() -> None:
     assert operation_text(operation) == "Compaction op-1 over request r1 is failed: no headroom"
 
 
-def test_what_a_change_means_for_the_scores_is_told_before_and_after_it(
+def test_effect_of_a_change_on_scores_is_shown_before_and_after_it(
     document: wire.ConfigDocument,
 ) -> None:
     values = document.effective

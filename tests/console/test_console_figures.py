@@ -1,4 +1,4 @@
-"""The figures behind the picture: gates, payback, latency, and marks of who changed what."""
+"""The metrics panel: gates, moves, latency, and marks of configuration changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vtoken_console.widgets.figures.sections import (
     canary_section,
     gates_section,
     latency_section,
-    payback_section,
+    relocation_section,
     shadow_section,
 )
 
@@ -38,7 +38,7 @@ def text_of(lines: list) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-async def test_latency_stands_beside_memory(core: LiveEngine, served: Served) -> None:
+async def test_latency_is_shown_beside_memory(core: LiveEngine, served: Served) -> None:
     async with running(served.url, size=(200, 50)) as (app, pilot):
         await pilot.pause(0.3)
         gauge = screen_text(app).splitlines()[2]
@@ -60,9 +60,7 @@ async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, serv
         assert "[c] compact" in line
 
 
-async def test_figures_fit_80x24_and_say_what_the_status_says(
-    core: LiveEngine, served: Served
-) -> None:
+async def test_metrics_fit_80x24_and_match_the_status(core: LiveEngine, served: Served) -> None:
     core.core.worker.hole_us = 200
     core.steps(4)
     core.call("compact")
@@ -85,7 +83,7 @@ async def test_figures_fit_80x24_and_say_what_the_status_says(
             assert part in text
 
 
-def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
+def test_values_missing_from_an_older_server_are_dashes() -> None:
     status = status_of_an_engine()
     status.latency = status.shadow = None
     status.fragmentation.gates = []
@@ -104,12 +102,12 @@ def test_what_an_older_server_does_not_tell_is_a_dash() -> None:
 
     assert units.latency(None, 0) in text_of(gates_section(status))
     assert units.latency(None, 0) in text_of(latency_section(status))
-    payback = text_of(payback_section(NoSeries(), status))  # type: ignore[arg-type]
-    assert units.latency(None, 0) in payback
-    assert "in 0 steps" not in payback
+    section = text_of(relocation_section(NoSeries(), status))  # type: ignore[arg-type]
+    assert units.latency(None, 0) in section
+    assert "in 0 steps" not in section
 
 
-def test_shadow_says_how_far_it_disagrees_and_why_it_stopped() -> None:
+def test_shadow_section_shows_disagreement_and_error() -> None:
     status = status_of_an_engine()
     status.shadow = wire.Shadow(
         policy=wire.PolicyChoice(name="tova"),
@@ -132,7 +130,7 @@ def checked(core: LiveEngine) -> None:
     core.configure(canary={"share": 0.5})
 
 
-async def test_quality_stands_beside_latency_once_the_canary_is_on(
+async def test_quality_is_shown_beside_latency_once_the_canary_is_on(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(200, 50)) as (app, pilot):
@@ -140,7 +138,7 @@ async def test_quality_stands_beside_latency_once_the_canary_is_on(
         assert "agree" not in screen_text(app).splitlines()[2]
         checked(core)
         await until(
-            lambda: "agree  92.5% lost  0.125" in screen_text(app).splitlines()[2], "no figures"
+            lambda: "agree  92.5% lost  0.125" in screen_text(app).splitlines()[2], "no metrics"
         )
 
 
@@ -157,7 +155,7 @@ async def test_quality_section_has_the_control_group_beside(core: LiveEngine) ->
     assert found["dropped"] == ["7"]
 
 
-async def test_trial_bar_shows_what_the_guard_on_the_canary_stands_at(
+async def test_trial_bar_shows_the_value_of_the_canary_guard(
     core: LiveEngine, served: Served
 ) -> None:
     core.call("patch_config", patch={"canary": {"share": 1.0}}, guard_canary_agreement=0.5)

@@ -1,4 +1,4 @@
-"""Filters: the same words hide requests and blocks, and what cannot be read hides nothing."""
+"""Filters: one syntax for requests and blocks; invalid filters hide nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtoken_console.frame.filters import block_mask, parse, shortfall
 
 
 def model() -> StreamState:
-    """Six blocks: 0 free, 1-2 of cmpl-a (h2o), 3-4 of cmpl-b (none), 5 of nobody known."""
+    """Six blocks: 0 free, 1-2 of cmpl-a (h2o), 3-4 of cmpl-b (none), 5 of an unknown owner."""
     rows = [
         msgspec.structs.replace(row("cmpl-a"), policy="h2o", number=1),
         msgspec.structs.replace(row("cmpl-b"), number=2, state="waiting"),
@@ -48,7 +48,7 @@ def model() -> StreamState:
         ("req:zzz", [], []),
     ],
 )
-def test_filter_takes_these_blocks_and_requests(
+def test_filter_matches_these_blocks_and_requests(
     text: str, blocks: list[int], requests: list[str]
 ) -> None:
     wanted, now = parse(text), model()
@@ -59,9 +59,9 @@ def test_filter_takes_these_blocks_and_requests(
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("colour:red", "colour: is no key"), ("state:purple", "state:purple is unknown")],
+    [("colour:red", "colour: is unknown"), ("state:purple", "state:purple is unknown")],
 )
-def test_what_cannot_be_read_is_named_and_hides_nothing(text: str, problem: str) -> None:
+def test_invalid_filter_is_reported_and_hides_nothing(text: str, problem: str) -> None:
     wanted = parse(text)
     assert problem in wanted.problem
     assert not wanted
@@ -69,20 +69,20 @@ def test_what_cannot_be_read_is_named_and_hides_nothing(text: str, problem: str)
 
 
 @pytest.mark.parametrize("text", ["req:", "state:", "state:shared,"])
-def test_half_typed_terms_hide_no_more_than_they_say(text: str) -> None:
+def test_partly_typed_terms_hide_only_what_they_exclude(text: str) -> None:
     wanted = parse(text)
     assert wanted.problem == ""
     assert bool(wanted) == (text == "state:shared,")
 
 
-def test_without_owners_blocks_are_not_filtered_by_request_and_this_is_said() -> None:
+def test_without_owners_blocks_are_not_filtered_by_request_with_a_note() -> None:
     unknown = replace(model(), owner=np.zeros(0, np.uint16))
     assert block_mask(parse("req:l-a"), unknown).all()
-    assert "does not tell their owners" in shortfall(parse("req:l-a"), unknown)
+    assert "does not report owners" in shortfall(parse("req:l-a"), unknown)
     assert shortfall(parse("state:free"), unknown) == ""
     assert np.flatnonzero(block_mask(parse("state:free"), unknown)).tolist() == [0]
 
 
-def test_every_state_of_the_wire_can_be_asked_for() -> None:
+def test_every_state_of_the_wire_can_be_filtered() -> None:
     for state in wire.RequestState.__args__:
         assert parse(f"state:{state}").problem == ""

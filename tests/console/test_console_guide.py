@@ -1,4 +1,4 @@
-"""The guided first minute: it waits for what it speaks of, covers nothing, and is shown once."""
+"""The guided first minute: steps wait for their condition, cover nothing, are shown once."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_every_step_fits_two_lines_of_the_smallest_terminal() -> None:
     assert [s.text for s in STEPS if len(textwrap.wrap(s.text, 74)) > 2] == []
 
 
-async def test_console_without_a_guide_says_how_to_get_one(served: Served) -> None:
+async def test_console_without_a_guide_shows_how_to_start_one(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         assert "first minute" not in screen_text(app)
         await pilot.press("ctrl+g")
-        await until(lambda: "--guide" in screen_text(app), "not said")
+        await until(lambda: "--guide" in screen_text(app), "not shown")
     assert not seen_path().exists()

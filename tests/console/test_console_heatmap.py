@@ -1,4 +1,4 @@
-"""The heatmap, headless on a real server: depth, filter, colours, pointer and the block's page."""
+"""The heatmap, headless on a real server: zoom, filter, colours, pointer, block page."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ async def test_state_filter_keeps_the_requests_that_hold_such_blocks(
 async def test_unknown_state_is_named_and_hides_nothing(served: Served) -> None:
     async with running(served.url, size=(200, 50)) as (app, pilot):
         await pilot.press("slash", *"state:purple")
-        await until(lambda: "state:purple is unknown" in screen_text(app), "not said")
+        await until(lambda: "state:purple is unknown" in screen_text(app), "not shown")
         assert app.dashboard.heatmap.matching is None
 
 
-async def test_each_colour_mode_says_what_its_colours_mean(served: Served) -> None:
+async def test_each_colour_mode_has_a_legend(served: Served) -> None:
     words = {
         Mode.UTILISATION: "dead",
         Mode.AGE: "10 min ago",
@@ -127,12 +127,12 @@ async def test_each_colour_mode_says_what_its_colours_mean(served: Served) -> No
         assert app.dashboard.heatmap.mode is Mode.UTILISATION
 
 
-async def test_owner_mode_on_a_server_that_tells_none_says_so() -> None:
+async def test_owner_mode_without_reported_owners_shows_an_error() -> None:
     engine = ScriptedEngine(num_blocks=60, num_requests=1)
     engine.owner = engine.owner[:0]
     async with serving(engine) as served, running(served.url) as (app, pilot):
         await pilot.press("k", "k")
-        await until(lambda: "does not tell the owners" in screen_text(app), "not said")
+        await until(lambda: "does not report block owners" in screen_text(app), "not shown")
         assert app.dashboard.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
 
 
@@ -147,12 +147,10 @@ async def test_theme_changes_at_once_and_back(served: Served) -> None:
             assert background == {"light": "#ffffff", "dark": "#0d1117"}[name]
 
 
-async def test_block_page_tells_what_this_console_has_seen_of_it(
-    core: LiveEngine, served: Served
-) -> None:
+async def test_block_page_shows_the_observed_history(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.pause(0.3)
         block = compact(core, "cmpl-a91f").source_blocks[0]
         await app.pages.open_block(block)
-        await until(lambda: "tokens moved out" in screen_text(app), "move not told")
-        await until(lambda: "given back by" in screen_text(app), "transition not told")
+        await until(lambda: "tokens moved out" in screen_text(app), "move not shown")
+        await until(lambda: "freed by" in screen_text(app), "transition not shown")

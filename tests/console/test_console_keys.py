@@ -1,4 +1,4 @@
-"""Keys of one's own: a file puts them into the table, and what is wrong in it is named by line."""
+"""User-defined keys: read from a file; errors name the line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_no_file_is_the_table_as_it_stands(tmp_path: Path) -> None:
+def test_no_file_leaves_the_table_unchanged(tmp_path: Path) -> None:
     assert load(tmp_path / "absent.toml") == KEYS
 
 
-def test_file_lies_where_the_desktop_says() -> None:
+def test_path_of_the_file_follows_xdg() -> None:
     assert default_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/vtoken/console.toml")
     assert default_path({}) == Path("~/.config/vtoken/console.toml").expanduser()
 
@@ -60,30 +60,30 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
-        ('[keys]\npause = "c"\n', 2, "'c' is the key of both compact and pause"),
-        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is the key of both pause and undo"),
-        ('[keys]\n# none\nflush = "f5"\n', 3, "'flush' is no action"),
-        ('[keys]\npause = "f55"\n', 2, "'f55' is no key"),
-        ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is not known"),
-        ('[keys]\npause = "up"\n', 2, "'up' moves the cursor"),
+        ('[keys]\npause = "c"\n', 2, "'c' is bound to both compact and pause"),
+        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is bound to both pause and undo"),
+        ('[keys]\n# none\nflush = "f5"\n', 3, "unknown action 'flush'"),
+        ('[keys]\npause = "f55"\n', 2, "'f55' is not a key"),
+        ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is unknown"),
+        ('[keys]\npause = "up"\n', 2, "'up' is reserved"),
         ("[keys]\npause = 5\n", 2, "pause = 5 is not a key"),
         ("[keys]\npause = []\n", 2, "is not a key or a list of keys"),
-        ('[colours]\nx = "y"\n', 1, "'colours' is no section"),
+        ('[colours]\nx = "y"\n', 1, "unknown section 'colours'"),
         ("[keys]\npause = \n", 2, "Invalid value"),
-        ('[keys]\napply = "q"\n', 2, "'q' is the key of both quit and apply"),
+        ('[keys]\napply = "q"\n', 2, "'q' is bound to both quit and apply"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named_by_line(
-    tmp_path: Path, text: str, line: int, said: str
+def test_errors_in_the_file_name_the_line(
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(KeyFileError) as caught:
         load(path)
     assert str(path) in str(caught.value)
     assert f"line {line}" in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
     assert (keys["pause"].keys, keys["compact"].keys) == ("c", "p")
 
 
-def test_every_action_has_an_id_of_its_own_and_a_binding_that_bears_it() -> None:
+def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
     ids = [key.id for key in KEYS]
     assert len(ids) == len(set(ids))
     bound = {b.id for b in ConsoleApp.BINDINGS if isinstance(b, Binding)}

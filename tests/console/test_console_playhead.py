@@ -1,4 +1,4 @@
-"""Where a replay stands, and which moments can be typed."""
+"""The position and speed of a replay, and the parsing of moments."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 
 from vtoken_console.feed.playhead import SPEEDS, Playhead, parse_moment
 
-# Local time of an ordinary day, 23:58:00, so that midnight lies in the recording.
+# Local time of an ordinary day, 23:58:00, so that midnight is in the recording.
 FIRST = time.mktime((2026, 3, 4, 23, 58, 0, 0, 0, -1))
 LAST = FIRST + 300
 
 
-def test_playhead_moves_with_its_speed_and_stands_while_paused() -> None:
-    head = Playhead().at(1000.0, now=5.0)
+def test_playhead_moves_with_its_speed_and_not_while_paused() -> None:
+    head = Playhead().moved_to(1000.0, now=5.0)
     assert head.ts(7.0) == 1002.0
     fast = head.faster(2, now=7.0)
     assert (fast.speed, fast.ts(7.0), fast.ts(9.0)) == (4.0, 1002.0, 1010.0)
-    paused = fast.pausing(True, now=9.0)
+    paused = fast.with_paused(True, now=9.0)
     assert paused.ts(100.0) == 1010.0
-    assert paused.pausing(False, now=100.0).ts(101.0) == 1014.0
+    assert paused.with_paused(False, now=100.0).ts(101.0) == 1014.0
 
 
 def test_speed_stops_at_both_ends() -> None:

@@ -13,7 +13,7 @@ from rich.style import Style
 
 from vtoken_console.export.dots import with_dots
 from vtoken_console.look import palette
-from vtoken_console.widgets.figures.charts import LEAST, LEAST_ROWS, arrange
+from vtoken_console.widgets.figures.charts import MIN_HEIGHT, MIN_WIDTH, arrange
 from vtoken_console.widgets.figures.plot import bridged, dots, plot, time_axis
 from vtoken_console.widgets.lines import Line
 
@@ -63,7 +63,7 @@ def test_short_gap_is_bridged_by_a_straight_line_and_a_long_one_stays() -> None:
     assert bridged(values, 3).tolist()[4:9] == [4, 5, 6, 7, 8]
 
 
-def test_threshold_is_a_line_and_what_is_above_it_is_warned_of() -> None:
+def test_threshold_is_a_line_and_values_above_it_have_the_warning_colour() -> None:
     values = np.array([0.1] * 4 + [np.nan] * 2 + [0.9] * 4)
     lines = plot(values, 4, 1.0, theta=np.full(10, 0.5), marks={2})
     at, top, bottom = cells(lines[1]), cells(lines[0]), cells(lines[3])
@@ -92,8 +92,8 @@ def test_time_axis_ends_now_and_its_labels_never_touch(span_s: int, width: int) 
 @given(st.integers(20, 250), st.integers(5, 60))
 def test_charts_fit_their_panel(width: int, height: int) -> None:
     rows, columns = arrange(5, width, height)
-    assert columns == 1 or width // columns >= LEAST
-    assert rows == 1 or height // rows >= LEAST_ROWS
+    assert columns == 1 or width // columns >= MIN_WIDTH
+    assert rows == 1 or height // rows >= MIN_HEIGHT
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The settings page tells every bound, choice and policy, and what a policy is measured to keep."""
+"""The settings page: bounds, choices, and the measured quality of policies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_budget_is_a_share_of_the_median_running_request() -> None:
     assert budget_share(rows(100, 400, 1000), 100) == 0.25
     assert budget_share(rows(100, state="waiting"), 100) is None
     assert share_text(0.25) == "the budget holds 25% of the median request"
-    assert "whole" in share_text(1.0)
+    assert "full" in share_text(1.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_every_bound_choice_and_policy_can_be_read(
         assert "not measured: vtoken calibrate demo/test-llama" in screen_text(app)
 
 
-async def test_policies_are_listed_with_what_they_keep_at_the_present_budget() -> None:
+async def test_policies_are_listed_with_their_quality_at_the_current_budget() -> None:
     core = make_busy()
     core.runtime.state.calibration = made_up(policies={"h2o": QUALITY})
     async with serving(core) as served, running(served.url, size=(120, 36)) as (app, pilot):

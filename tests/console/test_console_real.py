@@ -25,7 +25,7 @@ from vtoken_console.widgets.notice import Notice
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    """Two requests that lose tokens at random; nobody compacts; it keeps stepping."""
+    """A stepping engine with two requests, random eviction and no compaction."""
     core = make_quiet(num_blocks=512)
     core.configure(
         policy={"name": "random"},
@@ -66,7 +66,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         assert runtime.config.theta_f == 0.5
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.01, "not applied")
-        await until(lambda: "Accepted: revision 2" in outcome.text, "not said")
+        await until(lambda: "Accepted: revision 2" in outcome.text, "not shown")
         await until(lambda: app.source.feed.model.config.effective_revision == 2, "not effective")
 
         await pilot.press(*"0.2", "ctrl+t")
@@ -74,13 +74,13 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press("backspace", *"0.02", "enter")
         await until(lambda: runtime.state.revision == 4, "not tried, or not reverted by the engine")
         assert runtime.config.theta_f == 0.01
-        await until(lambda: "Taken back: revision 3, not confirmed within 1 s" in notices(app), "?")
+        await until(lambda: "Reverted: revision 3, not confirmed within 1 s" in notices(app), "?")
 
         await pilot.press(*"0.3", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("tab", *"0.001", "enter")
         await until(lambda: runtime.state.revision == 6, "not tried, or not reverted by the engine")
-        await until(lambda: "Taken back: revision 5, p95 inter-token" in notices(app), "no guard")
+        await until(lambda: "Reverted: revision 5, p95 inter-token" in notices(app), "no guard")
         assert runtime.config.theta_f == 0.01
 
         await pilot.press("escape", "escape")
@@ -123,7 +123,7 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
         await until(lambda: "of the victims" in screen_text(app), "not shown")
 
 
-async def test_server_that_is_read_only_says_why_and_enforces_it(core: LiveEngine) -> None:
+async def test_read_only_server_gives_the_reason_and_enforces_it(core: LiveEngine) -> None:
     async with (
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
@@ -152,7 +152,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
             await pilot.press(key)
             await until(lambda: "Not applied: this server is read-only" in outcome.text, "unsaid")
             assert outcome.text.count("Not applied") == 1
-            assert "evicts now" in outcome.text, "the consequences are gone"
+            assert "evicts now" in outcome.text, "the what-if was removed"
         await pilot.press("escape", "U")
         await until(lambda: "there is no earlier configuration" in notices(app), "not asked")
         await pilot.press("escape", "C")
@@ -205,7 +205,7 @@ async def test_real_terminal_shows_the_what_if_and_applies(
 async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The engine takes no step, and nobody says that it hangs."""
+    """A paused engine takes no steps; the console must not report a hang."""
     monkeypatch.setattr(view, "SILENT_S", 0.5)
     core = make_quiet(num_blocks=512)
     core.admit("runs", 300)
@@ -214,10 +214,10 @@ async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
     async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
         core.reporter.scheduling.changed("paused", time.monotonic())
-        told = (
+        expected = (
             "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, 1 waits."
         )
-        await until(lambda: told in screen_text(app), "not told")
+        await until(lambda: expected in screen_text(app), "not shown")
         assert "No step for" not in screen_text(app)
         assert "● live" in screen_text(app).splitlines()[0]
         assert re.search(r"~waits .* 0 ", screen_text(app))

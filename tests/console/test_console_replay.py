@@ -20,7 +20,7 @@ from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.feed.picture import Picture
+from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.replay import Replay
 from vtoken_console.widgets.notice import Notice
 
@@ -34,14 +34,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told_until(path: Path, ts: float) -> Picture:
-    """The state that every message up to `ts` adds up to, read from the start."""
-    picture = Picture()
+def told_until(path: Path, ts: float) -> FeedData:
+    """The state after every message up to `ts`, read from the start."""
+    data = FeedData()
     with RecordingReader(path) as reader:
         for entry in iter(reader.next, None):
             if isinstance(entry.line, wire.Message) and entry.line.ts <= ts:
-                picture.take(entry.line)
-    return picture
+                data.apply(entry.line)
+    return data
 
 
 @contextlib.asynccontextmanager
@@ -64,17 +64,17 @@ async def shown(
     """The real app on a recording, paused at `moment`; yields (app, pilot)."""
     app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
     async with app.run_test(size=size) as pilot:
-        await until(lambda: app.source is not None and app.dashboard.synced, "no picture")
+        await until(lambda: app.source is not None and app.dashboard.synced, "no data")
         await until(lambda: app.source.replay.indexed, "not indexed")
         await pilot.pause(0.2)
         yield app, pilot
 
 
-async def test_a_jump_shows_what_every_message_up_to_there_adds_up_to(recording: Path) -> None:
+async def test_a_seek_shows_the_state_of_all_messages_up_to_there(recording: Path) -> None:
     async with playing(recording, moment="0") as replay:
         for after_s in (31.0, 7.3, 59.9, 0.0, 44.44):
             replay.seek(START_TS + after_s)
-            await until(lambda: replay._goal is None, "does not arrive")
+            await until(lambda: replay._target_ts is None, "does not arrive")
             expected = told_until(recording, START_TS + after_s)
             assert np.array_equal(replay.feed.model.live, expected.model.live)
             assert np.array_equal(replay.feed.model.flags, expected.model.flags)
@@ -88,7 +88,7 @@ async def test_a_jump_shows_what_every_message_up_to_there_adds_up_to(recording:
             assert np.array_equal(ours, theirs, equal_nan=True)
 
 
-async def test_playing_leads_to_the_same_state_as_jumping(recording: Path) -> None:
+async def test_playing_leads_to_the_same_state_as_seeking(recording: Path) -> None:
     async with playing(recording) as replay:
         replay.faster(99)
         await until(lambda: replay.feed.model.status.ts >= START_TS + 12, "does not move")
@@ -118,7 +118,7 @@ async def test_a_step_is_one_message(recording: Path) -> None:
         assert len(held) >= 10
 
 
-async def test_the_end_is_the_end_and_playing_again_starts_anew(recording: Path) -> None:
+async def test_playing_at_the_end_restarts(recording: Path) -> None:
     async with playing(recording) as replay:
         replay.seek(START_TS + SECONDS - 0.1)
         await until(lambda: replay.replay.at_end, "does not end")
@@ -141,7 +141,7 @@ async def test_file_that_is_still_written_is_followed(tmp_path: Path, recording:
         await until(lambda: replay.replay.last_ts > end, "does not follow")
 
 
-async def test_log_tells_who_tried_out_what_up_to_the_moment(
+async def test_log_shows_dry_runs_and_actors_up_to_the_moment(
     tmp_path: Path, recording: Path
 ) -> None:
     path = tmp_path / "audited.jsonl"
@@ -157,15 +157,15 @@ async def test_log_tells_who_tried_out_what_up_to_the_moment(
                 writer.write(msgspec.json.encode(entry.line))
     async with shown(path, size=(120, 60), moment="30") as (app, _):
         app.dashboard.set_view("events")
-        told = "config (dry run) by {}: theta_f 0.25 → {}"
-        await until(lambda: told.format("ana", "0.11") in screen_text(app), "not told")
+        expected = "config (dry run) by {}: theta_f 0.25 → {}"
+        await until(lambda: expected.format("ana", "0.11") in screen_text(app), "not shown")
         assert "by ben" not in screen_text(app)
         app.source.seek(START_TS + 45)
-        await until(lambda: told.format("ben", "0.12") in screen_text(app), "not told later")
-        assert told.format("ana", "0.11") in screen_text(app)
+        await until(lambda: expected.format("ben", "0.12") in screen_text(app), "not shown later")
+        assert expected.format("ana", "0.11") in screen_text(app)
 
 
-async def test_torn_recording_plays_and_says_what_is_missing(
+async def test_torn_recording_plays_and_reports_what_is_missing(
     tmp_path: Path, recording: Path
 ) -> None:
     torn = tmp_path / "torn.jsonl.gz"
@@ -175,7 +175,7 @@ async def test_torn_recording_plays_and_says_what_is_missing(
         assert replay.replay.last_ts > START_TS + SECONDS / 2
 
 
-async def test_gap_is_said_and_passed_at_the_next_key_frame(
+async def test_gap_is_reported_and_ends_at_the_next_key_frame(
     tmp_path: Path, recording: Path
 ) -> None:
     with RecordingReader(recording) as reader:
@@ -185,21 +185,21 @@ async def test_gap_is_said_and_passed_at_the_next_key_frame(
     holed = tmp_path / "holed.jsonl"
     holed.write_bytes(b"".join(line + b"\n" for line in lines))
     async with playing(holed, moment="6") as replay:
-        await until(lambda: replay._goal is None, "does not arrive")
+        await until(lambda: replay._target_ts is None, "does not arrive")
         assert "a gap before" in replay.replay.note
         replay.seek(START_TS + 30)
-        await until(lambda: replay._goal is None, "does not arrive")
+        await until(lambda: replay._target_ts is None, "does not arrive")
         assert replay.replay.note == ""
         expected = told_until(recording, START_TS + 30)
         assert np.array_equal(replay.feed.model.live, expected.model.live)
 
 
-async def test_recording_without_a_snapshot_is_refused_in_words(tmp_path: Path) -> None:
+async def test_recording_without_a_snapshot_is_refused_with_a_message(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     RecordingWriter(empty, source="test").close()
     replay = Replay(empty)
     task = asyncio.create_task(replay.run())
-    await until(lambda: "no snapshot" in replay.feed.connection.error, "nothing said")
+    await until(lambda: "no snapshot" in replay.feed.connection.error, "no message")
     task.cancel()
 
 
@@ -245,9 +245,7 @@ async def test_digits_are_a_moment_to_go_to(recording: Path) -> None:
         assert at(42)(app)
 
 
-async def test_screen_shows_the_state_of_then_and_says_that_it_is_a_recording(
-    recording: Path,
-) -> None:
+async def test_screen_shows_the_past_state_and_is_marked_as_a_recording(recording: Path) -> None:
     async with shown(recording) as (app, pilot):
         await pilot.pause(0.2)
         text = screen_text(app)
@@ -256,7 +254,7 @@ async def test_screen_shows_the_state_of_then_and_says_that_it_is_a_recording(
         assert " recording " in text.splitlines()[0]
         assert "live" not in text.splitlines()[0]
         assert "00:30/01:00" in text
-        assert "theta_f 0.25 → 0.4" in text  # the mark that the playhead stands on
+        assert "theta_f 0.25 → 0.4" in text  # the mark at the playhead
         for row in expected.requests.values():
             assert row.id in text
 
@@ -280,7 +278,7 @@ async def test_controls_are_refused_because_it_is_a_recording(recording: Path, k
         assert app.screen is app.dashboard
 
 
-async def test_pages_that_ask_a_server_say_what_a_recording_holds(recording: Path) -> None:
+async def test_pages_that_query_a_server_show_what_a_recording_holds(recording: Path) -> None:
     async with shown(recording) as (app, pilot):
         model = app.source.feed.model
         used = int(np.flatnonzero(model.flags)[3])

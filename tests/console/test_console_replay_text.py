@@ -1,4 +1,4 @@
-"""The text of requests in a replay: as it stood at the moment that is shown."""
+"""The text of requests in a replay: that of the current position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def recording(folder: Path) -> Path:
-    """Made once."""
+    """Created once per module."""
     path = folder / "texts.jsonl.gz"
     if not path.exists():
         core = make_evicting()
@@ -47,7 +47,7 @@ async def recording(folder: Path) -> Path:
 async def shown(path: Path, moment: str = "0") -> AsyncIterator[Any]:
     app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
     async with app.run_test(size=(120, 36)) as pilot:
-        await until(lambda: app.source is not None and app.dashboard.synced, "no picture")
+        await until(lambda: app.source is not None and app.dashboard.synced, "no data")
         await until(lambda: app.source.replay.indexed and app.source.ready, "not indexed")
         yield app, pilot
 
@@ -59,7 +59,7 @@ async def open_page(app: ConsoleApp, pilot: Any) -> None:
     await until(lambda: app.screen is not app.dashboard, "not opened")
 
 
-async def test_back_and_forth_it_is_the_text_of_the_moment(recording: Path) -> None:
+async def test_text_follows_seeks_in_both_directions(recording: Path) -> None:
     texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
     async with shown(recording, moment="0") as (app, pilot):
         await open_page(app, pilot)
@@ -79,14 +79,16 @@ async def test_back_and_forth_it_is_the_text_of_the_moment(recording: Path) -> N
         assert "w1 w2" in shown_text
         assert f"step {mine[1].page.step:,}" in shown_text
         dead = next(row.token_id for row in mine[1].page.rows if not row.live and row.text)
-        assert panel._look(dead, 0, ()).strike
+        assert panel._token_style(dead, 0, ()).strike
         await pilot.press("t")
-        await until(lambda: "a recording does not hold them" in screen_text(app), "nothing said")
+        await until(
+            lambda: "Recordings hold no tokens and blocks" in screen_text(app), "nothing said"
+        )
         await pilot.press("escape")
-        await until(lambda: app.screen is app.dashboard, "not left")
+        await until(lambda: app.screen is app.dashboard, "page not closed")
 
 
-async def test_before_the_first_text_the_page_says_so(recording: Path) -> None:
+async def test_page_before_the_first_text_explains_itself(recording: Path) -> None:
     texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
     async with shown(recording) as (app, pilot):
         await open_page(app, pilot)
@@ -96,7 +98,7 @@ async def test_before_the_first_text_the_page_says_so(recording: Path) -> None:
         panel = app.screen.query_one(TextPanel)
         await until(lambda: text_of(first.page)[:5] in screen_text(app), "no text")
         app.source.index.texts[of].clear()
-        await until(lambda: "holds no text of this request" in screen_text(app), "not said")
+        await until(lambda: "holds no text of this request" in screen_text(app), "not shown")
         assert panel._problem
 
 
@@ -116,7 +118,9 @@ async def test_a_text_that_takes_long_to_read_is_shown(
         await until(lambda: app.screen.query_one(TextPanel)._tokens, "never shown")
 
 
-async def test_a_recording_without_text_opens_what_it_did(tmp_path: Path, recording: Path) -> None:
+async def test_recording_without_text_opens_the_request_page(
+    tmp_path: Path, recording: Path
+) -> None:
     path = tmp_path / "plain.jsonl"
     with path.open("wb") as file:
         for line in lines_of(recording):
@@ -127,8 +131,8 @@ async def test_a_recording_without_text_opens_what_it_did(tmp_path: Path, record
     async with shown(path) as (app, pilot):
         await open_page(app, pilot)
         assert isinstance(app.screen, RequestScreen)
-        said = "its text, tokens and blocks are not in it"
-        await until(lambda: said in screen_text(app), "not said")
+        expected = "not its text, tokens and blocks"
+        await until(lambda: expected in screen_text(app), "not shown")
 
 
 async def test_text_of_a_file_that_is_still_written_is_found(

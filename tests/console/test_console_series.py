@@ -1,4 +1,4 @@
-"""Time series: bounded memory, true means, marks where they happened; and fixed-width numbers."""
+"""Time series: bounded memory, exact means, markers; and fixed-width numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_day_of_samples_keeps_the_newest_window_only() -> None:
     assert len(series._bins) == NUM_BINS
 
 
-def test_marker_stands_in_the_column_of_its_time() -> None:
+def test_marker_is_in_the_column_of_its_time() -> None:
     series = Series(("a",))
     for i in range(60):
         series.add(1000 + i * 0.5, (1.0,))
@@ -62,14 +62,14 @@ def test_marker_stands_in_the_column_of_its_time() -> None:
     assert abs(next(iter(window.markers)) - 15) <= 1
 
 
-def test_rate_is_the_slope_and_starts_anew_when_the_counter_falls() -> None:
+def test_rate_is_the_slope_and_resets_when_the_counter_decreases() -> None:
     rate = Rate()
     values = [rate.add(i * 0.1, i * 5.0) for i in range(50)]
     assert values[-1] == pytest.approx(50)
     assert rate.add(5.1, 0.0) == 0.0
 
 
-def test_bars_mark_theta_and_what_stands_above_it() -> None:
+def test_bars_mark_theta_and_values_above_it() -> None:
     lines = bars([0.1, 0.9], 4, 1.0, theta=[0.5, 0.5])
     assert "─" in "".join(text for text, _ in lines[1])
     tall = [style.bgcolor for text, style in lines[2]]
@@ -93,7 +93,7 @@ def test_ages_never_change_width(seconds: float) -> None:
 
 
 @given(st.text(max_size=30), st.integers(1, 20))
-def test_fit_is_exactly_as_wide_as_asked(text: str, width: int) -> None:
+def test_fit_is_exactly_as_wide_as_requested(text: str, width: int) -> None:
     assert len(units.fit(text, width)) == width
 
 
@@ -105,9 +105,9 @@ def test_asciify_keeps_the_width_and_leaves_only_ascii(text: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(2, 20))
-def test_short_id_never_exceeds_its_room(request_id: str, width: int) -> None:
+def test_short_id_never_exceeds_its_width(request_id: str, width: int) -> None:
     assert len(units.short_id(request_id, width)) <= width
 
 
-def test_short_id_keeps_what_tells_requests_apart() -> None:
+def test_short_id_keeps_the_distinguishing_part() -> None:
     assert units.short_id("chatcmpl-a50ff99602c1", 9) == "a50ff996…"

@@ -1,4 +1,4 @@
-"""On 80x24 nothing that matters is cut off, and what is seen is never taken for what is."""
+"""On 80x24 nothing important is cut off, and stale data is marked as such."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def test_engine_without_a_step_is_not_shown_as_live(
     async with running(served.url, SMALL) as (app, _):
         served.client.hangs = True
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
-        told = "while 6 requests wait for it: one very long step, or the engine hangs."
-        assert told in words(app)
+        expected = "while 6 requests wait for it: one very long step, or the engine hangs."
+        assert expected in words(app)
         assert " silent" in screen_text(app).splitlines()[0]
         assert re.search(r"wait   0\s+\S tok/s", screen_text(app)), "a rate of long ago"
         served.client.hangs = False
@@ -45,26 +45,26 @@ async def test_engine_without_a_step_is_not_shown_as_live(
         assert "No step for" not in screen_text(app)
 
 
-async def test_sentence_is_whole_on_eighty_columns(served: Served) -> None:
+async def test_sentence_is_complete_on_eighty_columns(served: Served) -> None:
     async with running(served.url, SMALL) as (app, _):
         sentence = app.source.feed.model.status.fragmentation.sentence
         assert len(sentence) > SMALL[0]
         assert sentence in words(app)
 
 
-async def test_waiting_page_says_the_whole_reason_on_eighty_columns() -> None:
+async def test_waiting_page_shows_the_full_reason_on_eighty_columns() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
     async with app.run_test(size=SMALL):
         await until(lambda: "(connection refused)" in words(app), "the reason is cut")
         await until(lambda: "tried once" in words(app) or "times" in words(app), "not counted")
 
 
-async def test_empty_pool_shows_the_whole_command_on_eighty_columns() -> None:
+async def test_empty_pool_shows_the_full_command_on_eighty_columns() -> None:
     async with serving(make_busy(400, 0)) as served, running(served.url, SMALL) as (app, _):
         await until(lambda: '"max_tokens": 512}\'' in words(app), "the command is cut")
 
 
-def test_wrapped_line_keeps_every_word_and_marks_what_is_left_out() -> None:
+def test_wrapped_line_keeps_every_word_and_marks_omitted_text() -> None:
     style = Style()
     spans = [(" one two", style), (" three; ", style), ("four five six", style)]
     lines = wrap(spans, 12, 3)
@@ -90,7 +90,7 @@ async def test_help_has_every_word_on_eighty_columns_and_pages_through(served: S
         assert "skip guide end the guided first minute" in text
 
 
-async def test_request_page_tells_policy_and_holes_on_eighty_columns(
+async def test_request_page_shows_policy_and_holes_on_eighty_columns(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, SMALL) as (app, pilot):
@@ -103,16 +103,14 @@ async def test_request_page_tells_policy_and_holes_on_eighty_columns(
         await until(lambda: served.asked("compact"), "not sent")
         core.steps(2)
         summary = app.screen.query_one(Summary)
-        await until(lambda: summary.said[0], "what came of it is not said")
-        told, loaded = summary.said[0], summary.step
+        await until(lambda: summary.message[0], "no outcome shown")
+        message, loaded = summary.message[0], summary.step
         core.steps(1)
         await until(lambda: summary.step > loaded, "not loaded again")
-        assert " ".join(told.split())[:40] in words(app)
+        assert " ".join(message.split())[:40] in words(app)
 
 
-async def test_settings_tell_bounds_and_how_many_there_are_on_eighty_columns(
-    served: Served,
-) -> None:
+async def test_settings_show_bounds_and_row_count_on_eighty_columns(served: Served) -> None:
     async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("t")
         await until(lambda: "reclaim when F exceeds this (0..1)" in words(app), "no bound")
@@ -120,7 +118,7 @@ async def test_settings_tell_bounds_and_how_many_there_are_on_eighty_columns(
         await until(lambda: f" of {total}" in screen_text(app), "hides that there are more")
 
 
-def test_text_that_does_not_fit_says_that_it_goes_on() -> None:
+def test_text_that_does_not_fit_ends_with_an_ellipsis() -> None:
     outcome = Outcome()
     outcome.paragraphs = [("word " * 40, Style())]
     lines = outcome.build_lines(None, 40, 3)  # type: ignore[arg-type]
@@ -128,7 +126,7 @@ def test_text_that_does_not_fit_says_that_it_goes_on() -> None:
     assert len(lines[2][0][0]) <= 40
 
 
-async def test_log_tells_what_was_freed_on_any_width(served: Served) -> None:
+async def test_log_shows_freed_blocks_at_any_width(served: Served) -> None:
     row = wire.Event(
         seq=1,
         ts=0.0,
@@ -140,13 +138,13 @@ async def test_log_tells_what_was_freed_on_any_width(served: Served) -> None:
     async with running(served.url) as (app, _):
         log = app.dashboard.query_one(Events)
         log._rows = [row]
-        told = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 50, selected=False))
-        assert told.endswith("1,117 tok of 9a068abb…, freed 121 blk")
-        told = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 99, selected=False))
-        assert told.endswith(row.summary)
+        shown = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 50, selected=False))
+        assert shown.endswith("1,117 tok of 9a068abb…, freed 121 blk")
+        shown = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 99, selected=False))
+        assert shown.endswith(row.summary)
 
 
-async def test_lost_link_offers_to_try_again_not_to_act() -> None:
+async def test_lost_connection_offers_retry_not_controls() -> None:
     server = contextlib.AsyncExitStack()
     first = await server.enter_async_context(serving(make_busy()))
     async with server, running(first.url, SMALL) as (app, _):
@@ -159,7 +157,7 @@ async def test_lost_link_offers_to_try_again_not_to_act() -> None:
             await until(lambda: "pause" in screen_text(app).splitlines()[-1], "not back")
 
 
-async def test_key_that_acts_stands_behind_the_sentences_end(served: Served) -> None:
+async def test_key_that_acts_is_at_the_end_of_the_sentence(served: Served) -> None:
     async with running(served.url, SMALL) as (app, _):
         status = app.source.feed.model.status
         sentence = status.fragmentation.sentence

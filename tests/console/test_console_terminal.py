@@ -1,4 +1,4 @@
-"""The console in a real terminal: started by its command in tmux, by keys, read off its screen."""
+"""The console in a real terminal: started in tmux, driven by keys, checked on its screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = (120, 36)
 
 
 class Tmux:
-    """One session of a tmux server of its own."""
+    """A session of a private tmux server."""
 
     def __init__(self) -> None:
         self.socket = f"vtoken-{uuid.uuid4().hex[:8]}"
@@ -37,7 +37,7 @@ class Tmux:
         return self("capture-pane", "-p", "-t", "console")
 
     async def shows(self, wanted: Callable[[str], bool], what: str, limit_s: float = 60.0) -> str:
-        """The screen once it is as wanted."""
+        """Waits until the screen matches, and returns it."""
         for _ in range(int(limit_s / 0.1)):
             if wanted(text := await asyncio.to_thread(self.screen)):
                 return text
@@ -62,7 +62,7 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     command = f"{sys.executable} -m vtoken.cli console --url {served.url} --colors 256; cat"
     size = ("-x", str(width), "-y", str(height))
     tmux("new-session", "-d", "-s", "console", *size, "-e", f"PYTHONPATH={path}", command)
-    text = await tmux.shows(lambda t: "pool · 400 blocks" in t, "no first picture")
+    text = await tmux.shows(lambda t: "pool · 400 blocks" in t, "no first frame")
     assert "● live" in text.splitlines()[0]
     assert "q quit" in text.rstrip().splitlines()[-1]
     tmux("send-keys", "-t", "console", "k")
@@ -82,4 +82,4 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     assert "requests ·" in text
     assert max(map(len, text.splitlines())) <= 80
     tmux("send-keys", "-t", "console", "q")
-    await tmux.shows(lambda t: "pool ·" not in t, "not left")
+    await tmux.shows(lambda t: "pool ·" not in t, "page not closed")

@@ -27,7 +27,7 @@ from vtoken_console.widgets.details.text_panel import TextPanel
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page asks ten times a second."""
+    """The page refreshes ten times a second."""
     monkeypatch.setattr(request, "REFRESH_S", 0.1)
 
 
@@ -45,7 +45,7 @@ async def served(core: LiveEngine) -> AsyncIterator[Served]:
 
 
 async def open_text(app: ConsoleApp, pilot: Any) -> TextPanel:
-    """Enter on the first request; its text is there."""
+    """Opens the first request and waits for its text."""
     app.dashboard.query_one("#requests").focus()
     await pilot.press("enter")
     await until(lambda: isinstance(app.screen, RequestScreen), "not opened")
@@ -55,9 +55,9 @@ async def open_text(app: ConsoleApp, pilot: Any) -> TextPanel:
     return panel
 
 
-def looks(panel: TextPanel, token: int) -> list[Any]:
-    """How a token is drawn in each of the texts."""
-    return [panel._look(token, side, ()) for side in range(2)]
+def styles_of(panel: TextPanel, token: int) -> list[Any]:
+    """The style of a token in both texts."""
+    return [panel._token_style(token, side, ()) for side in range(2)]
 
 
 async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marked(
@@ -72,15 +72,15 @@ async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marke
         assert " w40 日 w44" in text
         table = core.runtime.tables["a"]
         for token in range(table.num_tokens - 1):
-            look = looks(panel, token)[0]
+            style = styles_of(panel, token)[0]
             part = {40: range(40, 41), 43: range(41, 44)}.get(token, range(token, token + 1))
             if token not in (41, 42):
-                assert bool(look.strike) is not all(table.is_live(n) for n in part), token
-            assert bool(look.underline) is (token < 3 and table.is_live(token))
+                assert bool(style.strike) is not all(table.is_live(n) for n in part), token
+            assert bool(style.underline) is (token < 3 and table.is_live(token))
         assert "dead" in text
 
 
-async def test_it_follows_the_end_while_the_request_decodes(
+async def test_cursor_follows_the_end_while_the_request_decodes(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(80, 24)) as (app, pilot):
@@ -99,7 +99,7 @@ async def test_it_follows_the_end_while_the_request_decodes(
         await until(lambda: panel.follows and panel.cursor == 134, "does not follow again")
 
 
-async def test_only_new_tokens_are_asked_for_until_something_dies(
+async def test_only_new_tokens_are_requested_until_an_eviction(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, pilot):
@@ -118,7 +118,7 @@ async def test_only_new_tokens_are_asked_for_until_something_dies(
         await until(lambda: [t.token_id for t in panel._tokens if t.live] == live, "old flags")
 
 
-async def test_the_shadow_stands_beside_and_what_differs_is_marked(
+async def test_shadow_is_shown_side_by_side_with_differences_marked(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(80, 24)) as (app, pilot):
@@ -128,14 +128,14 @@ async def test_the_shadow_stands_beside_and_what_differs_is_marked(
         await until(lambda: panel.cursor == 3, "not moved")
         assert "the shadow evicts it" in screen_text(app)  # the oldest but the sinks
         for token in panel._tokens[4:]:
-            acts, would = looks(panel, token.token_id)
+            actual, shadowed = styles_of(panel, token.token_id)
             if token.shadow_live is None or not token.text or token.token_id == 43:
                 continue
-            assert bool(acts.strike) is not token.live
-            assert bool(would.strike) is not token.shadow_live
+            assert bool(actual.strike) is not token.live
+            assert bool(shadowed.strike) is not token.shadow_live
             if token.live != token.shadow_live:
-                assert acts.color != palette.TEXT_STYLE.color
-                assert would.color != palette.TEXT_STYLE.color
+                assert actual.color != palette.TEXT_STYLE.color
+                assert shadowed.color != palette.TEXT_STYLE.color
 
 
 async def test_t_goes_to_the_tokens_and_back_with_one_cursor(
@@ -153,13 +153,13 @@ async def test_t_goes_to_the_tokens_and_back_with_one_cursor(
         assert "t tokens" in screen_text(app)
 
 
-async def test_a_server_that_refuses_is_shown_with_the_way_to_change_it(core: LiveEngine) -> None:
+async def test_refused_text_is_shown_with_the_remedy(core: LiveEngine) -> None:
     async with serve(core.handle) as served, running(served.url) as (app, pilot):
         app.dashboard.query_one("#requests").focus()
         await pilot.press("enter")
         await until(lambda: app.screen.query_one("#strip").table is not None, "no tokens")
         await pilot.press("t")
-        await until(lambda: "--vtoken-show-text" in screen_text(app), "not said")
+        await until(lambda: "--vtoken-show-text" in screen_text(app), "not shown")
         assert "this server does not show the text of requests" in screen_text(app)
         refused = served.service.auth.refusals.counts[403]
         core.steps()
@@ -168,7 +168,7 @@ async def test_a_server_that_refuses_is_shown_with_the_way_to_change_it(core: Li
         assert served.service.auth.refusals.counts[403] == refused == 1
 
 
-async def test_without_colour_the_dead_are_between_brackets_and_all_is_ascii(
+async def test_without_colour_dead_tokens_are_in_brackets_and_text_is_ascii(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, ascii_only=True) as (app, pilot):
@@ -181,7 +181,7 @@ async def test_without_colour_the_dead_are_between_brackets_and_all_is_ascii(
         assert "[dead]  {protected}" in text
 
 
-# ---------------------------------------------------------------- laying out
+# ---------------------------------------------------------------- layout
 
 
 @given(st.lists(st.text(st.sampled_from("ab日 \n"), max_size=9), max_size=30), st.integers(2, 12))
@@ -204,7 +204,7 @@ def test_a_flow_keeps_every_letter_in_order_and_within_its_width(
         assert flow.line_of[token] == next(group)[1]
 
 
-def test_words_are_kept_whole_though_they_are_several_tokens() -> None:
+def test_words_of_several_tokens_are_not_broken() -> None:
     flow = Flow(10)
     for text in ("The", " quick", " br", "own", " fox"):
         flow.add(text)
@@ -212,7 +212,7 @@ def test_words_are_kept_whole_though_they_are_several_tokens() -> None:
     assert flow.line_of == [0, 0, 0, 1, 1]
 
 
-def test_nothing_that_a_terminal_acts_upon_is_shown() -> None:
+def test_characters_that_a_terminal_interprets_are_removed() -> None:
     assert (
         printable("a\x1b[31m\r\n\tb\u202e\u200dc\x7f\u00a0\x85") == "a␛[31m␍\n    bc\ufffd \ufffd"
     )
@@ -221,10 +221,10 @@ def test_nothing_that_a_terminal_acts_upon_is_shown() -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_readable_on_every_shade_and_shades_are_in_order(name: str, depth: str) -> None:
-    look = theme(name, depth)
-    shades = score_shades(look)
+    current = theme(name, depth)
+    shades = score_shades(current)
     assert bool(shades) is (depth != "16")
-    ink = luminance(look.color(palette.TEXT))
+    ink = luminance(current.color(palette.TEXT))
     for shade in shades:
         low, high = sorted((luminance(shade), ink))
         assert (high + 0.05) / (low + 0.05) >= 4.5, shade

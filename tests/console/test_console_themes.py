@@ -1,4 +1,4 @@
-"""Themes: readable text, ramps that stay in order in every depth of colour, nothing by chance."""
+"""Themes: readable text, and monotonic ramps at every colour depth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUNDS = ("BACKGROUND", "BAR_BACKGROUND", "NOTICE_BACKGROUND")
 
 
 def sent(color: str, depth: str) -> str:
-    """The colour that a terminal of this depth shows for `color`."""
+    """The colour that a terminal of this depth shows."""
     triplet = Color.parse(color).downgrade(themes.SYSTEMS[depth]).get_truecolor()
     return f"#{triplet.red:02x}{triplet.green:02x}{triplet.blue:02x}"
 
@@ -41,7 +41,7 @@ def test_text_is_readable_on_every_ground(one: Theme) -> None:
 
 @pytest.mark.parametrize("one", THEMES, ids=lambda t: t.full_name)
 def test_cursor_selection_and_warnings_are_readable(one: Theme) -> None:
-    looks = (
+    styles = (
         palette.CURSOR_STYLE,
         palette.SELECTED_STYLE,
         palette.CURSOR_CELL_STYLE,
@@ -49,12 +49,12 @@ def test_cursor_selection_and_warnings_are_readable(one: Theme) -> None:
         palette.style("#000000", palette.WARN),
         palette.style("#000000", palette.BAD),
     )
-    for look in looks:
-        shown = one.resolve(look)
+    for style in styles:
+        shown = one.resolve(style)
         assert shown.color is not None
         assert shown.bgcolor is not None
         pair = (shown.color.get_truecolor().hex, shown.bgcolor.get_truecolor().hex)
-        assert contrast(*pair) >= 4.5, look
+        assert contrast(*pair) >= 4.5, style
 
 
 @pytest.mark.parametrize("one", THEMES, ids=lambda t: t.full_name)
@@ -92,7 +92,7 @@ def test_owner_hues_are_seven_different_colours_in_every_theme() -> None:
             assert len({sent(hue, one.depth) for hue in one.hues}) == 7
 
 
-def test_no_ramp_or_hue_is_taken_for_a_role() -> None:
+def test_no_ramp_or_hue_colour_equals_a_role() -> None:
     roles = set(theme("light", "truecolor").roles)
     for one in THEMES:
         used = {*one.hues, *(c for r in one.ramps.values() for c in r.colors)}
@@ -114,9 +114,9 @@ def test_a_style_without_a_role_is_left_as_it_is() -> None:
         ({}, "dark", "16"),
     ],
 )
-def test_looks_follow_the_terminal(environ: dict[str, str], name: str, depth: str) -> None:
-    look = choose(environ=environ)
-    assert (look.theme.name, look.theme.depth) == (name, depth)
+def test_appearance_follows_the_terminal(environ: dict[str, str], name: str, depth: str) -> None:
+    appearance = choose(environ=environ)
+    assert (appearance.theme.name, appearance.theme.depth) == (name, depth)
 
 
 def test_no_color_and_ascii_choose_glyphs() -> None:
@@ -125,12 +125,12 @@ def test_no_color_and_ascii_choose_glyphs() -> None:
 
 
 @pytest.mark.parametrize(("theme_name", "depth"), [("blue", "auto"), ("auto", "88")])
-def test_unknown_looks_are_refused_by_name(theme_name: str, depth: str) -> None:
+def test_unknown_themes_and_depths_are_refused_by_name(theme_name: str, depth: str) -> None:
     with pytest.raises(ValueError, match=r"is unknown; known: auto"):
         choose(theme_name, depth)
 
 
-def test_ramp_follows_into_a_theme_that_has_it_and_gives_way_where_not() -> None:
-    look = choose("dark", "truecolor", environ={}).with_ramp("cividis")
-    assert look.with_theme("light", "256").ramp_name == "cividis"
-    assert look.with_theme("light", "16").ramp_name == "shade"
+def test_ramp_is_kept_if_the_theme_has_it() -> None:
+    appearance = choose("dark", "truecolor", environ={}).with_ramp("cividis")
+    assert appearance.with_theme("light", "256").ramp_name == "cividis"
+    assert appearance.with_theme("light", "16").ramp_name == "shade"

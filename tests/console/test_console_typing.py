@@ -15,12 +15,12 @@ NAMES = {"/": "slash", ":": "colon", ".": "full_stop"}
 
 
 def burst(app, *keys: str) -> None:
-    """Keys that come all at once, before any of them is acted upon."""
+    """Sends keys in a burst, before any of them is handled."""
     for key in keys:
         app.post_message(events.Key(NAMES.get(key, key), key if len(key) == 1 else None))
 
 
-async def test_value_typed_right_behind_its_key_is_the_value(served: Served) -> None:
+async def test_value_typed_right_after_its_key_reaches_the_field(served: Served) -> None:
     async with running(served.url) as (app, _):
         burst(app, "t", *"0.07")
         await until(lambda: isinstance(app.screen, ControlScreen), "no settings")
@@ -28,7 +28,7 @@ async def test_value_typed_right_behind_its_key_is_the_value(served: Served) -> 
     assert [asked for asked in served.asked("patch_config") if not asked.validate_only] == []
 
 
-async def test_command_typed_right_behind_its_key_runs_no_other(served: Served) -> None:
+async def test_command_typed_right_after_its_key_runs_no_other(served: Served) -> None:
     async with running(served.url) as (app, _):
         burst(app, ":", *"pcuq")
         await until(lambda: isinstance(app.screen, CommandPalette), "no palette")
@@ -36,7 +36,7 @@ async def test_command_typed_right_behind_its_key_runs_no_other(served: Served) 
     assert served.asked(*CHANGES) == []
 
 
-async def test_terms_typed_right_behind_the_trials_key_are_its_terms(served: Served) -> None:
+async def test_terms_typed_right_after_the_trial_key_reach_the_fields(served: Served) -> None:
     async with running(served.url) as (app, _):
         burst(app, "t", "left", "ctrl+t", "backspace", *"12", "tab", *"40")
         await until(lambda: isinstance(app.screen, TrialScreen), "no dialog")

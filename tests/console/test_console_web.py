@@ -1,4 +1,4 @@
-"""The console in a browser: a real page in a real Chromium, and who may open it."""
+"""The console in a browser: a real page in a real Chromium, and its access control."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def web_console(*arguments: str, **env: str) -> AsyncIterator[str]:
-    """`vtoken console --web` as a process; yields its address."""
+    """Runs `vtoken console --web` as a process; yields its URL."""
     port = free_port()
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("VTOKEN")}
     process = await asyncio.create_subprocess_exec(
@@ -73,21 +73,21 @@ SECRET = "a-token-nobody-should-see"
 
 @contextlib.asynccontextmanager
 async def acting_console(served: Served, folder: Path) -> AsyncIterator[str]:
-    """A web console that has a token; its page keys are told in `folder`."""
+    """A web console with a token; its key file is in `folder`."""
     env = {"VTOKEN_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
     async with web_console("--url", served.url, **env) as url:
         yield url
 
 
 def page_key(folder: Path) -> str:
-    """The key for the next browser, as the user who started the console reads it."""
+    """The key for the next browser, read from the key file."""
     (file,) = folder.glob("vtoken/console-*.key")
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
     return file.read_text().strip()
 
 
-async def test_page_asks_for_its_key_then_shows_the_console_and_keys_reach_it(
+async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
     served: Served, tmp_path: Path
 ) -> None:
     executable = find_browser()
@@ -124,19 +124,17 @@ async def test_page_asks_for_its_key_then_shows_the_console_and_keys_reach_it(
     assert served.asked("patch_config")[0].patch == {"reclamation": "paused"}
 
 
-async def test_without_a_token_the_page_looks_and_needs_no_key(
+async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
     served: Served, page_url: str
 ) -> None:
     async with tab(page_url) as socket:
-        await said(socket, b"read-only")
+        await read_until(socket, b"read-only")
         await socket.send('["stdin", "p"]')
-        await said(socket, b"started with --read-only")
+        await read_until(socket, b"started with --read-only")
     assert served.asked("patch_config") == []
 
 
-async def test_nobody_without_the_key_reaches_a_console_that_can_act(
-    served: Served, tmp_path: Path
-) -> None:
+async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path: Path) -> None:
     async with acting_console(served, tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
         key = page_key(tmp_path)
         login = await http.get("/")
@@ -166,9 +164,9 @@ async def test_nobody_without_the_key_reaches_a_console_that_can_act(
         assert again.status_code == 403, "a key opens one browser"
         assert page_key(tmp_path) != key
         async with tab(url, **shown) as socket:
-            await said(socket, b"test-llama")
+            await read_until(socket, b"test-llama")
             await socket.send('["stdin", "p"]')
-            await said(socket, b"Reclamation paused")
+            await read_until(socket, b"Reclamation paused")
             shown_to_all = command_lines()
             for secret in (SECRET, key, page_key(tmp_path), shown["Cookie"].partition("=")[2]):
                 assert secret.encode() not in shown_to_all
@@ -176,16 +174,16 @@ async def test_nobody_without_the_key_reaches_a_console_that_can_act(
     assert list(tmp_path.glob("vtoken/*")) == [], "the key outlives the console"
 
 
-def test_cookies_are_bounded_and_the_oldest_ends_first() -> None:
+def test_cookies_are_bounded_and_the_oldest_is_dropped_first() -> None:
     from vtoken_console.output.web_login import MAX_BROWSERS, LoginGate
 
-    told: list[str] = []
-    gate = LoginGate(told.append)
-    cookies = [gate.open_with(told[-1]) or "" for _ in range(MAX_BROWSERS + 1)]
+    keys: list[str] = []
+    gate = LoginGate(keys.append)
+    cookies = [gate.open_with(keys[-1]) or "" for _ in range(MAX_BROWSERS + 1)]
     assert [gate.admits(cookie) for cookie in cookies] == [False] + [True] * MAX_BROWSERS
     assert not gate.admits("")
-    assert len(set(told)) == MAX_BROWSERS + 2
-    assert gate.open_with(told[0]) is None
+    assert len(set(keys)) == MAX_BROWSERS + 2
+    assert gate.open_with(keys[0]) is None
 
 
 def command_lines() -> bytes:
@@ -198,7 +196,7 @@ def command_lines() -> bytes:
 
 @contextlib.asynccontextmanager
 async def tab(url: str, **headers: str) -> AsyncIterator[websockets.ClientConnection]:
-    """What the page's script does: one websocket."""
+    """Opens one websocket, as the page's script does."""
     address = url.replace("http", "ws") + "/ws?width=120&height=36"
     origin = headers.pop("origin", url)
     async with websockets.connect(
@@ -207,8 +205,8 @@ async def tab(url: str, **headers: str) -> AsyncIterator[websockets.ClientConnec
         yield socket
 
 
-async def said(socket: websockets.ClientConnection, text: bytes) -> bytes:
-    """Everything up to `text`."""
+async def read_until(socket: websockets.ClientConnection, text: bytes) -> bytes:
+    """Reads until `text` arrives."""
     got = b""
     async with asyncio.timeout(LIMIT_S):
         while text not in got:
@@ -231,7 +229,7 @@ async def test_foreign_pages_and_foreign_names_are_refused(page_url: str) -> Non
         assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
 
 
-async def test_tabs_are_bounded_and_a_closed_one_makes_room(page_url: str) -> None:
+async def test_tabs_are_bounded_and_closing_one_frees_a_slot(page_url: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(8):
             await stack.enter_async_context(tab(page_url))
@@ -241,7 +239,7 @@ async def test_tabs_are_bounded_and_a_closed_one_makes_room(page_url: str) -> No
         assert refused.value.response.status_code == 503
 
 
-def test_the_page_is_for_this_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_for_this_machine_only(capsys: pytest.CaptureFixture[str]) -> None:
     from vtoken.cli import main
 
     assert main(["console", "--web", "--host", "0.0.0.0"]) == 2

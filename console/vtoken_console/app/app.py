@@ -1,7 +1,7 @@
 """The console application: one worker for the network, one timer for the screen.
 
-Composes the parts, of which each does the keys of one subject. Knows the wire only. A source feeds
-the newest model; `tick` draws it, `fps` times a second, whatever the server does.
+Composes the parts; each implements the keys of one subject. A source updates the model; `tick`
+draws the newest model `fps` times a second, independently of the server.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.replay_bar import ReplayBar
 
-MAX_PENDING = 2  # writes that wait for the terminal
+MAX_PENDING = 2  # writes queued for the terminal; with more, frames are dropped
 
 
 class ConsoleApp(App[int]):
-    """`fps` frames a second at most; `read_only` refuses controls without asking the server.
+    """`fps` frames a second at most; `read_only` disables controls whatever the server grants.
 
-    `recording`: a file to be played, from `moment` on, instead of a server to be watched.
+    `recording`: a file to play from `moment` on instead of connecting to a server.
     """
 
     TITLE = "vToken"
@@ -61,7 +61,7 @@ class ConsoleApp(App[int]):
                 id=k.id,
                 key_display=k.shown,
                 show=False,
-                priority=k.id == "skip-guide",  # on every page
+                priority=k.id == "skip-guide",  # works on every page
             )
             for k in DASHBOARD_KEYS
         ),
@@ -82,7 +82,7 @@ class ConsoleApp(App[int]):
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
     ) -> None:
-        self.cost = Cost()  # Textual asks for the driver while it is initialized
+        self.cost = Cost()  # before super(): Textual calls get_driver_class in its __init__
         super().__init__()
         self.keys = keys
         self.max_fps = fps
@@ -90,8 +90,8 @@ class ConsoleApp(App[int]):
         self.session = Session(
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
-        look = look or choose(depth="truecolor", ascii_only=ascii_only)
-        self.colours = Colours(self, self.session, self.dashboard, look)
+        appearance = look or choose(depth="truecolor", ascii_only=ascii_only)
+        self.colours = Colours(self, self.session, self.dashboard, appearance)
         self.guidance = Guidance(self, self.dashboard, keys, wanted=guided)
         self.frames = Frames(
             self.session, self.dashboard, self.colours, self.guidance, self.cost, keys, fps
@@ -101,12 +101,12 @@ class ConsoleApp(App[int]):
         self.controls = Controls(self, self.session, self.frames, self.dashboard)
         self.replay = ReplayControls(self.session, self.dashboard)
         self.exporter = Exporter(self, self.session, self.frames, self.dashboard)
-        self._typed = KeyQueue(self, super().on_event)
-        self._behind_since = 0.0  # when what lies behind a page was last drawn
+        self._key_queue = KeyQueue(self, super().on_event)
+        self._dimmed_drawn_at = 0.0  # when the dashboard was last drawn behind a page
 
     @property
     def source(self) -> Source | None:
-        """What is watched; None until its libraries have been imported."""
+        """The server or recording on the screen; None until its libraries are imported."""
         return self.session.source
 
     def get_driver_class(self) -> type[Driver]:
@@ -116,7 +116,7 @@ class ConsoleApp(App[int]):
         return self.dashboard
 
     def on_mount(self) -> None:
-        ascii_only = self.colours.look.ascii_only
+        ascii_only = self.colours.appearance.ascii_only
         self.set_class(ascii_only, "-ascii")
         self.dashboard.set_class(ascii_only, "-ascii")
         self.set_keymap(keymap(self.keys))
@@ -131,46 +131,46 @@ class ConsoleApp(App[int]):
     # ------------------------------------------------------------ frames
 
     def tick(self) -> None:
-        """Draws one frame: the newest model on every screen in sight."""
+        """Draws one frame: the newest model on every visible screen."""
         now = time.monotonic()
         if getattr(self._driver, "pending", 0) > MAX_PENDING:
-            self.cost.dropped += 1  # the terminal does not keep up: newest wins there too
+            self.cost.dropped += 1  # the terminal does not keep up
             return
         self.frames.begin(now)
         view = self.frames.view()
-        self.controls.tell(view)
-        self.guidance.follow(view)
-        # What lies behind a page is seen dimmed, which costs a whole screen: once a second will do.
-        behind = now - self._behind_since >= 1.0
-        if behind:
-            self._behind_since = now
+        self.controls.announce(view)
+        self.guidance.update(view)
+        # Behind a page, the dashboard is dimmed and drawn in full: once a second is enough.
+        draw_dimmed = now - self._dimmed_drawn_at >= 1.0
+        if draw_dimmed:
+            self._dimmed_drawn_at = now
         for screen in self.screen_stack:
             show = getattr(screen, "show", None)
-            drawn = screen is self.screen or (behind and screen is self.dashboard)
+            drawn = screen is self.screen or (draw_dimmed and screen is self.dashboard)
             if show is not None and drawn and screen.has_class("-composed"):
                 show(view)
 
-    def on_dashboard_frame_wanted(self) -> None:
+    def on_dashboard_frame_requested(self) -> None:
         self.tick()
 
     # ------------------------------------------------------------ keys
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
-            await self._typed.put(event)
+            await self._key_queue.put(event)
         else:
             await super().on_event(event)
 
     async def on_key_queue_handled(self) -> None:
-        await self._typed.handled()
+        await self._key_queue.handled()
 
-    async def on_pointer_nearer(self, event: Pointer.Nearer) -> None:
-        await self.panels.nearer(slots=event.slots)
+    async def on_pointer_zoom_requested(self, event: Pointer.ZoomRequested) -> None:
+        await self.panels.zoom_step(slots=event.slots)
 
-    def on_replay_bar_typed(self, message: ReplayBar.Typed) -> None:
+    def on_replay_bar_moment_entered(self, message: ReplayBar.MomentEntered) -> None:
         self.replay.seek_text(message.text)
 
-    def on_replay_bar_sought(self, message: ReplayBar.Sought) -> None:
+    def on_replay_bar_seek_requested(self, message: ReplayBar.SeekRequested) -> None:
         self.replay.seek_share(message.share)
 
     # ------------------------------------------------------------ actions
@@ -226,14 +226,11 @@ class ConsoleApp(App[int]):
     def action_theme(self) -> None:
         self.colours.next_theme()
 
-    def action_colors(self) -> None:
-        self.colours.next_depth()
-
     def action_replay(self, what: str) -> None:
         self.replay.do(what)
 
     async def action_export(self) -> None:
-        await self.exporter.ask()
+        await self.exporter.open_dialog()
 
     def action_skip_guide(self) -> None:
         self.guidance.skip()
@@ -249,13 +246,13 @@ class ConsoleApp(App[int]):
         self.exit(0)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Dashboard keys work on the dashboard only, so that a page on top keeps its own."""
-        mine = {k.action.partition("(")[0] for k in DASHBOARD_KEYS}
-        anywhere = action in ("quit", "help", "command_palette", "skip_guide")
-        return anywhere or action not in mine or self.screen is self.dashboard
+        """Dashboard keys work on the dashboard only, so pages on top can reuse them."""
+        dashboard_actions = {k.action.partition("(")[0] for k in DASHBOARD_KEYS}
+        is_global = action in ("quit", "help", "command_palette", "skip_guide")
+        return is_global or action not in dashboard_actions or self.screen is self.dashboard
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every key as a command, then every policy and every colour ramp by name."""
+        """Every key as a command, then views, colour ramps, colour modes and themes by name."""
         read_only = bool(self.frames.view().read_only_reason)
         for key in self.keys:
             if key.page:
@@ -268,11 +265,11 @@ class ConsoleApp(App[int]):
             yield SystemCommand(f"{key.label} ({key.shown})", key.help, call)
         for name in VIEWS:
             yield SystemCommand(
-                f"view {name}", "panels on the screen", partial(self.dashboard.set_view, name)
+                f"view {name}", "panels to show", partial(self.dashboard.set_view, name)
             )
-        look = self.colours.look
-        for name in look.ramp_names:
-            summary = look.theme.ramps[name].summary
+        appearance = self.colours.appearance
+        for name in appearance.ramp_names:
+            summary = appearance.theme.ramps[name].summary
             yield SystemCommand(f"ramp {name}", summary, partial(self.colours.set_ramp, name))
         for mode in MODES:
             yield SystemCommand(
@@ -299,18 +296,18 @@ def run(
     keys: tuple[Key, ...] = KEYS,
     guide: Literal["once", "always"] | None = None,
 ) -> int:
-    """Runs the console until it is left; returns the exit code.
+    """Runs the console until the user quits; returns the exit code.
 
     `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
-    `guide`: explains itself step by step, always or until somebody has seen it once.
+    `guide`: show the guided first minute always, or once per user.
     """
-    look = choose(theme, colors, ascii_only=ascii_only, motion=motion)
+    appearance = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
         url,
         token=token,
         read_only=read_only,
         fps=fps,
-        look=look,
+        look=appearance,
         recording=recording,
         moment=moment,
         keys=keys,

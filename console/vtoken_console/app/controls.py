@@ -1,7 +1,4 @@
-"""The keys that change the server, or say what would: pause, compact, undo, keep, settings.
-
-Knows the wire through `changes.controls` only.
-"""
+"""The keys that change the server, and their dry runs: pause, compact, undo, keep, settings."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from textual.app import App
 from vtoken_console.app.frames import Frames
 from vtoken_console.app.session import Session
 from vtoken_console.changes import controls
-from vtoken_console.changes.watch import HealthWatch, Watch
+from vtoken_console.changes.watch import ChangeWatch, HealthWatch
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.widgets.notice import problem_text
@@ -26,12 +23,12 @@ Call = Callable[["AsyncClient"], Coroutine[Any, Any, str]]
 
 
 class Controls:
-    """Every outcome is said on the dashboard.
+    """Every outcome is shown on the dashboard.
 
-    A key that changes the server acts once while it is held: again HELD_S after it last came.
+    A held key acts once. It acts again once HELD_S have passed since its last repeat.
     """
 
-    HELD_S = 0.7  # longer than terminals wait before they repeat a key
+    HELD_S = 0.7  # longer than a terminal's delay before it repeats a key
 
     def __init__(
         self, app: App[int], session: Session, frames: Frames, dashboard: Dashboard
@@ -40,9 +37,9 @@ class Controls:
         self._session = session
         self._frames = frames
         self._dashboard = dashboard
-        self._changes = Watch()
+        self._changes = ChangeWatch()
         self._health = HealthWatch()
-        self._last_key = ("", 0.0)  # which came last, and when (monotonic)
+        self._last_key = ("", 0.0)  # the newest key's name and monotonic time
 
     # ------------------------------------------------------------ keys
 
@@ -56,53 +53,53 @@ class Controls:
         self._change("compact", controls.compact)
 
     def compact_dry(self) -> None:
-        self._try_out(lambda rest: controls.compact(rest, dry_run=True))
+        self._dry_run(lambda rest: controls.compact(rest, dry_run=True))
 
     def undo(self) -> None:
         self._change("undo", lambda rest: controls.undo(rest, self._changes))
 
     def undo_dry(self) -> None:
-        self._try_out(controls.undo_dry)
+        self._dry_run(controls.undo_dry)
 
     def confirm(self) -> None:
         self._change("confirm", controls.confirm)
 
     async def open_settings(self, field: str) -> None:
-        """The page of all settings, at `field`."""
+        """Opens the settings page with the cursor on `field`."""
         from vtoken_console.screens.control import ControlScreen
 
         source = self._session.source
         if not self._refused(dry_run=True) and source is not None:
-            why = self._frames.view().read_only_reason
-            await self._app.push_screen(ControlScreen(source, self._changes, field, why))
+            reason = self._frames.view().read_only_reason
+            await self._app.push_screen(ControlScreen(source, self._changes, field, reason))
 
     # ------------------------------------------------------------ outcomes
 
-    def tell(self, view: View) -> None:
-        """Says what became of changes, and of the server's parts, since the last frame."""
+    def announce(self, view: View) -> None:
+        """Shows new alerts about changes and about the health of the server's parts."""
         if view.model is not None and view.replay is None:
             status = view.model.status
-            health = self._health.look(status.health) if status is not None else []
-            for told in (*self._changes.look(view.model, view.monotonic), *health):
-                self._dashboard.say(told.text, grave=told.grave)
+            health = self._health.poll(status.health) if status is not None else []
+            for alert in (*self._changes.poll(view.model, view.monotonic), *health):
+                self._dashboard.show_message(alert.text, sticky=alert.sticky)
 
     def _refused(self, *, dry_run: bool = False) -> bool:
-        """Whether controls are off or the link is down; then says why.
+        """Whether controls are off or the connection is down; if so, shows the reason.
 
-        `dry_run`: whoever may look may do it, on a server.
+        `dry_run`: allowed on a read-only connection to a server, but not in a replay.
         """
         view = self._frames.view()
-        why = view.read_only_reason if view.replay is not None or not dry_run else ""
-        if not why and not view.connection.is_live:
-            why = "no connection to the server"
-        if why:
-            self._dashboard.say(f"Not done: {why}. Nothing was sent.", is_error=True)
-        return bool(why)
+        reason = view.read_only_reason if view.replay is not None or not dry_run else ""
+        if not reason and not view.connection.is_live:
+            reason = "no connection to the server"
+        if reason:
+            self._dashboard.show_message(f"Not done: {reason}. Nothing was sent.", is_error=True)
+        return bool(reason)
 
     def _change(self, name: str, call: Call) -> None:
-        """Makes one call to the server, unless controls are off, and says what came of it.
+        """Makes one call to the server, unless controls are off, and shows its result.
 
-        `name` tells a key that is held from another one.
+        `name` identifies the key, so that a held key acts once.
         """
         (last, at), now, source = self._last_key, time.monotonic(), self._session.source
         self._last_key = (name, now)
@@ -113,24 +110,24 @@ class Controls:
         rest = source.rest
 
         async def work() -> None:
-            self._changes.calls += 1
+            self._changes.calls_in_flight += 1
             try:
-                await self._tell(call(rest))
+                await self._show_result(call(rest))
             finally:
-                self._changes.calls -= 1
+                self._changes.calls_in_flight -= 1
 
         self._app.run_worker(work(), group="control")
 
-    def _try_out(self, call: Call) -> None:
-        """Makes one call that changes nothing, and says what it answers."""
+    def _dry_run(self, call: Call) -> None:
+        """Makes one call that changes nothing, and shows its result."""
         source = self._session.source
         if not self._refused(dry_run=True) and source is not None:
-            self._app.run_worker(self._tell(call(source.rest)), group="try-out")
+            self._app.run_worker(self._show_result(call(source.rest)), group="dry-run")
 
-    async def _tell(self, call: Coroutine[Any, Any, str]) -> None:
+    async def _show_result(self, call: Coroutine[Any, Any, str]) -> None:
         from vtoken.client import ProblemError
 
         try:
-            self._dashboard.say(await call)
+            self._dashboard.show_message(await call)
         except ProblemError as error:
-            self._dashboard.say(problem_text(error.problem), is_error=True)
+            self._dashboard.show_message(problem_text(error.problem), is_error=True)

@@ -1,7 +1,4 @@
-"""The export key: writes what is on the screen into the current directory, or to the browser.
-
-Knows the files, imported when they are made.
-"""
+"""The export key: writes the screen's contents to the current directory or to the browser."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from vtoken_console.screens.dashboard import Dashboard
 
 
 class Exporter:
-    """`ask` opens the question in which form; `files` makes them."""
+    """`open_dialog` lets the user choose a format; `files` builds the files."""
 
     def __init__(
         self, app: App[int], session: Session, frames: Frames, dashboard: Dashboard
@@ -27,18 +24,18 @@ class Exporter:
         self._frames = frames
         self._dashboard = dashboard
 
-    async def ask(self) -> None:
+    async def open_dialog(self) -> None:
         from vtoken_console.screens.export import ExportScreen
 
         model = self._session.model
         if model is None or not model.synced:
-            self._dashboard.say("Nothing to export yet: no data has come.", is_error=True)
+            self._dashboard.show_message("Nothing to export yet: no data.", is_error=True)
         elif not isinstance(self._app.screen, ExportScreen):
-            await self._app.push_screen(ExportScreen(), self._answered)
+            await self._app.push_screen(ExportScreen(), self._on_choice)
 
-    async def _answered(self, kind: str | None) -> None:
+    async def _on_choice(self, kind: str | None) -> None:
         if kind is not None:
-            # The picture is of the page below, drawn again without the question above it.
+            # After the refresh, the screen is drawn without the dialog.
             self._app.call_after_refresh(self._export, kind)
 
     async def _export(self, kind: str) -> None:
@@ -46,11 +43,11 @@ class Exporter:
 
         try:
             files = await self.files(kind)
-            self._dashboard.say(f"Exported {await self._hand_over(files)}.")
+            self._dashboard.show_message(f"Exported {await self._hand_over(files)}.")
         except PngUnavailable as reason:
-            self._dashboard.say(f"No PNG: {reason}. SVG needs nothing.", is_error=True)
+            self._dashboard.show_message(f"No PNG: {reason}. SVG needs nothing.", is_error=True)
         except OSError as error:
-            self._dashboard.say(f"Not exported: {error}.", is_error=True)
+            self._dashboard.show_message(f"Not exported: {error}.", is_error=True)
 
     async def files(self, kind: str) -> dict[str, bytes]:
         """Contents by file name. Raises PngUnavailable."""
@@ -74,10 +71,10 @@ class Exporter:
         return {f"{stem}.png": await asyncio.to_thread(svg_to_png, svg)}
 
     async def _hand_over(self, contents: dict[str, bytes]) -> str:
-        """Writes files, or gives them to the browser; where they went. Raises OSError."""
+        """Writes the files, or sends them to the browser; returns where. Raises OSError."""
         from vtoken_console.export import files
 
-        if self._app.is_web:  # the server's disk is not the reader's
+        if self._app.is_web:  # the browser may be on another machine
             for name, data in contents.items():
                 self._app.deliver_binary(io.BytesIO(data), save_filename=name)
             return f"{', '.join(contents)} to the browser"

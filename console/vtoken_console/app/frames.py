@@ -1,7 +1,4 @@
-"""What one frame is made of, and how many there are: a View of everything, made when it is drawn.
-
-Knows no widget but the dashboard's filter.
-"""
+"""Builds the View of a frame when the frame is drawn, and counts drawn and dropped frames."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
 
-WINDOW_S = 2.0  # over which frames a second are counted
+WINDOW_S = 2.0  # frames a second are the mean over this window
 
 
 class Frames:
-    """`begin` counts a frame that is drawn; `view` is the newest state as one value."""
+    """`begin` counts a drawn frame; `view` returns the newest state as one value."""
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class Frames:
         self._begun: deque[float] = deque(maxlen=64)  # monotonic [s]
 
     def begin(self, now: float) -> None:
-        """A frame is drawn at monotonic time `now` [s]; frames left out before it were dropped."""
+        """Counts a frame drawn at monotonic time `now` [s], and those dropped before it."""
         cost, begun, source = self._cost, self._begun, self._session.source
         if begun:
             cost.dropped += max(0, round((now - begun[-1]) * self._max_fps) - 1)
@@ -61,10 +58,11 @@ class Frames:
             begun.popleft()
 
     def view(self) -> View:
-        source, now, look = self._session.source, time.monotonic(), self._colours.look
+        source, now = self._session.source, time.monotonic()
+        appearance = self._colours.appearance
         spread = now - self._begun[0] if self._begun else 0.0
         feed = source.feed if source is not None else None
-        seen = feed if feed is not None and feed.connection.ever_live else None
+        filled = feed if feed is not None and feed.connection.ever_live else None
         replay = source.replay if source is not None else None
         return View(
             url=self._session.url,
@@ -73,16 +71,16 @@ class Frames:
             monotonic=now,
             age_s=now - feed.received if feed and replay is None else 0.0,
             fps=(len(self._begun) - 1) / spread if spread > 0 else 0.0,
-            ramp=look.ramp,
-            theme=look.theme,
-            ascii_only=look.ascii_only,
-            motion=look.motion,
-            asked_read_only=self._session.read_only,
+            ramp=appearance.ramp,
+            theme=appearance.theme,
+            ascii_only=appearance.ascii_only,
+            motion=appearance.motion,
+            read_only_requested=self._session.read_only,
             filter=self._dashboard.filter,
-            model=seen.model if seen else None,
-            activity=self._observe(seen.model, now) if seen else None,
-            series=seen.series if seen else None,
-            audit=seen.picture.audit if seen else (),
+            model=filled.model if filled else None,
+            activity=self._observe(filled.model, now) if filled else None,
+            series=filled.series if filled else None,
+            audit=filled.data.audit if filled else (),
             cost=self._cost.sample(now),
             keys=self._keys,
             replay=replay,

@@ -1,10 +1,10 @@
-"""The guide's place in the application: fed once a frame, ended by its last step or by one key."""
+"""Runs the guide in the application: updated once a frame, ended by its last step or by a key."""
 
 from __future__ import annotations
 
 from textual.app import App
 
-from vtoken_console.frame.guide import Facts, Guide, Shown, remember, seen_path
+from vtoken_console.frame.guide import Facts, Guide, ShownStep, mark_seen, seen_path
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
@@ -13,7 +13,7 @@ PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}
 
 
 class Guidance:
-    """`guide` is None unless it is `wanted`, and again when it has ended."""
+    """`guide` is None unless `wanted`, and None again after it has ended."""
 
     def __init__(
         self, app: App[int], dashboard: Dashboard, keys: tuple[Key, ...], *, wanted: bool
@@ -24,19 +24,19 @@ class Guidance:
         self.guide = Guide(shown.__getitem__) if wanted else None
 
     @property
-    def shown(self) -> Shown | None:
+    def shown(self) -> ShownStep | None:
         return self.guide.shown if self.guide is not None else None
 
-    def follow(self, view: View) -> None:
-        """Tells the guide what happened, and ends it after its last step."""
+    def update(self, view: View) -> None:
+        """Passes the newest facts to the guide, and ends it after its last step."""
         if self.guide is None or view.model is None or not self._dashboard.synced:
             return
         cursor = self._dashboard.heatmap.cursor
         if cursor < 0:
-            return  # the map is not drawn yet
+            return  # the heatmap is not drawn yet
         screen = self._app.screen
         page = type(screen).__name__
-        self.guide.look(
+        self.guide.update(
             _facts(
                 view,
                 page=PAGES.get(page, page),
@@ -44,23 +44,27 @@ class Guidance:
                 drafted=bool(getattr(screen, "patch", None)),
             )
         )
-        if self.guide.over:
+        if self.guide.finished:
             self._end("That was the guide. `vtoken demo --guide` shows it again.")
 
     def skip(self) -> None:
         if self.guide is None:
-            self._dashboard.say("No guide is running; `vtoken console --guide` starts one.")
+            self._dashboard.show_message(
+                "No guide is running; `vtoken console --guide` starts one."
+            )
         else:
             self._end("Guide skipped. `vtoken demo --guide` shows it again.")
 
     def _end(self, text: str) -> None:
         self.guide = None
-        wrong = remember(seen_path())
-        self._dashboard.say(f"{text} But {wrong}." if wrong else text, is_error=bool(wrong))
+        error = mark_seen(seen_path())
+        self._dashboard.show_message(
+            f"{text} But {error}." if error else text, is_error=bool(error)
+        )
 
 
 def _facts(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:
-    """What a step can wait for, from one frame."""
+    """The facts of one frame that a step can wait for."""
     assert view.model is not None
     status, config = view.model.status, view.model.config
     fragmentation = status.fragmentation if status is not None else None

@@ -1,13 +1,13 @@
-"""Keys of one's own: read from a file, checked against the table of keys, put into it.
+"""User-defined keys: read from a file, validated, merged into the table of keys.
 
-Knows no widget. The file is `vtoken/console.toml` in `$XDG_CONFIG_HOME` (or `~/.config`):
+The file is `vtoken/console.toml` in `$XDG_CONFIG_HOME` (or `~/.config`):
 
     [keys]
     pause = "f5"
     compact = ["c", "f6"]
 
-`vtoken console --keys` prints every action with its keys. Whatever is wrong is a KeyFileError that
-names file, line and value; nothing of such a file is used.
+`vtoken console --keys` prints every action with its keys. Any error raises a KeyFileError with
+file, line and value; the file is then ignored as a whole.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from vtoken_console.frame.keys import KEYS, Key, shown_key
 
 MODIFIERS = ("ctrl+", "shift+", "alt+")
 NAMED = {key.value for key in Keys}
-MOVING = frozenset(
+NAVIGATION = frozenset(
     ("up", "down", "left", "right", "pageup", "pagedown", "home", "end", "tab", "shift+tab")
 )
-EVERYWHERE = frozenset({"quit", "help", "command-palette", "skip-guide"})
+GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})
 
 
 class KeyFileError(ValueError):
-    """The file cannot be used; the message names file, line and value."""
+    """The key file is invalid; the message names file, line and value."""
 
 
 def default_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the file lies, whether it is there or not."""
+    """The path of the key file, whether or not it exists."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "vtoken" / "console.toml"
 
 
 def load(path: Path) -> tuple[Key, ...]:
-    """The table of keys with those of the file at `path`; KEYS where there is no file."""
+    """The table of keys with the keys of the file at `path`; KEYS if there is no file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -59,39 +59,39 @@ def load(path: Path) -> tuple[Key, ...]:
 
 
 class _Lines:
-    """Which line of the file a name stands in, for messages."""
+    """Finds the line of a name in the file, for error messages."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
         self._lines = text.splitlines()
 
-    def error(self, name: str, what: str) -> KeyFileError:
+    def error(self, name: str, text: str) -> KeyFileError:
         pattern = re.compile(rf"^\s*\[?\s*[\"']?{re.escape(name)}\b")
         found = (n for n, line in enumerate(self._lines, 1) if pattern.search(line))
         line = next(found, None)
         where = f"{self._path}, line {line}" if line is not None else str(self._path)
-        return KeyFileError(f"{where}: {what}")
+        return KeyFileError(f"{where}: {text}")
 
 
 def remapped(document: dict[str, Any], lines: _Lines) -> tuple[Key, ...]:
-    """KEYS with what the document asks for; raises KeyFileError."""
+    """KEYS with the document's keys; raises KeyFileError."""
     for section in document:
         if section != "keys":
-            raise lines.error(section, f"{section!r} is no section; there is [keys]")
-    wanted = document.get("keys", {})
-    if not isinstance(wanted, dict):
+            raise lines.error(section, f"unknown section {section!r}; known: [keys]")
+    mapping = document.get("keys", {})
+    if not isinstance(mapping, dict):
         raise lines.error("keys", "keys is not a section; write [keys]")
     known = {key.id: key for key in KEYS}
     chosen: dict[str, str] = {}
-    for action, value in wanted.items():
+    for action, value in mapping.items():
         if action not in known:
             raise lines.error(
-                action, f"{action!r} is no action; there are {', '.join(sorted(known))}"
+                action, f"unknown action {action!r}; known: {', '.join(sorted(known))}"
             )
-        given = value if isinstance(value, list) else [value]
-        if not given or not all(isinstance(one, str) and one for one in given):
+        keys = value if isinstance(value, list) else [value]
+        if not keys or not all(isinstance(key, str) and key for key in keys):
             raise lines.error(action, f"{action} = {value!r} is not a key or a list of keys")
-        chosen[action] = ",".join(_normal(action, one, lines) for one in given)
+        chosen[action] = ",".join(_normalize(action, key, lines) for key in keys)
     table = tuple(
         replace(key, keys=chosen[key.id], shown=shown_key(chosen[key.id]))
         if key.id in chosen
@@ -102,44 +102,44 @@ def remapped(document: dict[str, Any], lines: _Lines) -> tuple[Key, ...]:
     return table
 
 
-def _normal(action: str, text: str, lines: _Lines) -> str:
-    """A key as Textual names it: / is slash."""
+def _normalize(action: str, text: str, lines: _Lines) -> str:
+    """A key's Textual name: / is slash."""
     if len(text) == 1 and text.isprintable() and text != " ":
         return next(iter(Binding.make_bindings([(text, action)]))).key
     bare = text
     while bare.startswith(MODIFIERS):
         bare = bare.partition("+")[2]
     if bare == text and text not in NAMED:
-        raise lines.error(action, f"{text!r} is no key; write one like p, f5, ctrl+k or slash")
+        raise lines.error(action, f"{text!r} is not a key; examples: p, f5, ctrl+k, slash")
     if bare not in NAMED and len(bare) != 1:
-        raise lines.error(action, f"{text!r} is no key; {bare!r} is not known")
-    if text in MOVING or text == "escape":
-        raise lines.error(action, f"{text!r} moves the cursor or closes pages, on every page")
+        raise lines.error(action, f"{text!r} is not a key; {bare!r} is unknown")
+    if text in NAVIGATION or text == "escape":
+        raise lines.error(action, f"{text!r} is reserved: it moves the cursor or closes pages")
     return text
 
 
 def _check_conflicts(table: tuple[Key, ...], chosen: dict[str, str], lines: _Lines) -> None:
     taken: dict[tuple[str, str], Key] = {}
-    # Those that the file names come last, so that the message names a line of it.
+    # Actions in the file come last, so that the error names a line of the file.
     for key in sorted(table, key=lambda key: key.id in chosen):
-        for page in ("", "settings") if key.id in EVERYWHERE else (key.page,):
-            for one in key.keys.split(","):
-                other = taken.setdefault((page, one), key)
+        for page in ("", "settings") if key.id in GLOBAL else (key.page,):
+            for name in key.keys.split(","):
+                other = taken.setdefault((page, name), key)
                 if other.id != key.id:
                     raise lines.error(
                         key.id,
-                        f"{shown_key(one)!r} is the key of both {other.id} and {key.id}; "
+                        f"{shown_key(name)!r} is bound to both {other.id} and {key.id}; "
                         "give one of them another key",
                     )
 
 
 def keymap(keys: tuple[Key, ...]) -> dict[str, str]:
-    """What differs from KEYS, for Textual: binding id -> comma-separated keys."""
+    """Textual's keymap of the bindings that differ from KEYS: id -> comma-separated keys."""
     before = {key.id: key.keys for key in KEYS}
     return {key.id: key.keys for key in keys if key.keys != before[key.id]}
 
 
 def listing(keys: tuple[Key, ...]) -> str:
-    """Every action with its keys and what it does, as lines of text."""
+    """A text line for every action: id, keys, help."""
     width = max(len(key.id) for key in keys)
     return "\n".join(f"{key.id:<{width}}  {key.keys:<18}  {key.help}" for key in keys)

@@ -16,7 +16,10 @@ class Pages:
         self._session = session
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
-        """`in_place`: of the page on top. In a recording that holds text, the text of then."""
+        """Opens a request's page; in a recording with text, the page of the recorded text.
+
+        `in_place`: replaces the top page.
+        """
         from vtoken_console.screens.request import RequestScreen
 
         source, replay = self._session.source, self._session.replay

@@ -1,4 +1,4 @@
-"""The keys of the dashboard's panels: nearer and back, filter, order, one panel alone."""
+"""The keys of the dashboard's panels: zoom, open, sort order, event kinds, view."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Panels:
         self._pages = pages
         self._view_key = next(key.shown for key in keys if key.id == "view")
 
-    # ------------------------------------------------------------ nearer and back
+    # ------------------------------------------------------------ zoom
 
     async def zoom_in(self) -> None:
         heatmap = self._dashboard.heatmap
         heatmap.focus()
-        await self.nearer(slots=True)
+        await self.zoom_step(slots=True)
 
-    async def nearer(self, *, slots: bool) -> None:
-        """One step into the map; the last one is a block's page, if `slots` may come."""
+    async def zoom_step(self, *, slots: bool) -> None:
+        """Zooms in one level. The level after the last is a block's page, if `slots`."""
         heatmap = self._dashboard.heatmap
         if not heatmap.zoom_in() and slots:
             await self._pages.open_block(heatmap.cursor)
@@ -33,7 +33,7 @@ class Panels:
         self._dashboard.heatmap.zoom_out()
 
     async def open(self) -> None:
-        """The page of what is under the cursor of the panel that has the keys."""
+        """Opens the page of the item under the focused panel's cursor."""
         focused = self._dashboard.focused
         if isinstance(focused, Heatmap):
             await self.zoom_in()
@@ -48,20 +48,20 @@ class Panels:
 
     def sort(self) -> None:
         order = self._dashboard.query_one(Requests).next_sort()
-        self._dashboard.say(f"Requests sorted by {order}.")
+        self._dashboard.show_message(f"Requests sorted by {order}.")
 
     def event_kinds(self) -> None:
-        every = self._dashboard.query_one(Events).toggle_kinds()
-        self._dashboard.say(
-            "The log shows every event." if every else "The log shows moves and changes."
+        all_kinds = self._dashboard.query_one(Events).toggle_kinds()
+        self._dashboard.show_message(
+            "The log shows every event." if all_kinds else "The log shows moves and changes."
         )
 
     def next_view(self) -> None:
-        """All panels, then each of them alone."""
+        """Cycles through all panels and each panel alone."""
         at = VIEWS.index(self._dashboard.shown) + 1
         name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
         self._dashboard.set_view(name)
-        self._dashboard.say(
+        self._dashboard.show_message(
             "All panels."
             if name == "all"
             else f"Only {name}; {self._view_key} goes on, to {after}."

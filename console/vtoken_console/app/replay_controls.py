@@ -1,4 +1,4 @@
-"""The keys of a replay: pause, speed, step, and where to go. They do nothing on a live server."""
+"""The keys of a replay: pause, speed, step, seek. They do nothing on a live server."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ class ReplayControls:
         self._session = session
         self._dashboard = dashboard
 
-    def do(self, what: str) -> None:
-        """One of the controls of a replay, by name."""
+    def do(self, control: str) -> None:
+        """Runs one of the controls of a replay by name."""
         replay = self._session.replay
         if replay is None:
             return
-        match what:
+        match control:
             case "toggle_pause":
                 replay.toggle_pause()
             case "slower" | "faster":
-                replay.faster(1 if what == "faster" else -1)
+                replay.faster(1 if control == "faster" else -1)
             case "step":
                 replay.step()
             case "back" | "on":
-                replay.seek_by(SEEK_S if what == "on" else -SEEK_S)
+                replay.seek_by(SEEK_S if control == "on" else -SEEK_S)
             case "start" | "end":
-                replay.seek(replay.index.last_ts if what == "end" else replay.index.first_ts)
+                replay.seek(replay.index.last_ts if control == "end" else replay.index.first_ts)
 
     def seek_text(self, text: str) -> None:
-        """To the moment that was typed."""
+        """Seeks to a typed moment."""
         replay = self._session.replay
         if replay is not None:
             try:
                 replay.seek_text(text)
             except ValueError as error:
-                self._dashboard.say(str(error), is_error=True)
+                self._dashboard.show_message(str(error), is_error=True)
 
     def seek_share(self, share: float) -> None:
-        """To a point of the bar: 0 is the start of the recording, 1 its end."""
+        """Seeks to a share of the recording: 0 is its start, 1 its end."""
         replay = self._session.replay
         if replay is not None:
             replay.seek(replay.index.first_ts + share * replay.index.duration_s)

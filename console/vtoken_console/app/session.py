@@ -1,6 +1,6 @@
-"""What this console watches: a server, or a recording in its place.
+"""The source of the session: a server or a recording.
 
-Modules that need numpy or a network library are imported here, after the first frame.
+Imports modules that need numpy or a network library here, after the first frame.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HEAVY = ("httpx", "websockets.asyncio.client", "vtoken_console.feed.live")
 
 
 class Session:
-    """`source` is None until what it needs has been imported.
+    """`source` is None until its libraries are imported.
 
-    `read_only`: the viewer asked for it. `recording`: a file to be played, from `moment` on.
+    `read_only`: requested by the viewer. `recording`: a file to play from `moment` on.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Session:
         self.url = url
         self.read_only = read_only
         self.source: Source | None = None
-        self.replay: Replay | None = None  # the source, where it is a recording
+        self.replay: Replay | None = None  # the source, if it is a recording
         self._token = token
         self._fps = fps
         self._recording = recording
@@ -45,11 +45,11 @@ class Session:
 
     @property
     def model(self) -> StreamState | None:
-        """The newest state; None as long as nothing has come."""
+        """The newest state; None while there is no source."""
         return self.source.feed.model if self.source is not None else None
 
     async def run(self) -> None:
-        """Fills the source's feed; never returns by itself."""
+        """Fills the source's feed until cancelled."""
         for name in HEAVY:
             await asyncio.to_thread(importlib.import_module, name)
         if self._recording is not None:

@@ -1,7 +1,7 @@
 """The one-key actions: pause, resume, compact, undo, and dry runs.
 
-Each makes its calls and answers a sentence. Knows no widget. A refusal is raised as ProblemError
-and has changed nothing.
+Each makes its calls and returns a sentence. If the server refuses, it raises ProblemError and
+nothing was changed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from vtoken_console.look.values import change_text, value_text
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.client import AsyncClient
-    from vtoken_console.changes.watch import Watch
+    from vtoken_console.changes.watch import ChangeWatch
 
 POLL_S = 0.1
 POLLS = 100
 
 
 def applied_text(result: wire.PatchResult) -> str:
-    """What a PatchResult says happened."""
+    """The outcome of an applied change: revision, when it is in force, changes, notes."""
     changes = change_text(result.changes) or "nothing differed"
-    told = "; ".join([changes, *result.notes])
+    details = "; ".join([changes, *result.notes])
     since = f"in force from step {result.applied_at_step} on"
     if result.outcome == "in_force":
         since = "in force"
-    return f"revision {result.revision}, {since}: {told}"
+    return f"revision {result.revision}, {since}: {details}"
 
 
 def effective_text(result: wire.PatchResult) -> str:
-    """What the engine runs with of the fields that a change names, in words."""
-    import msgspec  # the first frame waits for no library that only answers need
+    """The effective values of the changed fields."""
+    import msgspec  # here, to keep the first frame fast
 
     effective = msgspec.to_builtins(result.effective)
     values = ", ".join(f"{name} {value_text(effective[name])}" for name in result.changes)
@@ -43,26 +43,26 @@ def effective_text(result: wire.PatchResult) -> str:
     return f"Effective: {values}."
 
 
-async def toggle_pause(rest: AsyncClient, state: str, watch: Watch) -> str:
-    """Pauses reclamation, or resumes it when it is paused or off."""
+async def toggle_pause(rest: AsyncClient, state: str, watch: ChangeWatch) -> str:
+    """Pauses reclamation, or resumes it if it is paused or off."""
     result = await rest.patch_config({"reclamation": "paused" if state == "auto" else "auto"})
-    watch.own(result, time.monotonic())
+    watch.add_own(result, time.monotonic())
     verb = "paused" if state == "auto" else "resumed"
     return f"Reclamation {verb}: {applied_text(result)}"
 
 
-async def undo(rest: AsyncClient, watch: Watch) -> str:
+async def undo(rest: AsyncClient, watch: ChangeWatch) -> str:
     """Restores the configuration before the newest revision; ends its trial."""
     result = await rest.undo()
-    watch.own(result, time.monotonic())
+    watch.add_own(result, time.monotonic())
     return f"Undone: {applied_text(result)}"
 
 
 async def undo_dry(rest: AsyncClient) -> str:
-    """Says what undo would do."""
+    """Returns what undo would do."""
     result = await rest.undo(validate_only=True)
-    told = "; ".join([change_text(result.changes) or "nothing differs", *result.notes])
-    return f"Undo would take revision {result.revision} back: {told}."
+    details = "; ".join([change_text(result.changes) or "nothing differs", *result.notes])
+    return f"Undo would revert revision {result.revision}: {details}."
 
 
 async def confirm(rest: AsyncClient) -> str:
@@ -85,22 +85,22 @@ async def compact(
 
 
 def operation_text(operation: wire.Operation) -> str:
-    """An operation's outcome, or its plan, in one sentence."""
-    whose = f"request {operation.request_id}" if operation.request_id else "all requests"
+    """An operation's outcome, or the plan of a dry run, as one sentence."""
+    scope = f"request {operation.request_id}" if operation.request_id else "all requests"
     plan, result = operation.plan, operation.result
     if operation.dry_run and plan is not None:
         text = (
-            f"Dry run over {whose}: would move {units.count(plan.moved_tokens)} tokens "
+            f"Dry run over {scope}: would move {units.count(plan.moved_tokens)} tokens "
             f"({units.data_size(plan.moved_bytes)}) out of {units.count(plan.source_blocks)} "
             f"blocks and free {units.count(plan.freed_blocks)}"
         )
         return f"{text}; deferred: {plan.deferred_reason}" if plan.deferred_reason else text + "."
     if operation.state == "done" and result is not None:
         return (
-            f"Compacted {whose}: moved {units.count(result.moved_tokens)} tokens "
+            f"Compacted {scope}: moved {units.count(result.moved_tokens)} tokens "
             f"({units.data_size(result.moved_bytes)}), freed {units.count(result.freed_blocks)} "
             f"blocks in {result.duration_ms:.1f} ms."
         )
-    why = operation.error or (plan.deferred_reason if plan else None)
-    text = f"Compaction {operation.id} over {whose} is {operation.state}"
-    return f"{text}: {why}" if why else text + "."
+    reason = operation.error or (plan.deferred_reason if plan else None)
+    text = f"Compaction {operation.id} over {scope} is {operation.state}"
+    return f"{text}: {reason}" if reason else text + "."

@@ -1,7 +1,4 @@
-"""What a change would come to, or has, in words: its what-if, its gates, what nobody can undo.
-
-Knows no widget and no socket.
-"""
+"""Describes changes as paragraphs: what-if, gates, prices, outcome, irreversible effects."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ EVICTION_RULES = frozenset(
 
 
 def may_evict(patch: Mapping[str, Any]) -> bool:
-    """Whether a patch touches what decides which tokens live."""
+    """Whether a patch changes fields that decide which tokens are evicted."""
     return bool(EVICTION_RULES & patch.keys())
 
 
@@ -40,10 +37,10 @@ def irreversible(
     evicted_tokens: int,
     live_tokens: Iterable[int] = (),
 ) -> str | None:
-    """Why a change needs a confirmation; None where undo brings everything back.
+    """Why a change needs confirmation; None if undo restores everything.
 
-    `policy`: the one in force before; `live_tokens`: of each request. Evicted tokens never come
-    back; blocks, moves, gates do.
+    `policy`: in force before the change; `live_tokens`: of each request. Only evicted tokens cannot
+    be restored.
     """
     old, new = changes.get("policy", [{"name": policy}, {"name": policy}])
     before, after = changes.get("budget_tokens", [0, 0])
@@ -52,7 +49,7 @@ def irreversible(
     if evicted_tokens and after <= before:
         return f"It evicts {units.count(evicted_tokens)} tokens now."
     if old["name"] != new["name"]:
-        return f"From now on {new['name']} chooses the tokens that die."
+        return f"From now on {new['name']} chooses the tokens to evict."
     if after < before:
         over = units.count(sum(max(0, live - after) for live in live_tokens))
         return f"Requests keep {units.count(after)} live tokens; they hold {over} more than that."
@@ -62,71 +59,76 @@ def irreversible(
 def what_if_paragraphs(
     result: wire.PatchResult, gates_now: Sequence[wire.Gate] = ()
 ) -> list[Paragraph]:
-    """A validate_only answer: what it would evict, move and free now, its gates."""
+    """Describes a validate_only result: what it would evict, move and free now, and its gates."""
     text, warn = palette.TEXT_STYLE, palette.WARN_STYLE
-    said: list[Paragraph] = [
+    paragraphs: list[Paragraph] = [
         (change_text(result.changes) or "This changes nothing.", palette.BOLD_STYLE)
     ]
-    what = result.what_if
-    if what is not None:
-        # Otherwise they are due under the configuration in force as well.
-        dying = bool(what.evicted_tokens or what.waiting_tokens)
-        costs = dying and may_evict(result.changes)
-        lost = ", which cannot come back" if costs else ""
-        said += [
+    preview = result.what_if
+    if preview is not None:
+        evicts = bool(preview.evicted_tokens or preview.waiting_tokens)
+        # If no eviction rule changes, these evictions are due without the change, too.
+        is_lossy = evicts and may_evict(result.changes)
+        lost = ", which cannot come back" if is_lossy else ""
+        evicted = units.count(preview.evicted_tokens, 9)
+        paragraphs += [
             (
-                f"evicts now  {units.count(what.evicted_tokens, 9)} tokens{_later(what)}{lost}",
-                warn if costs else text,
+                f"evicts now  {evicted} tokens{_later(preview)}{lost}",
+                warn if is_lossy else text,
             ),
             (
-                f"moves now   {units.count(what.moved_tokens, 9)} tokens "
-                f"({units.data_size(what.moved_bytes)}){_between(what)}",
+                f"moves now   {units.count(preview.moved_tokens, 9)} tokens "
+                f"({units.data_size(preview.moved_bytes)}){_between(preview)}",
                 text,
             ),
-            (f"frees now   {units.count(what.freed_blocks, 9)} blocks", text),
+            (f"frees now   {units.count(preview.freed_blocks, 9)} blocks", text),
         ]
-        if what.deferred_reason:
-            said.append((f"deferred: {what.deferred_reason}", warn))
-        said += gate_paragraphs(what.gates, gates_now)
-    said += [(note, warn) for note in result.notes]
-    return said
+        if preview.deferred_reason:
+            paragraphs.append((f"deferred: {preview.deferred_reason}", warn))
+        paragraphs += gate_paragraphs(preview.gates, gates_now)
+    paragraphs += [(note, warn) for note in result.notes]
+    return paragraphs
 
 
-def _later(what: wire.WhatIf) -> str:
-    """How many more die once their scores have come."""
-    return f", {units.count(what.waiting_tokens)} more once scored" if what.waiting_tokens else ""
+def _later(preview: wire.WhatIf) -> str:
+    """How many more tokens are evicted once their scores are available."""
+    return (
+        f", {units.count(preview.waiting_tokens)} more once scored"
+        if preview.waiting_tokens
+        else ""
+    )
 
 
-def _between(what: wire.WhatIf) -> str:
-    """How many blocks are emptied and how many are filled, where the server tells."""
-    if not what.source_blocks:
+def _between(preview: wire.WhatIf) -> str:
+    """How many blocks are emptied and filled, if the server reports it."""
+    if not preview.source_blocks:
         return ""
-    into = f"{units.count(what.destination_blocks)} fresh ones"
-    return f" out of {units.count(what.source_blocks)} blocks into {into}"
+    into = f"{units.count(preview.destination_blocks)} fresh ones"
+    return f" out of {units.count(preview.source_blocks)} blocks into {into}"
 
 
 def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) -> list[Paragraph]:
-    """Which gates of an automatic round would open, close or stay closed."""
+    """The gates of an automatic round that would open, close or stay closed."""
     was_open = {gate.name: gate.open for gate in gates_now}
     opens = [g for g in gates if g.open and not was_open.get(g.name, True)]
     closes = [g for g in gates if not g.open and was_open.get(g.name, False)]
-    shut = [g for g in gates if not g.open and not was_open.get(g.name, False)]
-    said: list[Paragraph] = [
-        (f"{verb} {', '.join(f'{g.name} ({g.detail})' for g in some)}", look)
-        for verb, some, look in (
+    stay_closed = [g for g in gates if not g.open and not was_open.get(g.name, False)]
+    paragraphs: list[Paragraph] = [
+        (f"{verb} {', '.join(f'{g.name} ({g.detail})' for g in changed)}", style)
+        for verb, changed, style in (
             ("opens:", opens, palette.GOOD_STYLE),
             ("closes:", closes, palette.WARN_STYLE),
-            ("stays closed:", shut, palette.WARN_STYLE),
+            ("stays closed:", stay_closed, palette.WARN_STYLE),
         )
-        if some
+        if changed
     ]
-    if gates and not closes and not shut:
-        said.append(("Every gate is open: an automatic round would run.", palette.GOOD_STYLE))
-    return said
+    if gates and not closes and not stay_closed:
+        paragraphs.append(("Every gate is open: an automatic round would run.", palette.GOOD_STYLE))
+    return paragraphs
 
 
 def price_paragraphs(prices: wire.RoundPrices | None) -> list[Paragraph]:
-    """What holes and copies cost on the server's machine, and what a round now is worth."""
+    """The prices of holes and copies on the server, and saving and cost of a round now."""
     if prices is None:
         return []
     if not prices.hole.us:
@@ -134,15 +136,15 @@ def price_paragraphs(prices: wire.RoundPrices | None) -> list[Paragraph]:
     hole, copy = (
         f"{price.us:,.2f} µs a token ({price.source})" for price in (prices.hole, prices.copy)
     )
-    told = (
+    text = (
         f"A hole costs {hole} and step, a copy {copy}: a round now saves "
         f"{prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs."
     )
-    return [(told, palette.MUTED_STYLE)]
+    return [(text, palette.MUTED_STYLE)]
 
 
 def calibration_paragraphs(found: wire.Calibration | None) -> list[Paragraph]:
-    """Where the policy in force takes its signal from, in one sentence."""
+    """The layers and heads of the signal in force, and their source, as one sentence."""
     if found is None:
         return []
     if found.signal is None:
@@ -151,52 +153,50 @@ def calibration_paragraphs(found: wire.Calibration | None) -> list[Paragraph]:
     where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
     if heads:
         where += f", head{'s' * (len(found.heads) > 1)} {heads}"
-    why = {
+    source = {
         "configured": "as configured",
         "profile": f"by the calibration profile {found.fingerprint[:12]}",
         "default depth": "the default depth"
-        + (", which the profile found no better layer than" if found.fingerprint else ""),
+        + ("; the profile found no better layer" if found.fingerprint else ""),
     }[found.source]
-    told = f"Signal {found.signal} from {where}: {why}."
+    text = f"Signal {found.signal} from {where}: {source}."
     if not found.fingerprint:
-        told += f" No calibration profile: {found.detail}."
-    return [(told, palette.MUTED_STYLE)]
+        text += f" No calibration profile: {found.detail}."
+    return [(text, palette.MUTED_STYLE)]
 
 
 def confirm_paragraphs(
-    why: str, host: str, model: str, result: wire.PatchResult
+    reason: str, host: str, model: str, result: wire.PatchResult
 ) -> list[Paragraph]:
-    """The question before a change that undo does not bring back."""
-    what = result.what_if
-    said: list[Paragraph] = [
+    """The question before a change that undo cannot fully revert."""
+    preview = result.what_if
+    paragraphs: list[Paragraph] = [
         (f"On {host}, model {model}:", palette.BOLD_STYLE),
         (change_text(result.changes), palette.TEXT_STYLE),
         ("", palette.TEXT_STYLE),
-        (why, palette.WARN_STYLE),
+        (reason, palette.WARN_STYLE),
         (
             "Evicted tokens cannot come back: undo restores the setting, not the tokens.",
             palette.TEXT_STYLE,
         ),
     ]
-    if what is not None:
-        said.append(
-            (
-                f"Now it would evict {units.count(what.evicted_tokens)} tokens{_later(what)}, move "
-                f"{units.count(what.moved_tokens)} ({units.data_size(what.moved_bytes)}) and free "
-                f"{units.count(what.freed_blocks)} blocks.",
-                palette.TEXT_STYLE,
-            )
+    if preview is not None:
+        moved = f"{units.count(preview.moved_tokens)} ({units.data_size(preview.moved_bytes)})"
+        text = (
+            f"Now it would evict {units.count(preview.evicted_tokens)} tokens{_later(preview)}, "
+            f"move {moved} and free {units.count(preview.freed_blocks)} blocks."
         )
-    return said
+        paragraphs.append((text, palette.TEXT_STYLE))
+    return paragraphs
 
 
 def applied_paragraphs(result: wire.PatchResult) -> list[Paragraph]:
-    """What became of a change: accepted or in force, and what the engine runs with until then."""
+    """The outcome of a change: accepted or in force, and the values in effect until then."""
     verb = "Accepted" if result.outcome == "accepted" else "Applied"
-    said: list[Paragraph] = [(f"{verb}: {applied_text(result)}.", palette.GOOD_STYLE)]
+    paragraphs: list[Paragraph] = [(f"{verb}: {applied_text(result)}.", palette.GOOD_STYLE)]
     if result.trial is not None:
-        text = "On trial: the engine takes it back by itself, also when this console is gone."
-        said.append((text, palette.WARN_STYLE))
+        text = "On trial: the engine reverts it automatically, even if this console closes."
+        paragraphs.append((text, palette.WARN_STYLE))
     if result.changes:
-        said.append((effective_text(result), palette.TEXT_STYLE))
-    return [*said, ("esc closes, then u undoes.", palette.MUTED_STYLE)]
+        paragraphs.append((effective_text(result), palette.TEXT_STYLE))
+    return [*paragraphs, ("esc closes, then u undoes.", palette.MUTED_STYLE)]

@@ -1,7 +1,7 @@
-"""Settings as rows of a form, made from the server's bounds and the policies' JSON schemas.
+"""Settings as rows of a form, built from the server's bounds and the policies' JSON schemas.
 
-Knows no widget and no socket. A draft is a mapping path -> value; the server, not this form,
-decides what is allowed, so that what cannot be parsed is sent as it was typed.
+A draft maps path -> value. The server validates it, not the form: text that cannot be parsed is
+sent as typed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vtoken.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
-FIRST = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")
+LEADING = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")  # the first rows
 PROTECTED_PARTS = {
     "template": "never evict the chat template's first tokens and the answer's header",
     "system": "never evict the system prompt",
@@ -27,7 +27,7 @@ PROTECTED_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: the server's."""
+    """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: the server's values."""
 
     path: Path
     label: str
@@ -55,7 +55,7 @@ class Field:
 def make_fields(
     config: wire.ConfigDocument, policies: list[wire.PolicyInfo], chosen_policy: str
 ) -> list[Field]:
-    """All settings; the parameters are those of `chosen_policy`, in effect or not."""
+    """All settings; the parameters are those of `chosen_policy`, whether or not it is in effect."""
     desired = msgspec.to_builtins(config.desired)
     effective = msgspec.to_builtins(config.effective)
     infos = {info.name: info for info in policies}
@@ -75,9 +75,9 @@ def make_fields(
     ]
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
-    names = [n for n in FIRST if n in config.bounds]
+    names = [n for n in LEADING if n in config.bounds]
     objects = ("policy", "probe", "protect", "shadow", "canary")
-    names += [n for n in config.bounds if n not in (*FIRST, *objects)]
+    names += [n for n in config.bounds if n not in (*LEADING, *objects)]
     for name in names:
         b = config.bounds[name]
         fields.append(
@@ -95,12 +95,10 @@ def make_fields(
         )
     if "shadow" in config.bounds:
         b = config.bounds["shadow"]
-        asked, is_asked = (
-            (v.get("shadow") or {}).get("name", "none") for v in (desired, effective)
-        )
+        new, old = ((v.get("shadow") or {}).get("name", "none") for v in (desired, effective))
         choices = tuple(b.choices or ())
         fields.append(
-            Field(("shadow", "name"), "shadow", "enum", b.summary, asked, is_asked, choices=choices)
+            Field(("shadow", "name"), "shadow", "enum", b.summary, new, old, choices=choices)
         )
     for part in desired.get("protect", {}) if "protect" in config.bounds else ():
         fields.append(
@@ -183,7 +181,7 @@ def _number(value: float) -> str:
 
 
 def show_value(value: Any) -> str:
-    """A value as it is typed into the form."""
+    """A value as text that the form accepts."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
@@ -194,7 +192,7 @@ def show_value(value: Any) -> str:
 
 
 def parse_value(field: Field, text: str) -> Any:
-    """`text` as the field's type; what cannot be parsed stays text, for the server to refuse."""
+    """`text` as the field's type; unparsable text is returned, for the server to refuse."""
     text = text.strip()
     try:
         if field.kind == "int":
@@ -211,7 +209,7 @@ def parse_value(field: Field, text: str) -> Any:
 
 
 def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
-    """The next value up or down inside the bounds; `coarse` steps tenfold, or by powers of two."""
+    """The next value in direction `by`, within bounds; `coarse`: tenfold, or by powers of two."""
     if field.kind == "bool":
         return not value if isinstance(value, bool) else True
     if field.kind == "enum" and field.choices:
@@ -235,16 +233,16 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
 
 
 def make_patch(fields: list[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
-    """The merge patch of what the draft changes; empty when it changes nothing."""
+    """The merge patch of the draft; empty if it changes nothing."""
     patch: dict[str, Any] = {}
     for field in fields:
         if field.path not in draft or draft[field.path] == field.desired:
             continue
-        place = patch
+        parent = patch
         for part in field.path[:-1]:
-            place = place.setdefault(part, {})
-        place[field.path[-1]] = draft[field.path]
+            parent = parent.setdefault(part, {})
+        parent[field.path[-1]] = draft[field.path]
     if "policy" in patch and "name" not in patch["policy"]:
-        # Parameters always travel with the policy that they were edited for.
+        # Parameters are always sent with the name of their policy.
         patch["policy"] = {"name": fields[0].desired, **patch["policy"]}
     return patch

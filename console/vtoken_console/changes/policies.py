@@ -1,7 +1,4 @@
-"""Policies side by side: what each is measured to keep at the present budget, what its probe costs.
-
-Knows no widget and no socket.
-"""
+"""Compares policies: the measured quality of each at the current budget, and its probe's cost."""
 
 from __future__ import annotations
 
@@ -16,24 +13,27 @@ PROBED = frozenset({"attention", "keys"})  # needs that cost a probe of the mode
 
 
 def budget_share(requests: Iterable[wire.RequestRow], budget_tokens: int) -> float | None:
-    """The budget in lengths (prompt and output) of the median running request; None: none runs."""
+    """The budget as a share of the median length (prompt and output) of running requests.
+
+    None if no request is running.
+    """
     lengths = [r.prompt_tokens + r.output_tokens for r in requests if r.state == "running"]
     return budget_tokens / statistics.median(lengths) if lengths else None
 
 
 def share_text(share: float | None) -> str:
-    """What the budget leaves of a running request."""
+    """The share of a running request that the budget keeps, as text."""
     if share is None:
         return "no request runs"
     if share >= 1:
-        return "the budget holds the median request whole"
+        return "the budget holds the full median request"
     return f"the budget holds {share:.0%} of the median request"
 
 
 def quality_text(quality: Sequence[wire.Recall], share: float | None) -> str:
-    """Recall at the largest measured budget within `share`; at both ends where that is not known.
+    """Recall at the largest measured budget that is at most `share`, else at the smallest.
 
-    A smaller budget than `share` never flatters; where none is as small, the smallest is taken.
+    A smaller budget does not overstate quality. If `share` is None: at the smallest and largest.
     """
     if not quality:
         return "not measured"
@@ -49,18 +49,18 @@ def quality_text(quality: Sequence[wire.Recall], share: float | None) -> str:
 def probe_text(
     info: wire.PolicyInfo, in_force: wire.PolicyInfo | None, price: wire.Price | None
 ) -> str:
-    """What a probe costs, measured for what the policy in force reads; else what is probed."""
+    """The probe's measured cost if the policy in force reads the same data, else what it reads."""
     reads = PROBED & set(info.needs)
     if not reads:
         return "no probe"
-    alike = in_force is not None and PROBED & set(in_force.needs) == reads
-    if price is None or price.source != "measured" or not alike:
+    same = in_force is not None and PROBED & set(in_force.needs) == reads
+    if price is None or price.source != "measured" or not same:
         return "probes " + " and ".join(sorted(reads))
     return f"{price.us:,.1f} µs"
 
 
 def remedy(infos: Iterable[wire.PolicyInfo], model: str) -> str:
-    """How to measure the policies, where none is; empty otherwise."""
+    """How to measure the policies; empty if any is measured."""
     if any(info.quality for info in infos):
         return ""
     return f"not measured: vtoken calibrate {model}"

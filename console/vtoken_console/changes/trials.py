@@ -1,6 +1,6 @@
-"""A change on trial, in words: what is asked for, how long it still runs, what its guard stands at.
+"""A change on trial: parsing of its terms, remaining time and guard as text.
 
-Knows no widget and no socket. Times are the server's.
+Times are server times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_MINUTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a change is tried under; None: not limited in that."""
+    """The terms of a trial; None: no limit."""
 
     confirm_within_s: int | None = None
     guard_inter_token_p95_ms: float | None = None
@@ -27,7 +27,7 @@ class Terms:
     guard_canary_logprob_lost: float | None = None
 
     def params(self) -> dict[str, Any]:
-        """As arguments of a call that patches the configuration."""
+        """The terms as arguments of `patch_config`."""
         return {
             "confirm_within_s": self.confirm_within_s,
             "guard_inter_token_p95_ms": self.guard_inter_token_p95_ms,
@@ -37,11 +37,11 @@ class Terms:
         }
 
 
-def read_terms(
+def parse_terms(
     minutes: str, p95_ms: str, preemptions: str, agreement: str = "", lost: str = ""
 ) -> Terms:
-    """The terms as typed; raises ValueError naming what is wrong. Empty: not limited."""
-    from vtoken.wire import MAX_GUARD_LOGPROB  # msgspec: after the first frame
+    """Parses typed terms; empty: no limit. Raises ValueError with field, value and bound."""
+    from vtoken.wire import MAX_GUARD_LOGPROB  # here, to keep the first frame fast
 
     limit = _number("minutes", minutes, "above 0")
     p95 = _number("inter-token p95", p95_ms, "in ms, above 0")
@@ -49,7 +49,7 @@ def read_terms(
     least = _number("agreement", agreement, "in 0..1")
     most = _number("log-probability lost", lost, "in nats, 0 or more")
     if all(term is None for term in (limit, p95, count, least, most)):
-        raise ValueError("a trial needs a time limit or a guard; enter alone applies for good")
+        raise ValueError("a trial needs a time limit or a guard; enter applies without a trial")
     for name, value, smallest in (("minutes", limit, 1 / 60), ("inter-token p95", p95, 0.001)):
         if value is not None and value < smallest:
             raise ValueError(f"{name} = {value:g} is not above 0")
@@ -86,11 +86,11 @@ def countdown(seconds: float) -> str:
     return f"{minutes}:{whole % 60:02d}"
 
 
-def ending(trial: wire.Trial, server_now: float, *, short: bool = False) -> str:
-    """When and how a trial ends by itself."""
+def remaining_text(trial: wire.Trial, server_now: float, *, short: bool = False) -> str:
+    """When and how a trial ends automatically."""
     if trial.expires_ts is not None:
         left = countdown(trial.expires_ts - server_now)
-        return f"{left} left" if short else f"taken back in {left} unless kept"
+        return f"{left} left" if short else f"reverted in {left} unless kept"
     if trial.guard_until_ts is not None:
         left = countdown(trial.guard_until_ts - server_now)
         return f"guarded {left}" if short else f"guarded for {left}"
@@ -98,15 +98,15 @@ def ending(trial: wire.Trial, server_now: float, *, short: bool = False) -> str:
 
 
 def guard_text(trial: wire.Trial, status: wire.Status | None) -> str:
-    """What the guard of a trial allows, beside what it stands at."""
+    """The bounds of a trial's guard, with the current values."""
     guard = trial.guard
     if guard is None:
         return ""
     parts = []
     if guard.inter_token_p95_ms is not None:
         now = status.latency.inter_token.p95_ms if status and status.latency else None
-        at = units.latency(now, 0)
-        parts.append(f"p95 ≤ {units.latency(guard.inter_token_p95_ms, 0)} (now {at})")
+        bound = units.latency(guard.inter_token_p95_ms, 0)
+        parts.append(f"p95 ≤ {bound} (now {units.latency(now, 0)})")
     if guard.preemptions is not None:
         parts.append(f"preemptions ≤ {guard.preemptions}")
     found = _canary(trial.revision, status)
@@ -122,7 +122,7 @@ def guard_text(trial: wire.Trial, status: wire.Status | None) -> str:
 
 
 def _canary(revision: int, status: wire.Status | None) -> wire.CanaryGroup | None:
-    """The quality canary's figures of `revision`, of the policy that most of its requests had."""
+    """The quality canary's group of `revision`: that of the policy with the most requests."""
     groups = status.canary.groups if status and status.canary else []
-    mine = [group for group in groups if group.revision == revision]
-    return max(mine, key=lambda group: group.count, default=None)
+    matching = (group for group in groups if group.revision == revision)
+    return max(matching, key=lambda group: group.count, default=None)

@@ -1,10 +1,10 @@
-"""What must be said unasked: what became of changes, and which part of the server fails.
+"""Alerts about later outcomes of changes and about failing parts of the server.
 
-A change may be taken back by the engine, kept, overtaken by others, or not in force yet.
-
-Knows no widget. `look` is given the newest model and answers what must be said. Invariants:
-1. an event is told once; those from before this console came are not told
-2. while a call of this console is under way nothing is told: its answer says whose the event is
+The engine may revert or keep a change, another client may supersede it, or it may not be in force
+in time. `poll` takes the newest model and returns the new alerts. Invariants:
+1. an event causes one alert; events from before this console connected cause none
+2. while a call of this console is in flight, nothing is reported: only its response tells which
+   event it caused
 """
 
 from __future__ import annotations
@@ -18,87 +18,87 @@ if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.stream.reducer import StreamState
 
-PATIENCE_S = 3.0  # an accepted change is in force sooner, unless the engine stands still
+IN_FORCE_TIMEOUT_S = 3.0  # for an accepted change to be in force; longer only if the engine stalls
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One thing to say; `grave` ones stay until they were seen."""
+class Alert:
+    """One message; a `sticky` one stays until the user dismisses it."""
 
     text: str
-    grave: bool
+    sticky: bool
 
 
-class Watch:
-    """Follows this console's own changes through the events of everybody."""
+class ChangeWatch:
+    """Tracks this console's own changes in the event stream."""
 
     def __init__(self) -> None:
-        self.calls = 0  # of this console, under way
+        self.calls_in_flight = 0  # of this console
         self._epoch = ""
         self._since = 0.0
-        self._told_seq = 0
-        self._mine: dict[int, set[str]] = {}  # revision -> fields
-        self._pending: tuple[int, float] | None = None  # revision, monotonic time of its answer
+        self._last_seq = 0
+        self._own: dict[int, set[str]] = {}  # revision -> fields
+        self._pending: tuple[int, float] | None = None  # revision, monotonic time of acceptance
 
-    def own(self, result: wire.PatchResult, monotonic: float) -> None:
-        """A change of this console was accepted."""
-        self._mine[result.revision] = set(result.changes)
+    def add_own(self, result: wire.PatchResult, monotonic: float) -> None:
+        """Records an accepted change of this console."""
+        self._own[result.revision] = set(result.changes)
         self._pending = (result.revision, monotonic)
 
-    def look(self, model: StreamState, monotonic: float) -> list[Report]:
-        """What came of changes since the last look."""
-        if model.hello is None or self.calls:
+    def poll(self, model: StreamState, monotonic: float) -> list[Alert]:
+        """Alerts about changes since the last call."""
+        if model.hello is None or self.calls_in_flight:
             return []
         if model.epoch != self._epoch:
-            self._epoch, self._since, self._told_seq = model.epoch, model.hello.ts, 0
-            self._mine, self._pending = {}, None
-        told: list[Report] = []
+            self._epoch, self._since, self._last_seq = model.epoch, model.hello.ts, 0
+            self._own, self._pending = {}, None
+        alerts: list[Alert] = []
         for event in reversed(model.events):
-            if event.seq <= self._told_seq or event.ts < self._since:
+            if event.seq <= self._last_seq or event.ts < self._since:
                 break
             if event.kind == "config":
-                said = self._tell(event)
-                if said is not None:
-                    told.append(said)
+                alert = self._alert_for(event)
+                if alert is not None:
+                    alerts.append(alert)
         if model.events:
-            self._told_seq = max(self._told_seq, model.events[-1].seq)
-        late = self._late(model, monotonic)
-        return [*reversed(told), *([late] if late is not None else [])]
+            self._last_seq = max(self._last_seq, model.events[-1].seq)
+        late = self._check_pending(model, monotonic)
+        return [*reversed(alerts), *([late] if late is not None else [])]
 
-    def _tell(self, event: wire.Event) -> Report | None:
+    def _alert_for(self, event: wire.Event) -> Alert | None:
         data = event.data
         revision = int(data.get("revision") or 0)
         changes = change_text(data.get("changes") or {})
         if "reverted" in data:
-            why = data.get("reason") or "its trial ended"
+            reason = data.get("reason") or "its trial ended"
             text = (
-                f"Taken back: revision {data['reverted']}, {why}. Now {changes} (rev {revision})."
+                f"Reverted: revision {data['reverted']}, {reason}. Now {changes} (rev {revision})."
             )
-            return Report(text, grave=True)
+            return Alert(text, sticky=True)
         if "kept" in data:
-            return Report(f"Kept: revision {data['kept']}, {data.get('reason', '')}.", grave=False)
-        if revision in self._mine:
+            return Alert(f"Kept: revision {data['kept']}, {data.get('reason', '')}.", sticky=False)
+        if revision in self._own:
             return None
         fields = set(data.get("changes") or {})
-        hit = [mine for mine, own in self._mine.items() if own & fields]
-        overtaken = data.get("overtaken")
-        if overtaken in self._mine:
-            text = f"Overtaken: no step ran with your revision {overtaken}; "
-        elif hit:
-            text = f"Overtaken: your revision {max(hit)} no longer holds; "
+        overwritten = [own for own, own_fields in self._own.items() if own_fields & fields]
+        superseded = data.get("overtaken")
+        if superseded in self._own:
+            text = f"Superseded: no step used your revision {superseded}; "
+        elif overwritten:
+            text = f"Superseded: your revision {max(overwritten)} is overridden; "
         else:
             return None
-        for mine in hit:
-            self._mine[mine] -= fields
-        return Report(f"{text}{data.get('actor')} set {changes} (rev {revision}).", grave=True)
+        for own in overwritten:
+            self._own[own] -= fields
+        return Alert(f"{text}{data.get('actor')} set {changes} (rev {revision}).", sticky=True)
 
-    def _late(self, model: StreamState, monotonic: float) -> Report | None:
-        """Says once that an accepted change is not in force."""
+    def _check_pending(self, model: StreamState, monotonic: float) -> Alert | None:
+        """Alerts once if an accepted change is not in force in time."""
         if self._pending is None or model.config is None:
             return None
         revision, since = self._pending
         effective = model.config.effective_revision
-        if model.config.revision < revision or monotonic - since < PATIENCE_S:
+        if model.config.revision < revision or monotonic - since < IN_FORCE_TIMEOUT_S:
             return None
         self._pending = None
         if effective == 0 or effective >= revision or model.config.revision > revision:
@@ -107,22 +107,22 @@ class Watch:
             f"Deferred: revision {revision} is accepted and not in force; the engine's newest step "
             f"ran with revision {effective}."
         )
-        return Report(text, grave=True)
+        return Alert(text, sticky=True)
 
 
 class HealthWatch:
-    """Follows the parts of the server: says once that one fails, and once that it works again."""
+    """Tracks the server's parts: one alert when a part fails, one when it works again."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
 
-    def look(self, health: list[wire.Health]) -> list[Report]:
-        """What came of the parts since the last look."""
+    def poll(self, health: list[wire.Health]) -> list[Alert]:
+        """Alerts about changes of health since the last call."""
         before, self._failing = self._failing, {part.name for part in health if not part.ok}
-        told = []
+        alerts = []
         for part in health:
             if not part.ok and part.name not in before:
-                told.append(Report(f"The server's {part.name} FAILS: {part.detail}", grave=True))
+                alerts.append(Alert(f"The server's {part.name} FAILS: {part.detail}", sticky=True))
             elif part.ok and part.name in before:
-                told.append(Report(f"The server's {part.name} works again.", grave=False))
-        return told
+                alerts.append(Alert(f"The server's {part.name} works again.", sticky=False))
+        return alerts

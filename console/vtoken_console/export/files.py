@@ -1,7 +1,6 @@
-"""What is on the screen as files: pictures, tables, documents; nothing is written over.
+"""Exports the state on the screen to files; existing files are never overwritten.
 
-Knows the model and the series, no widget. CSV is three tables: blocks, requests, series; JSON holds
-the wire's documents.
+CSV is three tables: blocks, requests, series. JSON holds the wire's documents.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KINDS = ("svg", "png", "csv", "json")
 
 
 class Exported(wire.Doc):
-    """The state on the screen, as the documents of the server's interface."""
+    """The state on the screen, as documents of the server's API."""
 
     source: str  # URL, or name of the recording
     ts: float
@@ -43,7 +42,7 @@ class Exported(wire.Doc):
 
 
 def stem(ts: float) -> str:
-    """The beginning of a file's name: the local time of what it shows."""
+    """The stem of the file names, with the local time of the exported state."""
     return time.strftime("vtoken-%Y%m%d-%H%M%S", time.localtime(ts))
 
 
@@ -70,7 +69,7 @@ def document(model: StreamState, source: str, ts: float) -> bytes:
 
 
 def tables(model: StreamState, series: Series) -> dict[str, bytes]:
-    """CSV by the table's name."""
+    """Every table as CSV, by its name."""
     return {
         "blocks": _csv(("id", "live", "state", "owner"), _blocks(model)),
         "requests": _csv(wire.RequestRow.__struct_fields__, _requests(model)),
@@ -110,7 +109,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    """Writes `files`; a taken name gets a number. Raises OSError, and leaves no half file."""
+    """Writes `files`; numbers names that exist. Raises OSError and leaves no partial file."""
     return [_write_new(folder / name, data) for name, data in files.items()]
 
 

@@ -1,7 +1,6 @@
-"""An exported SVG as PNG, with a monospaced font that this machine has.
+"""Converts an exported SVG to PNG with a monospaced font of this machine.
 
-Knows no app. Textual's SVG asks for a font from the web; a picture that must not depend on the
-network names one found here instead.
+Textual's SVG refers to a web font; it is replaced with a local one, so no network is needed.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ FAMILIES = {
 }
 
 
-class PngUnavailable(RuntimeError):  # noqa: N818 - says what is missing
-    """No PNG can be made here; the message says what to install."""
+class PngUnavailable(RuntimeError):  # noqa: N818 - named for the condition
+    """PNG export is unavailable; the message names what to install."""
 
 
 def find_font() -> tuple[Path, str]:
-    """A monospaced font file with block and box glyphs, and its family name."""
+    """The file and family name of a monospaced font with block and box glyphs."""
     for name in FONT_NAMES:
         for folder in FONT_DIRS:
             for path in sorted(Path(folder).expanduser().rglob(name)):
@@ -46,13 +45,13 @@ def find_font() -> tuple[Path, str]:
 
 
 def svg_to_png(svg: str, *, zoom: float = 1.0) -> bytes:
-    """PNG bytes of Textual's SVG; raises PngUnavailable naming what is missing."""
+    """Converts Textual's SVG to PNG; raises PngUnavailable."""
     try:
         import resvg_py
     except ImportError:
         raise PngUnavailable("resvg-py is not installed; pip install 'vtoken[png]'") from None
     path, family = find_font()
-    # A cell is 1.22 em high, the block glyphs of these fonts 1.16: larger letters close the gap.
+    # A cell is 1.22 em high, these fonts' block glyphs 1.16: a larger font closes the gap.
     svg = svg.replace("font-size: 20px", "font-size: 21px")
     svg = re.sub(r"@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family:[^;]*;", f"font-family: '{family}';", svg)
@@ -73,7 +72,7 @@ def svg_to_png(svg: str, *, zoom: float = 1.0) -> bytes:
 
 
 def _with_palette(png: bytes) -> bytes:
-    """The same picture in 256 colours, a third of the bytes, where Pillow is installed."""
+    """Reduces the image to 256 colours, a third of the bytes, if Pillow is installed."""
     try:
         from PIL import Image
     except ImportError:

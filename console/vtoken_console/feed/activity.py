@@ -1,10 +1,9 @@
-"""What this console has seen the blocks do: when each changed, how often, where tokens moved.
+"""Block activity since this console started: when and how often each block changed, token moves.
 
-Knows no widget and no socket: it compares the newest StreamState with the one before, once a frame.
-N blocks. Memory is bounded: some arrays over N and a ring of HISTORY transitions. Times of changes
-are the server's (`StreamState.ts`), those of movements this machine's, so that they fade at their
-own pace in a replay too. A server that restarted, another geometry or a clock that went back (a
-replay that seeks) starts everything anew.
+Compares the newest StreamState with the previous one, once a frame. N blocks. Memory is bounded:
+some arrays over N and a ring of HISTORY transitions. Changes carry server time (`StreamState.ts`);
+movements carry local monotonic time, so that they fade at the same pace in a replay. A server
+restart, another geometry or a clock that goes back (a seek in a replay) resets everything.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vtoken import wire
 from vtoken.stream.reducer import StreamState
 from vtoken_console.look.cells import F32, U16
 
-CHURN_TAU_S = 4.0  # a change counts less and less; after so long by 1/e
+CHURN_TAU_S = 4.0  # time constant of the exponential decay of churn
 FADE_S = 1.2  # how long a movement is drawn
 HISTORY = 1 << 16
 MAX_NAMES = 1 << 13
@@ -29,10 +28,10 @@ MAX_NAMES = 1 << 13
 F64 = npt.NDArray[np.float64]
 
 TAKEN, FREED, SHARED, UNSHARED, HASHED, UNHASHED = range(6)
-WORDS = (
+TRANSITION_TEXTS = (
     "taken by",
-    "given back by",
-    "shared from now on",
+    "freed by",
+    "became shared",
     "no longer shared",
     "entered the prefix cache",
     "left the prefix cache",
@@ -43,7 +42,7 @@ _STEADY = ~np.uint8(wire.FLAG_IN_FLIGHT)
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Relocations that arrived together, for one short line."""
+    """Relocations that arrived in the same frame."""
 
     at: float  # monotonic [s]
     requests: tuple[str, ...]
@@ -53,7 +52,7 @@ class Movement:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HistoryEntry:
     """One line of a block's history."""
 
     ts: float
@@ -61,13 +60,13 @@ class Seen:
 
 
 class Activity:
-    """`observe` every frame's model; everything else only reads."""
+    """Call `observe` with every frame's model; all other methods only read."""
 
     def __init__(self) -> None:
         self.ts = 0.0  # server time of the newest model
-        self.since = 0.0  # server time from which on this console looks
+        self.since = 0.0  # server time at which observation began
         self.movement: Movement | None = None
-        self.names: dict[int, str] = {}  # RequestRow.number -> id, of those seen lately
+        self.names: dict[int, str] = {}  # RequestRow.number -> id, of recent requests
         self._model: StreamState | None = None
         self._event_seq = 0
         self._reset(0)
@@ -75,9 +74,9 @@ class Activity:
     def _reset(self, num_blocks: int) -> None:
         self.since = self.ts
         self._changed_at: F64 = np.full(num_blocks, self.ts)
-        self._heat: F32 = np.zeros(num_blocks, np.float32)
+        self._churn: F32 = np.zeros(num_blocks, np.float32)
         self._left_at: F64 = np.full(num_blocks, -np.inf)
-        self._came_at: F64 = np.full(num_blocks, -np.inf)
+        self._arrived_at: F64 = np.full(num_blocks, -np.inf)
         self.movement = None
         self._ring = np.zeros(
             HISTORY, [("ts", "f8"), ("block", "u4"), ("owner", "u2"), ("what", "u1")]
@@ -86,12 +85,12 @@ class Activity:
 
     @property
     def num_blocks(self) -> int:
-        return len(self._heat)
+        return len(self._churn)
 
     # ------------------------------------------------------------ observing
 
     def observe(self, model: StreamState, now: float | None = None) -> None:
-        """Takes the newest model at monotonic time `now` [s]."""
+        """Records the changes of the newest model at monotonic time `now` [s]."""
         old, self._model = self._model, model
         if model is old:
             return
@@ -100,16 +99,16 @@ class Activity:
         newest = model.events[-1].seq if model.events else 0
         if old is None or back or model.epoch != old.epoch or model.num_blocks != self.num_blocks:
             self._reset(model.num_blocks)
-            self._event_seq = newest  # what moved before this console looked is not drawn
+            self._event_seq = newest  # earlier moves are not drawn
         else:
-            self._compare(old, model)
+            self._record_changes(old, model)
             if newest != self._event_seq:
-                self._move(model, now)
+                self._track_moves(model, now)
                 self._event_seq = newest
         if old is None or model.requests is not old.requests:
-            self._name(model.requests.values())
+            self._learn_names(model.requests.values())
 
-    def _name(self, rows: Iterable[wire.RequestRow]) -> None:
+    def _learn_names(self, rows: Iterable[wire.RequestRow]) -> None:
         for row in rows:
             if row.number and self.names.get(row.number) != row.id:
                 self.names.pop(row.number, None)
@@ -117,14 +116,14 @@ class Activity:
         while len(self.names) > MAX_NAMES:
             del self.names[next(iter(self.names))]
 
-    def _compare(self, old: StreamState, new: StreamState) -> None:
+    def _record_changes(self, old: StreamState, new: StreamState) -> None:
         if new.live is old.live and new.flags is old.flags:
             return
         ids = np.flatnonzero((new.live != old.live) | ((new.flags ^ old.flags) & _STEADY != 0))
         if not len(ids):
             return
         faded = np.exp((self._changed_at[ids] - self.ts) / CHURN_TAU_S)
-        self._heat[ids] = self._heat[ids] * faded + 1 / CHURN_TAU_S
+        self._churn[ids] = self._churn[ids] * faded + 1 / CHURN_TAU_S
         self._changed_at[ids] = self.ts
         was, now = old.flags[ids], new.flags[ids]
         self._record(ids[(was == 0) & (now != 0)], TAKEN, new.owner)
@@ -143,7 +142,7 @@ class Activity:
         self._ring["what"][places] = what
         self._written += len(blocks)
 
-    def _move(self, model: StreamState, now: float) -> None:
+    def _track_moves(self, model: StreamState, now: float) -> None:
         requests: dict[str, None] = {}
         tokens = sources = into = 0
         for event in reversed(model.events):
@@ -152,56 +151,60 @@ class Activity:
             if event.kind != "relocation":
                 continue
             left = _blocks(event.data.get("source_blocks"), self.num_blocks)
-            came = _blocks(event.data.get("destination_blocks"), self.num_blocks)
+            arrived = _blocks(event.data.get("destination_blocks"), self.num_blocks)
             self._left_at[left] = now
-            self._came_at[came] = now
+            self._arrived_at[arrived] = now
             requests[str(event.data.get("request_id", ""))] = None
             tokens += int(event.data.get("moved_tokens", 0))
-            sources, into = sources + len(left), into + len(came)
+            sources, into = sources + len(left), into + len(arrived)
         if requests:
             self.movement = Movement(now, tuple(requests), tokens, sources, into)
 
     # ------------------------------------------------------------ reading
 
     def age_s(self) -> F32:
-        """Seconds since each block last changed, as far as this console has seen [N]."""
+        """Seconds since each block last changed, or since observation began [N]."""
         return np.maximum(self.ts - self._changed_at, 0).astype(np.float32)
 
     def churn_per_s(self) -> F32:
         """Changes a second of each block, decayed over CHURN_TAU_S [N]."""
-        rate: F32 = self._heat * np.exp((self._changed_at - self.ts) / CHURN_TAU_S).astype("f4")
+        rate: F32 = self._churn * np.exp((self._changed_at - self.ts) / CHURN_TAU_S).astype("f4")
         return rate
 
     def is_moving(self, now: float) -> bool:
-        """Whether a movement is still to be drawn at monotonic time `now` [s]."""
+        """Whether a movement is still drawn at monotonic time `now` [s]."""
         return self.movement is not None and now - self.movement.at < FADE_S
 
     def moves(self, now: float) -> tuple[F32, F32]:
-        """How fresh sources and destinations are, 1 just now to 0 faded, [N] each."""
+        """Freshness of sources and destinations, from 1 (now) to 0 (faded), [N] each."""
         left = np.clip(1 - (now - self._left_at) / FADE_S, 0, 1).astype(np.float32)
-        came = np.clip(1 - (now - self._came_at) / FADE_S, 0, 1).astype(np.float32)
-        return left, came
+        arrived = np.clip(1 - (now - self._arrived_at) / FADE_S, 0, 1).astype(np.float32)
+        return left, arrived
 
-    def history(self, block: int, events: Iterable[wire.Event]) -> list[Seen]:
-        """What this console saw of `block`, newest first: transitions, and moves in `events`."""
+    def history(self, block: int, events: Iterable[wire.Event]) -> list[HistoryEntry]:
+        """The observed transitions of `block`, and its moves in `events`, newest first."""
         kept = self._ring[: min(self._written, HISTORY)]
         out = []
         for entry in kept[kept["block"] == block]:
             what, number = int(entry["what"]), int(entry["owner"])
             whose = self.names.get(number, f"#{number}") if number else "a request"
-            text = f"{WORDS[what]} {whose}" if what in (TAKEN, FREED) else WORDS[what]
-            out.append(Seen(float(entry["ts"]), text))
+            text = (
+                f"{TRANSITION_TEXTS[what]} {whose}"
+                if what in (TAKEN, FREED)
+                else TRANSITION_TEXTS[what]
+            )
+            out.append(HistoryEntry(float(entry["ts"]), text))
         for event in events:
             if event.kind == "relocation":
                 whose = str(event.data.get("request_id", "a request"))
                 if block in event.data.get("source_blocks", ()):
-                    out.append(Seen(event.ts, f"tokens moved out, of {whose}"))
+                    out.append(HistoryEntry(event.ts, f"tokens moved out, of {whose}"))
                 if block in event.data.get("destination_blocks", ()):
-                    out.append(Seen(event.ts, f"tokens moved in, of {whose}"))
+                    out.append(HistoryEntry(event.ts, f"tokens moved in, of {whose}"))
         return sorted(out, key=lambda seen: seen.ts, reverse=True)
 
 
 def _blocks(ids: Any, num_blocks: int) -> npt.NDArray[np.int64]:
-    """Block ids of an event that are in the pool."""
+    """The block ids of an event that are in the pool."""
     found = np.asarray(ids if ids is not None else (), dtype=np.int64)
     return found[(found >= 0) & (found < num_blocks)]

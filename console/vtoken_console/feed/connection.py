@@ -1,6 +1,6 @@
-"""The state of the link to the server: an enum, one transition table, one frozen value.
+"""The state of the connection to the server: an enum, a transition table and a frozen value.
 
-Knows neither sockets nor widgets. A move outside TRANSITIONS raises IllegalTransition.
+A transition outside TRANSITIONS raises IllegalTransition.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from enum import Enum
 class State(Enum):
     IDLE = "idle"
     CONNECTING = "connecting"
-    SYNCING = "syncing"  # the socket is open, the snapshot is under way
+    SYNCING = "syncing"  # the socket is open, the snapshot has not arrived
     LIVE = "live"
-    LOST = "lost"  # waiting for the next try
-    REFUSED = "refused"  # the server answered, and said no; waiting for the next try
+    LOST = "lost"  # waiting for the next attempt
+    REFUSED = "refused"  # the server refused the stream; waiting for the next attempt
     CLOSED = "closed"
 
 
@@ -30,13 +30,13 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
-class IllegalTransition(RuntimeError):  # noqa: N818 - named for what happened
-    """A state was left for one that TRANSITIONS does not allow."""
+class IllegalTransition(RuntimeError):  # noqa: N818 - named for the event
+    """TRANSITIONS does not allow this change of state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """`since`, `next_try`: Unix seconds. `failures`: tries that failed in a row."""
+    """`since`, `next_try`: Unix seconds. `failures`: consecutive failed attempts."""
 
     state: State = State.IDLE
     since: float = 0.0
@@ -48,14 +48,14 @@ class Connection:
     def to(
         self, state: State, now: float, *, error: str = "", next_try: float | None = None
     ) -> Connection:
-        """The connection after a legal move to `state` at Unix time `now`."""
+        """The connection after a transition to `state` at Unix time `now`."""
         if state not in TRANSITIONS[self.state]:
             allowed = ", ".join(sorted(s.value for s in TRANSITIONS[self.state])) or "nothing"
             raise IllegalTransition(
                 f"from {self.state.value}: expected {allowed}; found {state.value}"
             )
         failed = state in (State.LOST, State.REFUSED)
-        # `since` counts from the moment the data stopped, across all tries until it flows again.
+        # `since` is when data stopped; it stays the same over all attempts until data flows again.
         restart = state is State.LIVE or self.state in (State.IDLE, State.LIVE)
         return replace(
             self,

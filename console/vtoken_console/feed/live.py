@@ -1,7 +1,4 @@
-"""A live server as a source: keeps one stream open, and comes back after every loss.
-
-Knows no widget.
-"""
+"""A live server as a source: keeps one stream open and reconnects after every loss."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from vtoken.client.reader import backoff_s
 from vtoken.stream.reducer import ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.playhead import Bar
+from vtoken_console.feed.playhead import ReplayStatus
 
-YIELD_EVERY = 64  # messages between two turns of the event loop
+YIELD_EVERY = 64  # messages between two yields to the event loop
 HISTORY_EVENTS = 300
-STEADY_S = 2.0  # live for so long, a gap is answered by connecting at once
+STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for longer than this
 
 
 class LiveSource:
-    """One server. Raises nothing while it runs: what goes wrong stands in `feed.connection`."""
+    """Reads one server. Errors are recorded in `feed.connection`, not raised."""
 
     def __init__(self, url: str, token: str | None, fps: float) -> None:
         self.name = url
@@ -39,53 +36,53 @@ class LiveSource:
         return self.feed.ready
 
     @property
-    def replay(self) -> Bar | None:
+    def replay(self) -> ReplayStatus | None:
         return None
 
     def retry_now(self) -> None:
         self._retry.set()
 
     async def run(self) -> None:
-        """Connects, reads, and after any loss waits and connects again."""
+        """Connects and reads; after any loss, waits and reconnects."""
         try:
             while True:
-                self.feed.move(State.CONNECTING)
+                self.feed.set_connection(State.CONNECTING)
                 state, at_once = State.LOST, False
                 try:
                     await self._read_stream()
                     error = "the server closed the stream"
                 except (ResyncNeeded, StreamGap) as reason:
                     error, at_once = f"resynchronising: {reason}", True
-                except ProblemError as fault:
-                    error = _words((await self._explained(fault)).problem)
-                    if fault.problem.status and self.feed.connection.state is State.CONNECTING:
+                except ProblemError as reason:
+                    error = _error_text((await self._explain(reason)).problem)
+                    if reason.problem.status and self.feed.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
         finally:
-            self.feed.move(State.CLOSED)
+            self.feed.set_connection(State.CLOSED)
             await self.rest.aclose()
 
     async def _wait(self, state: State, error: str, *, at_once: bool) -> None:
-        link = self.feed.connection
-        # A gap soon after a fresh snapshot is a fault of the server: back off like for any other.
-        steady = link.is_live and time.time() - link.since > STEADY_S
-        pause = backoff_s(link.failures + 1) * random.uniform(0.9, 1.1)
+        connection = self.feed.connection
+        # A gap soon after a snapshot is a server fault: back off as after any other failure.
+        steady = connection.is_live and time.time() - connection.since > STEADY_S
+        pause = backoff_s(connection.failures + 1) * random.uniform(0.9, 1.1)
         pause = 0.0 if at_once and steady else pause
         self._retry.clear()
-        self.feed.move(state, error, time.time() + pause)
+        self.feed.set_connection(state, error, time.time() + pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._retry.wait(), pause)
 
-    async def _explained(self, fault: ProblemError) -> ProblemError:
-        """`fault`, or, where a server without vToken has refused its stream, that it is one."""
-        if fault.problem.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+    async def _explain(self, error: ProblemError) -> ProblemError:
+        """Returns NotVToken if a server without vToken refused the stream, else `error`."""
+        if error.problem.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             try:
                 await self.rest.status()
-            except NotVToken as better:
-                return better
+            except NotVToken as not_vtoken:
+                return not_vtoken
             except ProblemError:
                 pass
-        return fault
+        return error
 
     async def _read_stream(self) -> None:
         history: asyncio.Task[None] | None = None
@@ -94,9 +91,9 @@ class LiveSource:
                 count = 0
                 async for message in stream:
                     if self.feed.connection.state is State.CONNECTING:
-                        self.feed.move(State.SYNCING)
+                        self.feed.set_connection(State.SYNCING)
                     self.feed.received_bytes += len(stream.raw)
-                    self.feed.take(message)
+                    self.feed.apply(message)
                     if isinstance(message, wire.Dropped):
                         history = None
                     if history is None and self.feed.model.synced:
@@ -109,15 +106,15 @@ class LiveSource:
                     history.cancel()
 
     async def _load_history(self) -> None:
-        """Events from before this connection; the log is simply shorter when they are refused."""
+        """Loads events from before this connection. If the server refuses, the log is shorter."""
         with contextlib.suppress(ProblemError):
             last_seq = (await self.rest.events(0, 1)).last_seq
             page = await self.rest.events(max(0, last_seq - HISTORY_EVENTS), HISTORY_EVENTS)
-            self.feed.picture.remember(page.events)
+            self.feed.data.add_past_events(page.events)
 
 
-def _words(problem: wire.Problem) -> str:
-    """What went wrong, and what to do where that is known."""
+def _error_text(problem: wire.Problem) -> str:
+    """The error and, if known, its remedy."""
     if problem.status == HTTPStatus.UNAUTHORIZED:
         return f"{problem.status}: {problem.detail}; set VTOKEN_TOKEN"
     return f"{problem.status}: {problem.detail}" if problem.status else problem.detail

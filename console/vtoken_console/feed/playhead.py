@@ -1,6 +1,6 @@
-"""Where a replay stands: a moment of the recording, and how fast it moves.
+"""The position and speed of a replay.
 
-Knows no file and no widget. Times named `ts` are Unix seconds of the recording, `now` is monotonic.
+Times named `ts` are Unix seconds of the recording; `now` is monotonic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS = re.compile(r"\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Playhead:
-    """At `at_ts` since `now` was `since`."""
+    """The position was `at_ts` at monotonic time `since`."""
 
     at_ts: float = 0.0
     since: float = 0.0
@@ -29,22 +29,22 @@ class Playhead:
     def ts(self, now: float) -> float:
         return self.at_ts if self.paused else self.at_ts + (now - self.since) * self.speed
 
-    def at(self, ts: float, now: float) -> Playhead:
+    def moved_to(self, ts: float, now: float) -> Playhead:
         return replace(self, at_ts=ts, since=now)
 
-    def pausing(self, paused: bool, now: float) -> Playhead:
+    def with_paused(self, paused: bool, now: float) -> Playhead:
         return replace(self, at_ts=self.ts(now), since=now, paused=paused)
 
     def faster(self, steps: int, now: float) -> Playhead:
-        """`steps` further in SPEEDS, or slower when negative; stops at the ends."""
-        place = max(0, min(len(SPEEDS) - 1, SPEEDS.index(self.speed) + steps))
-        return replace(self, at_ts=self.ts(now), since=now, speed=SPEEDS[place])
+        """Moves `steps` up in SPEEDS, or down if negative, clamped to the ends."""
+        index = max(0, min(len(SPEEDS) - 1, SPEEDS.index(self.speed) + steps))
+        return replace(self, at_ts=self.ts(now), since=now, speed=SPEEDS[index])
 
 
 def parse_moment(text: str, first_ts: float, last_ts: float) -> float:
-    """The moment that `text` names: local wall-clock HH:MM[:SS], or seconds from the start.
+    """The Unix time of `text`: local wall-clock HH:MM[:SS], or seconds from the start.
 
-    Raises ValueError, naming the bounds, when it is not in the recording.
+    Raises ValueError with the bounds if the moment is not in the recording.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
@@ -52,7 +52,7 @@ def parse_moment(text: str, first_ts: float, last_ts: float) -> float:
         if hours < 24 and minutes < 60 and seconds < 60:
             day = list(time.localtime(first_ts))
             day[3:6] = hours, minutes, seconds
-            day[8] = -1  # whether summer time applies is for the library to say
+            day[8] = -1  # the library determines summer time
             ts = time.mktime(tuple(day))  # type: ignore[arg-type]
             while ts < int(first_ts):
                 ts += DAY_S
@@ -67,8 +67,8 @@ def parse_moment(text: str, first_ts: float, last_ts: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """What the replay bar shows; `marks`: (ts, kind, text). `indexed`: the end is known."""
+class ReplayStatus:
+    """Position and state of a replay. `marks`: (ts, kind, text). `indexed`: the end is known."""
 
     name: str
     ts: float

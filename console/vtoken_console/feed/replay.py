@@ -1,7 +1,7 @@
-"""A recording as a source: played, paused, stepped and searched like a tape.
+"""A recording as a source: play, pause, step, seek.
 
-Knows recordings and the feed, no socket. A jump builds the model anew from a key frame, with the
-charts and the log of the time before it, and shows it when it is whole.
+A seek rebuilds the model from a key frame, together with the charts and the log of the time before
+it, and shows the result once it is complete.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vtoken import wire
 from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
 from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
+from vtoken_console.feed.data import MAX_AUDIT, FeedData
 from vtoken_console.feed.feed import Feed
-from vtoken_console.feed.not_recorded import NotRecorded
-from vtoken_console.feed.picture import MAX_AUDIT, Picture
-from vtoken_console.feed.playhead import Bar, Playhead, parse_moment
+from vtoken_console.feed.offline_client import OfflineClient
+from vtoken_console.feed.playhead import Playhead, ReplayStatus, parse_moment
 
-HISTORY_S = 900.0  # charts and log reach so far back after a jump
-FOLLOW_S = 0.5  # between two looks at a file that may still grow
+HISTORY_S = 900.0  # length of charts and log after a seek
+FOLLOW_S = 0.5  # polling interval of a file that may still grow
 YIELD_EVERY = 64
 
 
 class _Past(msgspec.Struct):
-    """Of a message before the key frame: what charts and log need."""
+    """The fields of a message before the key frame that charts and log need."""
 
     type: str
     epoch: str = ""
@@ -39,12 +39,12 @@ class _Past(msgspec.Struct):
 
 
 class Replay:
-    """Plays `path`; `run` never returns by itself. Raises RecordingError for no recording."""
+    """Plays `path`. Raises RecordingError if it is not a recording."""
 
     def __init__(self, path: Path, *, moment: str | None = None) -> None:
         self.name = path.name
         self.feed = Feed()
-        self.rest = NotRecorded(lambda: self.feed.model)
+        self.rest = OfflineClient(lambda: self.feed.model)
         self.index = Index()
         self.note = ""
         self._path = path
@@ -52,23 +52,25 @@ class Replay:
         self._past = msgspec.json.Decoder(_Past)
         self._playhead = Playhead()
         self._next: wire.StreamMessage | None = None
-        self._clock_ts = 0.0  # of the last message applied; never goes back
-        self._goal: float | None = None
+        self._clock_ts = 0.0  # ts of the last applied message; never decreases
+        self._target_ts: float | None = None  # of a requested seek
         self._steps = 0
         self._at_end = False
         self._skipping = False  # to the next key frame, after a gap
-        self._moment = moment  # None once it was gone to
-        self._text: tuple[Text, wire.TextLine] | None = None  # that was read last
+        self._moment = moment  # None after the initial seek
+        self._text: tuple[Text, wire.TextLine] | None = None  # cache of the newest read
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ controls
 
     @property
-    def replay(self) -> Bar | None:
+    def replay(self) -> ReplayStatus | None:
         index, playhead = self.index, self._playhead
-        return Bar(
+        return ReplayStatus(
             name=self._path.name,
-            ts=self._goal if self._goal is not None else min(self._now_ts(), index.last_ts),
+            ts=self._target_ts
+            if self._target_ts is not None
+            else min(self._now_ts(), index.last_ts),
             first_ts=index.first_ts,
             last_ts=index.last_ts,
             speed=playhead.speed,
@@ -81,16 +83,16 @@ class Replay:
 
     @property
     def ready(self) -> bool:
-        return self.feed.ready and self._goal is None and self._moment is None
+        return self.feed.ready and self._target_ts is None and self._moment is None
 
     def retry_now(self) -> None:
-        """A file is read or it is not; there is nothing to try again."""
+        """Does nothing: a file needs no reconnect."""
 
     def toggle_pause(self) -> None:
         if self._at_end and not self._playhead.paused:
             self.seek(self.index.first_ts)
             return
-        self._playhead = self._playhead.pausing(not self._playhead.paused, time.monotonic())
+        self._playhead = self._playhead.with_paused(not self._playhead.paused, time.monotonic())
         self._changed.set()
 
     def faster(self, steps: int) -> None:
@@ -98,23 +100,23 @@ class Replay:
         self._changed.set()
 
     def step(self) -> None:
-        """Pause, and apply one message."""
-        self._playhead = self._playhead.pausing(True, time.monotonic())
+        """Pauses, and applies one message."""
+        self._playhead = self._playhead.with_paused(True, time.monotonic())
         self._steps += 1
         self._changed.set()
 
     def seek(self, ts: float) -> None:
-        """Go to a moment; one outside the recording is its nearest end."""
+        """Seeks to `ts`, clamped to the recording."""
         self.note = ""
-        self._goal = max(self.index.first_ts, min(ts, self.index.last_ts))
+        self._target_ts = max(self.index.first_ts, min(ts, self.index.last_ts))
         self._steps = 0
         self._changed.set()
 
     def seek_by(self, seconds: float) -> None:
-        self.seek((self._now_ts() if self._goal is None else self._goal) + seconds)
+        self.seek((self._now_ts() if self._target_ts is None else self._target_ts) + seconds)
 
     def seek_text(self, text: str) -> None:
-        """Go to the moment that a person typed; raises ValueError."""
+        """Seeks to a typed moment; raises ValueError."""
         self.seek(parse_moment(text, self.index.first_ts, self.index.last_ts))
 
     def _now_ts(self) -> float:
@@ -124,17 +126,18 @@ class Replay:
 
     @property
     def holds_text(self) -> bool:
-        """Whether text of requests may be in the recording."""
+        """Whether the recording may hold text of requests."""
         header = self._reader.header
         return bool(self.index.texts) or (header is not None and header.holds_text)
 
     async def text(self, request_id: str) -> wire.TextLine | None:
-        """The newest text of a request at the moment that is shown, or before; None where there is
-        none. Raises RecordingError.
+        """The newest text of a request at or before the current position, or None.
+
+        Raises RecordingError.
         """
-        bar = self.replay
-        assert bar is not None
-        text = self.index.text_before(request_id, bar.ts)
+        status = self.replay
+        assert status is not None
+        text = self.index.text_before(request_id, status.ts)
         if text is None:
             return None
         if self._text is None or self._text[0] != text:
@@ -152,26 +155,26 @@ class Replay:
     # ------------------------------------------------------------ playing
 
     async def run(self) -> None:
-        self.feed.move(State.CONNECTING)
+        self.feed.set_connection(State.CONNECTING)
         scanning = asyncio.create_task(self._scan())
         try:
             while not self.index.keyframes:
                 if self.index.complete:
-                    why = str(self.index.error or "it holds no snapshot to begin with")
-                    self.feed.move(State.REFUSED, f"{self._path.name}: {why}")
+                    reason = str(self.index.error or "it holds no snapshot to start from")
+                    self.feed.set_connection(State.REFUSED, f"{self._path.name}: {reason}")
                     await asyncio.Event().wait()
                 await asyncio.sleep(0.01)
-            self.feed.move(State.SYNCING)
+            self.feed.set_connection(State.SYNCING)
             await self._begin(scanning)
             while True:
-                await self._turn()
+                await self._advance()
         finally:
             scanning.cancel()
             self._reader.close()
-            self.feed.move(State.CLOSED)
+            self.feed.set_connection(State.CLOSED)
 
     async def _begin(self, scanning: asyncio.Task[None]) -> None:
-        """At the start, or, paused, at the moment that was asked for."""
+        """Seeks to the start; with an initial moment, seeks there and pauses."""
         self.seek(self.index.keyframes[0].ts)
         if self._moment is not None:
             await asyncio.wait([scanning])
@@ -179,20 +182,20 @@ class Replay:
                 self.seek_text(self._moment)
             except ValueError as error:
                 self.note = str(error)
-            self._playhead = self._playhead.pausing(True, time.monotonic())
+            self._playhead = self._playhead.with_paused(True, time.monotonic())
             self._moment = None
 
     async def _scan(self) -> None:
         with RecordingReader(self._path) as reader:
-            turns = scan(reader, self.index)
-            while await asyncio.to_thread(next, turns, None) is not None:
+            progress = scan(reader, self.index)
+            while await asyncio.to_thread(next, progress, None) is not None:
                 await asyncio.sleep(0)
 
-    async def _turn(self) -> None:
-        """One thing: a jump, a step, some messages that are due, or a wait."""
+    async def _advance(self) -> None:
+        """Does one thing: a seek, a step, some due messages, or a wait."""
         self._changed.clear()
-        if self._goal is not None:
-            await self._jump()
+        if self._target_ts is not None:
+            await self._seek()
         elif self._steps:
             self._steps -= 1
             self._apply_next()
@@ -206,7 +209,7 @@ class Replay:
             message = self._peek()
             self._at_end = message is None
             if message is None:
-                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+                self._playhead = self._playhead.moved_to(self._clock_ts, time.monotonic())
                 return await self._pause(FOLLOW_S)
             ahead_s = (message.ts - self._now_ts()) / self._playhead.speed
             if ahead_s > 0:
@@ -220,7 +223,7 @@ class Replay:
                 await self._changed.wait()
 
     def _peek(self) -> wire.StreamMessage | None:
-        """The next message, not applied yet; None at the present end."""
+        """The next message, without applying it; None at the end of the file so far."""
         while self._next is None:
             try:
                 entry = self._reader.next()
@@ -229,30 +232,30 @@ class Replay:
                 return None
             if entry is None:
                 return None
-            self._next = self._message(entry, self.feed.picture)
+            self._next = self._message(entry, self.feed.data)
         return self._next
 
     def _apply_next(self) -> None:
         message = self._peek()
         self._next = None
         if message is not None:
-            self._take_or_skip(self.feed.picture, message)
+            self._apply_or_skip(self.feed.data, message)
             self._clock_ts = max(self._clock_ts, message.ts)
             self.index.last_ts = max(self.index.last_ts, self._clock_ts)
             self.feed.received = time.monotonic()
             if self._playhead.paused:
-                self._playhead = self._playhead.at(self._clock_ts, time.monotonic())
+                self._playhead = self._playhead.moved_to(self._clock_ts, time.monotonic())
 
-    def _take_or_skip(self, picture: Picture, message: wire.StreamMessage) -> None:
+    def _apply_or_skip(self, data: FeedData, message: wire.StreamMessage) -> None:
         if self._skipping and not isinstance(message, wire.Hello):
             return
         self._skipping = False
         try:
-            picture.take(message)
+            data.apply(message)
         except ResyncNeeded as reason:
             self._skipping = True
             self.note = f"a gap before {time.strftime('%H:%M:%S', time.localtime(message.ts))}"
-            self.note += f" ({reason}): the picture stands still until the next snapshot"
+            self.note += f" ({reason}): the view is frozen until the next snapshot"
 
     def _read_past(self, place: Place, line: bytes) -> _Past:
         try:
@@ -262,13 +265,13 @@ class Replay:
                 return _Past("")
             raise RecordingError(self._path, f"not a recording: {error}", place.number) from error
 
-    def _message(self, entry: Entry, picture: Picture) -> wire.StreamMessage | None:
-        """The message of a line. What an audit line says goes to `picture` at once: no message
+    def _message(self, entry: Entry, data: FeedData) -> wire.StreamMessage | None:
+        """The message of a line. An audit entry is added to `data` at once, because no message
         depends on it. A text line is indexed, in case the file has grown since the scan.
         """
         line = entry.line
         if isinstance(line, wire.AuditLine):
-            picture.add_audit([line.entry])
+            data.add_audit([line.entry])
         elif isinstance(line, wire.TextLine):
             if self.index.complete:
                 self.index.add_text(line.page.request_id, self._clock_ts, entry.place)
@@ -276,28 +279,28 @@ class Replay:
             return line
         return None
 
-    # ------------------------------------------------------------ jumping
+    # ------------------------------------------------------------ seeking
 
-    async def _jump(self) -> None:
-        goal = self._goal
-        assert goal is not None
+    async def _seek(self) -> None:
+        target_ts = self._target_ts
+        assert target_ts is not None
         try:
-            picture = await asyncio.to_thread(self._load, goal)
+            data = await asyncio.to_thread(self._load, target_ts)
         except RecordingError as error:
             self.note = str(error)
         else:
-            self.feed.show(picture)
-        self._playhead = self._playhead.at(goal, time.monotonic())
+            self.feed.replace(data)
+        self._playhead = self._playhead.moved_to(target_ts, time.monotonic())
         self._at_end = False
-        if self._goal == goal:
-            self._goal = None
+        if self._target_ts == target_ts:
+            self._target_ts = None
 
-    def _load(self, goal: float) -> Picture:
-        """The picture at `goal`; the reader stands behind it. Raises RecordingError."""
-        frame, begin = self.index.before(goal), self.index.before(goal - HISTORY_S)
+    def _load(self, target_ts: float) -> FeedData:
+        """The data at `target_ts`. Leaves the reader behind that moment. Raises RecordingError."""
+        frame, begin = self.index.before(target_ts), self.index.before(target_ts - HISTORY_S)
         assert frame is not None
         assert begin is not None
-        picture, epoch = Picture(), ""
+        data, epoch = FeedData(), ""
         others, frequent = (deque[wire.Event](maxlen=MAX_EVENTS) for _ in range(2))
         audit = deque[wire.AuditEntry](maxlen=MAX_AUDIT)
         self._reader.seek(begin.place)
@@ -314,18 +317,18 @@ class Replay:
             if past.entry is not None:
                 audit.append(past.entry)
             if past.status is not None:
-                picture.sample(past.status)
+                data.add_sample(past.status)
         entry = None if found is None else Entry(found[0], self._reader.decode(*found))
         while entry is not None:
-            message = self._message(entry, picture)
+            message = self._message(entry, data)
             if message is not None:
-                if max(self._clock_ts, message.ts) > goal and picture.model.synced:
+                if max(self._clock_ts, message.ts) > target_ts and data.model.synced:
                     self._next = message
                     break
                 self._clock_ts = max(self._clock_ts, message.ts)
-                self._take_or_skip(picture, message)
+                self._apply_or_skip(data, message)
                 if isinstance(message, wire.Hello) and message.epoch == epoch:
-                    picture.remember([*others, *frequent])
-                    picture.add_audit(audit)
+                    data.add_past_events([*others, *frequent])
+                    data.add_audit(audit)
             entry = self._reader.next()
-        return picture
+        return data

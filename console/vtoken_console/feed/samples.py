@@ -1,6 +1,6 @@
-"""What of a status becomes a point of a chart, and what of an event becomes a mark on its axis.
+"""Converts a status to a point of every chart, and an event to a marker on the time axis.
 
-Knows no clock, no socket and no widget. A value that a server does not tell is NaN.
+A value that the server does not report is NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = (
     "ttft_p95_ms",
     "inter_token_p95_ms",
     "copy_ratio",  # share of wall time spent in copies
-    "plan_ratio",  # and in planning
+    "plan_ratio",  # share of wall time spent in planning
 )
 
 
@@ -28,7 +28,7 @@ KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for go
 
 
 class Sampler:
-    """Statuses in order of time, as values in the order of NAMES; keeps what rates need."""
+    """Converts statuses, in order of time, to values in the order of NAMES."""
 
     def __init__(self) -> None:
         self._rates = {name: Rate() for name in ("generated", "moved", "copy", "plan")}
@@ -50,19 +50,19 @@ class Sampler:
             status.blocks.free,
             rate["generated"],
             rate["moved"],
-            _known(latency.ttft.p95_ms if latency else None),
-            _known(latency.inter_token.p95_ms if latency else None),
+            _nan_if_none(latency.ttft.p95_ms if latency else None),
+            _nan_if_none(latency.inter_token.p95_ms if latency else None),
             rate["copy"] / 1e6,
             rate["plan"] / 1e6,
         )
 
 
-def _known(value: float | None) -> float:
+def _nan_if_none(value: float | None) -> float:
     return math.nan if value is None else value
 
 
 def marker_of(event: wire.Event) -> Marker | None:
-    """The mark of a change of configuration; None for every other event."""
+    """The marker of a configuration change; None for every other event."""
     if event.kind != "config":
         return None
     data = event.data

@@ -1,7 +1,7 @@
 """Bounded time series: samples in fixed bins, read as the columns of a chart.
 
-Knows no clock of its own and no widget. Memory is NUM_BINS bins whatever the rate of samples.
-A column's edges stand at whole multiples of its span, so that a chart moves by whole columns.
+Memory is NUM_BINS bins at any sample rate. Column edges are multiples of the column's span, so that
+a chart moves by entire columns.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A change of configuration, to be drawn on the time axis: who made `revision`, of what."""
+    """A configuration change on the time axis: who made `revision`, and what it changed."""
 
     ts: float
     revision: int
     actor: str = ""
     text: str = ""
-    kind: Literal["changed", "reverted", "kept"] = "changed"  # a trial's end: the last two
+    kind: Literal["changed", "reverted", "kept"] = "changed"  # the last two end a trial
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`values` [len(names), columns], NaN where nothing is known; `markers`: column -> newest."""
+    """`values` [len(names), columns], NaN if unknown; `markers`: column -> its newest marker."""
 
     span_s: int
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Window:
 
 
 class Series:
-    """Named values over time. `add` any rate of samples; `window` the newest `span_s` seconds."""
+    """Named values over time: `add` samples at any rate, read the newest part with `window`."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -60,12 +60,12 @@ class Series:
         self.last_ts = 0.0
 
     def add(self, ts: float, values: tuple[float, ...]) -> None:
-        """One sample of all names at Unix time `ts` [s]; NaN where a value is not known."""
+        """Adds one sample of all names at Unix time `ts` [s]; NaN for an unknown value."""
         number = int(ts // BIN_S)
         place = number % NUM_BINS
         if self._bins[place] != number:
             if self._bins[place] > number:
-                return  # older than what is kept
+                return  # older than the oldest bin
             self._bins[place] = number
             self._sums[:, place] = 0
             self._counts[:, place] = 0
@@ -77,29 +77,29 @@ class Series:
         self.last_ts = max(self.last_ts, ts)
 
     def mark(self, marker: Marker) -> None:
-        """Remembers a change of configuration; the same one counts once."""
+        """Adds a configuration change; duplicates are ignored."""
         if marker not in self._markers:
             self._markers.append(marker)
 
     @property
     def markers(self) -> list[Marker]:
-        """All that are kept, oldest first."""
+        """All markers, oldest first."""
         return sorted(self._markers, key=lambda marker: marker.ts)
 
     def newest(self, name: str) -> float:
-        """The mean of the newest bin; 0 where nothing is known."""
+        """The mean of the newest bin; 0 if there are no samples."""
         if self._first_ts is None:
             return 0.0
         row, place = self.names.index(name), int(self.last_ts // BIN_S) % NUM_BINS
         return float(self._sums[row, place] / max(self._counts[row, place], 1))
 
     def span(self) -> int:
-        """The shortest of SPANS_S that shows everything kept, or the longest."""
+        """The shortest of SPANS_S that covers all samples, or the longest."""
         kept = 0.0 if self._first_ts is None else self.last_ts - self._first_ts
         return next((s for s in SPANS_S if kept <= s), SPANS_S[-1])
 
     def window(self, span_s: int, columns: int) -> Window:
-        """The newest `span_s` seconds in `columns` columns: means of the bins of each."""
+        """The newest `span_s` seconds in `columns` columns; a column is the mean of its bins."""
         columns = max(columns, 1)
         values = np.full((len(self.names), columns), np.nan)
         step = span_s / columns
@@ -139,7 +139,7 @@ class Rate:
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, ts: float, total: float) -> float:
-        """Counts a sample and returns the rate per second; a counter that fell starts anew."""
+        """Adds a sample and returns the rate per second; a counter that decreases resets it."""
         if self._samples and (total < self._samples[-1][1] or ts < self._samples[-1][0]):
             self._samples.clear()
         self._samples.append((ts, total))

@@ -1,4 +1,4 @@
-"""Where the console's data comes from: a live server, or a recording."""
+"""The interface of the console's data sources: a live server or a recording."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from vtoken.client import AsyncClient
     from vtoken_console.feed.feed import Feed
-    from vtoken_console.feed.playhead import Bar
+    from vtoken_console.feed.playhead import ReplayStatus
 
 
 class Source(Protocol):
@@ -18,18 +18,18 @@ class Source(Protocol):
 
     @property
     def rest(self) -> AsyncClient:
-        """What answers, or refuses, calls beside the stream."""
+        """The REST client; in a replay it refuses every call."""
 
     @property
     def ready(self) -> bool:
-        """Whether what was asked for is there to be shown."""
+        """Whether the requested data can be shown."""
 
     @property
-    def replay(self) -> Bar | None:
-        """Where a recording stands; None on a live server."""
+    def replay(self) -> ReplayStatus | None:
+        """The state of a replay; None on a live server."""
 
     def retry_now(self) -> None:
-        """Ends the wait for the next try."""
+        """Ends the wait for the next attempt."""
 
     async def run(self) -> None:
-        """Fills the feed; never returns by itself, cancel it to stop."""
+        """Fills the feed until cancelled."""

@@ -1,6 +1,6 @@
-"""The token table of one request as arrays, and its strip of cells in logical order.
+"""The token table of one request as arrays, and its reduction to cells in logical order.
 
-Knows no widget and no socket. T tokens; a token's id is its place in every array.
+T tokens; a token's id is its index in every array.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vtoken import wire
 from vtoken_console.look.cells import F32, Ints
 
-NOWHERE = -1  # block of a dead token whose slot was given back or recycled
+NOWHERE = -1  # block of a dead token whose slot was reclaimed or recycled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class TokenTable:
         return len(self.live)
 
     def first_in_block(self, block: int) -> int | None:
-        """The first token that lies in `block`, live ones before dead ones."""
+        """The first live token in `block`, else its first dead token."""
         here = np.flatnonzero(self.block == block)
         if not len(here):
             return None
@@ -44,7 +44,7 @@ class TokenTable:
 
 
 def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
-    """One table of consecutive pages; the step is the newest page's."""
+    """Joins consecutive pages; the step is the newest page's."""
     pages = list(pages)
     rows = [row for page in pages for row in page.rows]
     return TokenTable(
@@ -70,7 +70,7 @@ def live_share(table: TokenTable, per_cell: int) -> F32:
 
 
 def any_protected(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:
-    """Whether every cell of `per_cell` tokens [ceil(T / per_cell)] holds a protected one."""
+    """For every cell of `per_cell` tokens [ceil(T / per_cell)], whether any token is protected."""
     starts = np.arange(0, len(table), per_cell)
     if not len(starts):
         return np.zeros(0, np.bool_)
@@ -79,7 +79,7 @@ def any_protected(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:
 
 
 def score_rank(table: TokenTable, per_cell: int) -> F32:
-    """The highest rank 0..1 among live scored tokens in every cell; NaN where there is none."""
+    """The highest rank 0..1 of a cell's live scored tokens; NaN if it has none."""
     rank = np.nan_to_num(score_ranks(table.live, table.score), nan=-1)
     starts = np.arange(0, len(table), per_cell)
     if not len(starts):
@@ -90,7 +90,7 @@ def score_rank(table: TokenTable, per_cell: int) -> F32:
 
 
 def score_ranks(live: npt.NDArray[np.bool_], score: F32) -> F32:
-    """The rank 0..1 of each token [T] among the live scored ones; NaN where it is not one."""
+    """The rank 0..1 of each token [T] among live scored tokens; NaN for all others."""
     rank = np.full(len(score), np.nan, np.float32)
     scored = np.flatnonzero(live & ~np.isnan(score))
     order = scored[np.argsort(score[scored], kind="stable")]
@@ -99,17 +99,17 @@ def score_ranks(live: npt.NDArray[np.bool_], score: F32) -> F32:
 
 
 def slot_states(table: TokenTable, blocks: list[int], block_size: int) -> npt.NDArray[np.uint8]:
-    """What each slot of `blocks` [n] holds of this request [n, S]: 0 free, 1 dead, 2 live."""
+    """The state of every slot of `blocks` [n] for this request [n, S]: 0 free, 1 dead, 2 live."""
     states = np.zeros((len(blocks), block_size), np.uint8)
     if not blocks or not len(table):
         return states
-    place = np.full(int(max(max(blocks), int(table.block.max()))) + 1, NOWHERE, np.int64)
-    place[blocks] = np.arange(len(blocks))
+    row_of_block = np.full(int(max(max(blocks), int(table.block.max()))) + 1, NOWHERE, np.int64)
+    row_of_block[blocks] = np.arange(len(blocks))
     held = np.flatnonzero(table.block >= 0)
-    rows = place[table.block[held]]
+    rows = row_of_block[table.block[held]]
     inside = (rows >= 0) & (table.offset[held] < block_size)
     held, rows = held[inside], rows[inside]
-    # Dead first, so that a live token in a slot written anew wins.
+    # Dead tokens first, so that a live token in a recycled slot wins.
     for alive, state in ((False, 1), (True, 2)):
         chosen = table.live[held] == alive
         states[rows[chosen], table.offset[held][chosen]] = state

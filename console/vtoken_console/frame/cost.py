@@ -1,7 +1,7 @@
-"""What the console itself costs: bytes to the terminal, bytes received, frames, CPU, memory.
+"""The console's own cost: bytes to the terminal, bytes received, frames, CPU, memory.
 
-Knows no widget and no socket; those who spend add to the counters, `sample` reads them once a
-second. All rates are means over the newest sampling window.
+The components that cause the cost increment the counters; `sample` reads them once a second. Rates
+are means over the newest sampling window.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """`cpu_ratio`: of one core, 1.0 = all of it. `dropped`: frames not drawn, since the start.
+    """`cpu_ratio`: of one core. `dropped`: frames not drawn since the start.
 
-    `is_dropping`: some of them in the last RECENT_S.
+    `is_dropping`: frames were dropped within the last RECENT_S.
     """
 
     written_per_s: float = 0.0  # bytes to the terminal
@@ -39,7 +39,7 @@ NO_COST = CostSample()
 
 
 class Cost:
-    """Counters from the start of this console on, and the newest sample of them."""
+    """Counters since the start of this console, and their newest sample."""
 
     def __init__(self) -> None:
         self.written_bytes = 0
@@ -48,10 +48,10 @@ class Cost:
         self.dropped = 0
         self.newest = NO_COST
         self._last: tuple[float, float, int, int, int] | None = None
-        self._dropped_at = -RECENT_S  # when a frame was last found to be dropped
+        self._dropped_at = -RECENT_S  # monotonic time of the last sample with dropped frames
 
     def sample(self, now: float) -> CostSample:
-        """The newest sample; a new one when SAMPLE_S have passed at monotonic time `now` [s]."""
+        """The newest sample, refreshed every SAMPLE_S; `now` is monotonic [s]."""
         cpu = time.process_time()
         counts = (now, cpu, self.written_bytes, self.received_bytes, self.drawn)
         if self._last is None:
@@ -66,7 +66,7 @@ class Cost:
             self._dropped_at = now
         self.newest = CostSample(
             written_per_s=(self.written_bytes - written) / spent,
-            # Received counts from zero again where the source of the data is replaced.
+            # `received_bytes` restarts at 0 if the source is replaced.
             received_per_s=max(0, self.received_bytes - received) / spent,
             drawn_per_s=(self.drawn - drawn) / spent,
             cpu_ratio=(cpu - cpu_then) / spent,
@@ -79,7 +79,7 @@ class Cost:
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is in RAM now; the peak where the system tells no more."""
+    """The resident memory of this process; its peak on systems without /proc."""
     try:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -93,9 +93,9 @@ def rss_bytes() -> int:
 
 
 def metered(driver: type[Any], cost: Cost) -> type[Any]:
-    """Textual's `driver` class, counting into `cost` what it writes.
+    """Textual's `driver` class, which counts written bytes in `cost`.
 
-    `pending` is how many writes wait for a terminal that does not take them.
+    `pending`: the number of writes queued for the terminal.
     """
 
     class Metered(driver):  # type: ignore[misc]

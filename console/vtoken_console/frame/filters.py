@@ -1,9 +1,8 @@
 """One filter for requests and blocks: `req:a91f policy:h2o state:shared`, or plain text.
 
-Knows no widget; numpy is imported when a mask is asked for. Terms are joined by and, values of one
-term by comma as or. Plain text stands in a request's id or policy. A block belongs to its newest
-holder. A filter that cannot be read, or not be answered by this server, says so in `problem` and
-hides nothing.
+Terms are combined with AND, comma-separated values of a term with OR. Plain text matches a
+request's id or policy. A block belongs to its newest holder. A filter that cannot be parsed names
+the error in `problem` and hides nothing. numpy is imported when a mask is computed.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Filter:
         return tuple(values for name, values in self.terms if name == key)
 
     @property
-    def names_requests(self) -> bool:
-        """Whether it says anything of requests, not only of blocks."""
+    def selects_requests(self) -> bool:
+        """Whether any term is about requests, not only about blocks."""
         return any(
             key != "state" or any(v in REQUEST_STATES for v in values) for key, values in self.terms
         )
 
     @property
     def block_states(self) -> tuple[tuple[str, ...], ...]:
-        """Terms about the states of blocks."""
+        """The terms about block states."""
         found = (tuple(v for v in values if v in BLOCK_STATES) for values in self.values("state"))
         return tuple(values for values in found if values)
 
-    def takes(self, row: RequestRow) -> bool:
-        """Whether a request matches what is said of requests."""
+    def matches(self, row: RequestRow) -> bool:
+        """Whether a request matches the terms about requests."""
         if self.problem:
             return True
         name, policy = row.id.lower(), row.policy.lower()
@@ -71,13 +70,13 @@ class Filter:
         return True
 
     def rows(self, model: StreamState) -> list[RequestRow]:
-        """The requests that match; said of blocks only, those that hold such a block."""
-        rows = [row for row in model.requests.values() if self.takes(row)]
+        """The matching requests. With terms about blocks, only those that hold a matching block."""
+        rows = [row for row in model.requests.values() if self.matches(row)]
         if self and self.block_states and len(model.owner):
             import numpy as np
 
             blocks = block_mask(self, model)
-            holders = set(np.unique(model.owner[blocks]).tolist()) - {0}  # 0: nobody's
+            holders = set(np.unique(model.owner[blocks]).tolist()) - {0}  # 0: no owner
             rows = [row for row in rows if row.number in holders]
         return rows
 
@@ -86,7 +85,7 @@ NO_FILTER = Filter()
 
 
 def parse(text: str) -> Filter:
-    """The filter that `text` says; a key or state that is unknown is named in `problem`."""
+    """Parses a filter; unknown keys and states are named in `problem`."""
     terms: list[tuple[str, tuple[str, ...]]] = []
     for word in text.split():
         key, colon, rest = word.lower().partition(":")
@@ -95,11 +94,11 @@ def parse(text: str) -> Filter:
             continue
         if key not in KEYS:
             known = ", ".join(f"{k}:" for k in KEYS)
-            return Filter(text, problem=f"{key}: is no key; known: {known}")
+            return Filter(text, problem=f"{key}: is unknown; known: {known}")
         values = tuple(v for v in rest.split(",") if v)
         if key == "state":
             states = (*BLOCK_STATES, *REQUEST_STATES)
-            whole = []
+            expanded = []
             for value in values:
                 found = [s for s in states if s == value] or [
                     s for s in states if s.startswith(value)
@@ -108,15 +107,15 @@ def parse(text: str) -> Filter:
                     return Filter(
                         text, problem=f"state:{value} is unknown; known: {', '.join(states)}"
                     )
-                whole += found
-            values = tuple(whole)
+                expanded += found
+            values = tuple(expanded)
         if values:
             terms.append((key, values))
     return Filter(text.strip(), tuple(terms))
 
 
 def block_mask(wanted: Filter, model: StreamState) -> Any:
-    """Which blocks match: bool [N]. What cannot be known of owners is not held against a block."""
+    """Whether each block matches: bool [N]. Terms about unreported owners are ignored."""
     import numpy as np
 
     from vtoken_console.look.cells import in_state
@@ -127,8 +126,8 @@ def block_mask(wanted: Filter, model: StreamState) -> Any:
         for state in values:
             term |= in_state(model.live, model.flags, model.block_size, state)
         mask &= term
-    if wanted.names_requests and len(model.owner):
-        mask &= _owned_by((r for r in model.requests.values() if wanted.takes(r)), model)
+    if wanted.selects_requests and len(model.owner):
+        mask &= _owned_by((r for r in model.requests.values() if wanted.matches(r)), model)
     return mask
 
 
@@ -141,7 +140,7 @@ def _owned_by(rows: Iterable[RequestRow], model: StreamState) -> Any:
 
 
 def shortfall(wanted: Filter, model: StreamState) -> str:
-    """What of the filter this server's data cannot answer; empty when all of it."""
-    if wanted and wanted.names_requests and not len(model.owner):
-        return "blocks unfiltered: this server does not tell their owners"
+    """The part of the filter that this server's data cannot answer, or an empty string."""
+    if wanted and wanted.selects_requests and not len(model.owner):
+        return "blocks unfiltered: this server does not report owners"
     return ""

@@ -1,8 +1,7 @@
 """The guided first minute: what to look at and what to press, one step at a time.
 
-Knows no widget. A step is over when what it speaks of has happened, seen in the model or on the
-screen, never because time has passed. That somebody has seen it, or skipped it, is remembered in
-`vtoken/guide-seen` in `$XDG_STATE_HOME` (or `~/.local/state`).
+A step ends when its condition holds in the model or on the screen, never by timeout. The file
+`vtoken/guide-seen` in `$XDG_STATE_HOME` (or `~/.local/state`) marks the guide as seen or skipped.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a step can wait for. `page`: "", settings, help or another page on top."""
+    """The state that steps can wait for. `page`: "" (dashboard), settings, help or another page."""
 
     page: str = ""
     cursor: int = 0
-    drafted: bool = False  # a value is changed on the settings page, not applied
+    drafted: bool = False  # the settings page has an unapplied change
     revision: int = 0
     relocations: int = 0
     wasteful: bool = False  # F above theta_F
@@ -27,8 +26,8 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One step as it is drawn; `keys` are marked in `text`."""
+class ShownStep:
+    """One step with the keys filled in."""
 
     number: int
     total: int
@@ -37,7 +36,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`text` with {key:id} for the key of an action; `done(first, now)`: since the step began."""
+    """`text` has {key:id} for the key of an action; `first` in `done(first, now)`: at its start."""
 
     text: str
     done: Callable[[Facts, Facts], bool]
@@ -60,7 +59,7 @@ STEPS: tuple[Step, ...] = (
         lambda _, now: now.page == "settings",
     ),
     Step(
-        "Lower theta with the left arrow. Below stands what the engine's own planner would evict, "
+        "Lower theta with the left arrow. Below is what the engine's own planner would evict, "
         "move and free. Nothing has happened yet.",
         lambda first, now: now.drafted or now.revision > first.revision,
     ),
@@ -69,23 +68,23 @@ STEPS: tuple[Step, ...] = (
         lambda first, now: now.revision > first.revision,
     ),
     Step(
-        "Close the page with esc and watch the map: tokens leave half-empty blocks, whole blocks "
-        "go back to the pool. {key:compact} if nothing moves.",
+        "Close the page with esc and watch the map: tokens leave half-empty blocks, empty blocks "
+        "return to the pool. {key:compact} if nothing moves.",
         lambda first, now: now.page == "" and now.relocations > first.relocations,
     ),
     Step(
-        "Press {key:undo}: one key takes the last change back. The mark ▲ in the charts says who "
+        "Press {key:undo}: one key reverts the last change. The mark ▲ in the charts shows who "
         "changed what and when.",
         lambda first, now: now.revision > first.revision,
     ),
     Step(
-        "Now with a net: {key:theta-f}, change theta, then {key:trial} and enter. Such a change is "
-        "taken back by the engine itself unless you keep it.",
+        "Now on trial: {key:theta-f}, change theta, then {key:trial} and enter. The engine reverts "
+        "such a change automatically unless you keep it.",
         lambda _, now: now.on_trial,
     ),
     Step(
         "The bar counts down. Close the page with esc, then {key:confirm} keeps the change and "
-        "{key:undo} takes it back; or let the time run out.",
+        "{key:undo} reverts it; or let the time run out.",
         lambda _, now: not now.on_trial,
     ),
     Step(
@@ -97,7 +96,7 @@ STEPS: tuple[Step, ...] = (
 
 
 class Guide:
-    """Where in STEPS somebody is; `over` after the last one or a skip."""
+    """The current step of STEPS; `finished` after the last one."""
 
     def __init__(self, key: Callable[[str], str]) -> None:
         self._key = key
@@ -105,23 +104,23 @@ class Guide:
         self._first: Facts | None = None
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self._at >= len(STEPS)
 
     @property
-    def shown(self) -> Shown | None:
-        if self.over:
+    def shown(self) -> ShownStep | None:
+        if self.finished:
             return None
         text = STEPS[self._at].text
         while "{key:" in text:
             before, _, rest = text.partition("{key:")
             name, _, after = rest.partition("}")
             text = f"{before}{self._key(name)}{after}"
-        return Shown(self._at + 1, len(STEPS), text)
+        return ShownStep(self._at + 1, len(STEPS), text)
 
-    def look(self, now: Facts) -> None:
-        """Goes on when what the step waits for has happened."""
-        if self.over:
+    def update(self, now: Facts) -> None:
+        """Advances if the current step's condition holds."""
+        if self.finished:
             return
         if self._first is None:
             self._first = now
@@ -129,18 +128,15 @@ class Guide:
             self._at += 1
             self._first = now
 
-    def skip(self) -> None:
-        self._at = len(STEPS)
-
 
 def seen_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The file whose presence says that the guide was seen."""
+    """The file whose presence marks the guide as seen."""
     base = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "vtoken" / "guide-seen"
 
 
-def remember(path: Path) -> str:
-    """Notes that the guide was seen; answers what went wrong, or nothing."""
+def mark_seen(path: Path) -> str:
+    """Marks the guide as seen; returns an error message or an empty string."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

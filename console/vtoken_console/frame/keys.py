@@ -1,7 +1,7 @@
-"""The one table of keys: bindings, the key bar, the help page and the palette are made from it.
+"""The table of keys, the source of bindings, key bar, help page and command palette.
 
-Knows no widget. `control` keys change the server and are refused when the console is read-only;
-settings can be opened all the same, to see what they would do.
+`control` keys change the server and are disabled if the console is read-only. The settings page
+opens even then, to show what a change would do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`keys` as Textual names them, comma separated; `rank` 0 is dropped last from the key bar.
+    """`keys`: Textual's names, comma separated; `rank` 0 is dropped last from the key bar.
 
-    `page`: where it works, when that is not the dashboard.
+    `page`: the page on which it works; empty for the dashboard.
     """
 
     keys: str
@@ -28,7 +28,7 @@ class Key:
 
     @property
     def id(self) -> str:
-        """What configuration files call it: pause, theta-f, zoom-in."""
+        """Its name in key files: pause, theta-f, zoom-in."""
         name, _, argument = self.action.partition("(")
         return (argument.strip("')") or name).replace("_", "-")
 
@@ -36,9 +36,9 @@ class Key:
 KEYS: tuple[Key, ...] = (
     Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
     Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
-    Key("C", "C", "compact_dry", "dry run", "say what a compaction would do", "Act", rank=8),
+    Key("C", "C", "compact_dry", "dry run", "dry run of a compaction", "Act", rank=8),
     Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
-    Key("U", "U", "undo_dry", "undo?", "say what undo would do", "Act"),
+    Key("U", "U", "undo_dry", "undo?", "dry run of undo", "Act"),
     Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
     Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", rank=2),
     Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", rank=3),
@@ -94,7 +94,7 @@ KEYS: tuple[Key, ...] = (
         "^t",
         "trial",
         "on trial",
-        "apply for a time, or under a guard; the engine takes it back itself",
+        "apply for a time, or under a guard; the engine then reverts it",
         "Settings",
         True,
         9,
@@ -121,7 +121,7 @@ DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
 
 
 def shown_key(keys: str) -> str:
-    """The first of comma-separated Textual keys as a person reads it: ctrl+t as ^t."""
+    """The first of comma-separated Textual keys as shown on the screen: ctrl+t as ^t."""
     first = keys.split(",")[0].strip()
     names = {"slash": "/", "colon": ":", "question_mark": "?"}
     first = names.get(first, first)
@@ -134,7 +134,7 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("wheel, double click", "zoom the heatmap (shift+wheel scrolls)"),
     ("page up/down, home, end", "move it far"),
     ("left right, on the charts", "step through the changes"),
-    ("left right, in settings", "step a value, shift leaps; or type it; del: as it was"),
+    ("left right, in settings", "step a value, shift: by more; or type it; del: reset"),
     ("t, on a request's page", "its text, or its tokens and blocks"),
     ("c, on a request's page", "compact this request"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),

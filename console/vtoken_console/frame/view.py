@@ -1,6 +1,6 @@
-"""What one drawn frame is made of: the newest model, the link's state, and the viewer's choices.
+"""The input of one frame: the newest model, the connection's state, the viewer's choices.
 
-Knows no widget. One View is built a frame and handed to every widget.
+One View is built per frame and passed to every widget.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.feed.playhead import Bar
+    from vtoken_console.feed.playhead import ReplayStatus
     from vtoken_console.feed.series import Series
-    from vtoken_console.frame.guide import Shown
+    from vtoken_console.frame.guide import ShownStep
 
 SILENT_S = 5.0
 
@@ -39,26 +39,26 @@ class View:
     ramp: Ramp
     theme: Theme
     ascii_only: bool
-    asked_read_only: bool
+    read_only_requested: bool
     motion: bool = True  # whether movements are drawn
     filter: Filter = NO_FILTER
-    activity: Activity | None = None  # with the model
-    model: StreamState | None = None  # None until there is a first snapshot
+    activity: Activity | None = None  # None if `model` is
+    model: StreamState | None = None  # None until the first snapshot
     series: Series | None = None
-    audit: tuple[wire.AuditEntry, ...] = ()  # of a recording
+    audit: tuple[wire.AuditEntry, ...] = ()  # in a replay
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
-    replay: Bar | None = None  # None: a live server
-    guide: Shown | None = None  # the step of the guided first minute
+    replay: ReplayStatus | None = None  # None: a live server
+    guide: ShownStep | None = None  # the step of the guided first minute
 
     @property
     def is_link_silent(self) -> bool:
-        """Whether nothing comes although the link stands; a server says something every second."""
+        """Whether no message arrives on a live connection; servers send at least one a second."""
         return self.replay is None and self.connection.is_live and self.age_s > SILENT_S
 
     @property
     def engine_silent_s(self) -> float:
-        """Seconds since the engine's last step while requests wait for the next; 0: as usual."""
+        """Seconds since the engine's last step while requests wait; 0 if steps are not overdue."""
         model = self.model
         status = model.status if model is not None else None
         if model is None or status is None:
@@ -76,15 +76,15 @@ class View:
         return self.model.ts + self.age_s if self.model is not None else self.now
 
     def key(self, key_id: str) -> str:
-        """The key of an action, as it is shown."""
+        """The key of an action, as shown on the screen."""
         return next(key.shown for key in self.keys if key.id == key_id)
 
     @property
     def read_only_reason(self) -> str:
-        """Why the controls are off; empty when they are on."""
+        """Why the controls are off; empty if they are on."""
         if self.replay is not None:
             return "this is a recording"
-        if self.asked_read_only:
+        if self.read_only_requested:
             return "this console was started with --read-only"
         hello = self.model.hello if self.model else None
         if hello is not None and not hello.can_control:

@@ -1,7 +1,4 @@
-"""What the viewer chose of the console's looks: theme, depth of colour, ramp, ASCII, motion.
-
-Knows no widget. A frozen value; every change makes a new one.
-"""
+"""The viewer's choice of theme, colour depth, ramp, ASCII and motion, as a frozen value."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from vtoken_console.look.themes import DEPTHS, NAMES, Theme, choices, guess_dept
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """`ramp_name`: how utilisation is drawn. `motion`: whether movements are."""
+    """`ramp_name`: the ramp of utilisation. `motion`: whether movements are drawn."""
 
     theme: Theme
     ramp_name: str
@@ -28,14 +25,14 @@ class Appearance:
 
     @property
     def ramp_names(self) -> tuple[str, ...]:
-        """The ramps that can be chosen here."""
+        """The ramps that the viewer can choose."""
         return ("ascii",) if self.ascii_only else choices(self.theme)
 
     def with_ramp(self, name: str) -> Appearance:
         return replace(self, ramp_name=name)
 
     def with_theme(self, name: str, depth: str) -> Appearance:
-        """The same with another theme; the ramp stays where the theme has it."""
+        """A copy with another theme; keeps the ramp if the theme has it."""
         other = replace(self, theme=theme(name, depth))
         kept = self.ramp_name in other.ramp_names
         return other if kept else replace(other, ramp_name=other.ramp_names[0])
@@ -49,9 +46,9 @@ def choose(
     motion: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Appearance:
-    """The looks to start with; `auto` is guessed from the terminal's environment.
+    """The initial appearance; `auto` is derived from the terminal's environment.
 
-    Raises ValueError naming the value and what is known.
+    Raises ValueError with the value and the known values.
     """
     environ = os.environ if environ is None else environ
     if theme_name not in ("auto", *NAMES):

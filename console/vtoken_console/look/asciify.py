@@ -1,6 +1,6 @@
-"""Text for terminals that show ASCII only: every character becomes one ASCII character.
+"""Converts text for ASCII-only terminals, one ASCII character for each character.
 
-Knows no widget. Width never changes, so a layout made for the full set still fits.
+The width never changes, so layouts still fit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TABLE = str.maketrans(
 
 
 def asciify(text: str) -> str:
-    """`text` in ASCII, character for character; what has no likeness becomes a question mark."""
+    """`text` in ASCII, character by character; unmapped characters become question marks."""
     if text.isascii():
         return text
     return text.translate(_TABLE).encode("ascii", "replace").decode("ascii")

@@ -1,8 +1,7 @@
-"""Blocks to cells: the mean and the worst of what a cell of the heatmap stands for.
+"""Reduces blocks to the cells of the heatmap: the mean and the worst share of each cell.
 
-Knows neither colours nor widgets. N blocks, C cells, S block size. Blocks that do not count (free
-ones, or those that a filter hides) are in neither figure; a cell without a block that counts has
-no mean and no worst (NaN).
+N blocks, C cells, S block size. Blocks that are not counted (free, or hidden by a filter) enter
+neither value. A cell without counted blocks has NaN for both.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken_console.look.ramp import LEVELS
+from vtoken_console.look.ramp import FREE_LEVEL, LEVELS
 
-FREE_LEVEL = LEVELS  # the level of a cell that holds free blocks only
-DIM_LEVEL = LEVELS + 1  # of one whose blocks a filter hides
 MIXED = 0  # the kind of a cell whose blocks are of several kinds
 
 U8 = npt.NDArray[np.uint8]
@@ -28,9 +25,8 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Per cell [C]: mean and worst share of the blocks that count (NaN: none), how many, flags.
-
-    `flags` is the union of the flags of the blocks that count.
+    """Per cell [C], over its counted blocks: mean and worst share (NaN: none), their number, and
+    the union of their flags.
     """
 
     mean: F32
@@ -40,7 +36,7 @@ class Cells:
 
 
 def _rows(values: npt.NDArray[np.generic], per_cell: int, fill: float) -> npt.NDArray[np.generic]:
-    """`values` [N] as [C, per_cell], the last row filled up."""
+    """`values` [N] as [C, per_cell]; `fill` pads the last row."""
     pad = -len(values) % per_cell
     if pad:
         values = np.concatenate([values, np.full(pad, fill, values.dtype)])
@@ -69,7 +65,7 @@ def reduce_cells(
 
 
 def live_share(live: U16, block_size: int) -> F32:
-    """Share of live slots, 0..1 [N]."""
+    """The share of live slots, 0..1 [N]."""
     share = live.astype(np.float32) / np.float32(max(block_size, 1))
     np.minimum(share, 1, out=share)
     return share
@@ -85,19 +81,19 @@ def summarize(live: U16, flags: U8, block_size: int, per_cell: int) -> Cells:
 
 
 def count_cells(counted: Mask, per_cell: int) -> Ints:
-    """How many blocks of every cell are `counted` [C]."""
+    """The number of counted blocks in every cell [C]."""
     number: Ints = _rows(counted, per_cell, 0).sum(axis=1)
     return number
 
 
 def peak_cells(values: F32, per_cell: int) -> F32:
-    """The highest of `values` (>= 0) in every cell [C]."""
+    """The maximum of `values` (>= 0) in every cell [C]."""
     peak: F32 = _rows(values, per_cell, 0).max(axis=1)
     return peak
 
 
 def kinds(kind: U16, counted: Mask, per_cell: int) -> tuple[U16, Ints]:
-    """Per cell [C]: the kind that all counted blocks share, else MIXED; and how many kinds.
+    """Per cell [C]: the kind of all counted blocks, else MIXED; and the number of kinds.
 
     `kind` [N] is 1 or more.
     """
@@ -111,7 +107,7 @@ def kinds(kind: U16, counted: Mask, per_cell: int) -> tuple[U16, Ints]:
 
 
 def levels(share: F32, *, exact_ends: bool = True) -> U8:
-    """Ramp level of each share [C]; FREE_LEVEL where NaN. `exact_ends`: see `ramp`, invariant 1."""
+    """The ramp level of each share [C]; FREE_LEVEL for NaN. `exact_ends`: `ramp`'s invariant 1."""
     empty = np.isnan(share)
     filled = np.clip(np.where(empty, 0, share), 0, 1)
     near = np.rint(filled * (LEVELS - 1))
@@ -125,14 +121,14 @@ def levels(share: F32, *, exact_ends: bool = True) -> U8:
 
 
 def log_share(values: F32, low: float, high: float) -> F32:
-    """Where `values` lie between `low` (0) and `high` (1) on a logarithmic scale [N]."""
+    """Maps `values` from `low` (0) to `high` (1) on a logarithmic scale [N]."""
     bounded = np.clip(values, low, high)
     share: F32 = np.log(bounded / np.float32(low)) / np.float32(np.log(high / low))
     return share.astype(np.float32)
 
 
 def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
-    """Which blocks are in `state` (see `words.BLOCK_STATES`) [N]."""
+    """Whether each block is in `state` (see `words.BLOCK_STATES`) [N]."""
     used = (flags & wire.FLAG_USED) != 0
     found: Mask
     if state == "free":

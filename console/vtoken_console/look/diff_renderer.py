@@ -1,8 +1,8 @@
-"""The one place that reaches into Textual's insides: only changed columns go to the terminal.
+"""Sends only changed columns to the terminal. The only module that uses Textual's internals.
 
-Knows no vToken data. Stock Textual sends a changed line from the widget's left edge on, and every
-run of one style with its whole look; over a slow link both cost more than the change itself.
-Invariant: what a terminal shows after such an update equals what it shows after the stock one.
+Stock Textual sends a changed line from the widget's left edge, with a full style for every segment.
+Over a slow connection both cost more than the change itself.
+Invariant: after an update, the terminal shows the same as after Textual's own update.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ def _codes(style: Style, system: ColorSystem) -> tuple[str, str, str]:
 
 
 def encode(segments: Iterable[Segment], system: ColorSystem) -> str:
-    """Text with SGR sequences that say only what differs from the segment before; reset at the end.
+    """Text with SGR sequences for the differences to the previous segment; a reset at the end.
 
-    A blank has no ink, so its colour is left as it was.
+    A blank shows no foreground colour, so it keeps the previous one.
     """
     out: list[str] = []
     now: tuple[str, str, str] = ("", "", "")
     for text, style, _ in segments:
-        want = ("", "", "") if style is None else _codes(style, system)
+        codes = ("", "", "") if style is None else _codes(style, system)
         if style is not None and style.link:
             out.append(RESET + style.render(text, color_system=system))
             now = ("", "", "")
             continue
-        blank = not want[0] and text.isspace()
+        blank = not codes[0] and text.isspace()
         if blank:
-            want = (want[0], now[1], want[2])
-        if want != now:
-            if want[0] != now[0] or (now[1] and not want[1]) or (now[2] and not want[2]):
+            codes = (codes[0], now[1], codes[2])
+        if codes != now:
+            if codes[0] != now[0] or (now[1] and not codes[1]) or (now[2] and not codes[2]):
                 if blank:
-                    want = (want[0], "", want[2])
-                parts = [part for part in ("0" if any(now) else "", *want) if part]
+                    codes = (codes[0], "", codes[2])
+                parts = [part for part in ("0" if any(now) else "", *codes) if part]
             else:
-                parts = [new for old, new in zip(now, want, strict=True) if new != old]
+                parts = [new for old, new in zip(now, codes, strict=True) if new != old]
             out.append(f"\x1b[{';'.join(parts)}m")
-            now = want
+            now = codes
         out.append(text)
     if any(now):
         out.append(RESET)
@@ -92,7 +92,7 @@ class DiffUpdate(ChopsUpdate):
 
 
 class DiffCompositor(Compositor):
-    """Textual's compositor with partial updates of the changed columns only."""
+    """Textual's compositor, whose partial updates hold the changed columns only."""
 
     def render_partial_update(self) -> DiffUpdate | None:
         update = super().render_partial_update()
@@ -102,5 +102,5 @@ class DiffCompositor(Compositor):
 
 
 def set_color_system(app: App[Any], system: ColorSystem) -> None:
-    """How many colours `app` sends to its terminal from now on."""
+    """Sets how many colours `app` sends to its terminal."""
     app.console._color_system = system

@@ -1,7 +1,7 @@
-"""Text as lines of a width, piece by piece: which token is where.
+"""Wraps text token by token and records the position of every token.
 
-Knows no widget. Lines break at blanks; a word longer than a line is cut. What has been laid out
-stays where it is when more comes, but for the last word, which may move to a new line.
+Lines break at blanks; a word longer than a line is split. Later tokens never change earlier lines,
+except that the last word may move to a new line.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import unicodedata
 
 from rich.cells import cell_len
 
-Piece = tuple[int, str]  # a token, and characters of it that are together in one line
+Piece = tuple[int, str]  # a token and consecutive characters of it in one line
 
 NEWLINE = "↵"
 _PARTS = re.compile(r"\n| +|[^ \n]+")
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would act upon; line breaks stay.
+    """`text` without characters that a terminal interprets; line breaks stay.
 
-    Control characters become pictures, blanks of all kinds a blank, and invisible ones (joiners,
-    marks of direction) are left out.
+    Control characters become their Unicode control pictures, all blanks become a space, and
+    invisible characters (joiners, direction marks) are removed.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -40,23 +40,23 @@ def _printable(char: str) -> str:
 
 
 class Flow:
-    """`lines` of at most `width` columns; `line_of`: by token, the line that it begins in."""
+    """`lines` of at most `width` columns; `line_of[token]`: the line in which a token begins."""
 
     def __init__(self, width: int) -> None:
         self.width = max(2, width)  # a character may be two columns wide
         self.lines: list[list[Piece]] = [[]]
         self.line_of: list[int] = []
-        self._column = 0  # behind the last line's last character
-        self._word = 0  # pieces of the last line before its last word
+        self._column = 0  # after the last line's last character
+        self._word = 0  # number of pieces in the last line before its last word
         self._word_width = 0
         self._begun = False  # whether the newest token has a piece
 
     def __len__(self) -> int:
-        """Tokens so far."""
+        """The number of tokens so far."""
         return len(self.line_of)
 
     def add(self, text: str) -> None:
-        """The next token's characters, as `printable` returns them."""
+        """Appends the next token's text, as returned by `printable`."""
         self.line_of.append(len(self.lines) - 1)
         self._begun = False
         for part in _PARTS.findall(text):
@@ -103,7 +103,7 @@ class Flow:
         self._column = self._word = self._word_width = 0
 
     def _move_word(self) -> None:
-        """The last word goes to a line of its own."""
+        """Moves the last word to a new line."""
         stays, moves = self.lines[-1][: self._word], self.lines[-1][self._word :]
         width = self._word_width
         self.lines[-1] = stays
@@ -116,7 +116,7 @@ class Flow:
                 self.line_of[token] = len(self.lines) - 1
 
     def token_at(self, line: int, column: int) -> int | None:
-        """The token at a place, or the nearest one before it in the line; None: an empty line."""
+        """The token at a position, or the nearest before it in the line; None for an empty line."""
         if not 0 <= line < len(self.lines):
             return None
         found = None

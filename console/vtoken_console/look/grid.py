@@ -1,6 +1,6 @@
-"""Where blocks lie on the screen: cells in rows, at four depths of zoom.
+"""The layout of the heatmap: blocks to cells in rows, at three zoom levels.
 
-Knows neither blocks' contents nor widgets. Needs no numpy, so that the first frame may ask.
+Does not import numpy, so the first frame can use it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import IntEnum
 
 
 class Zoom(IntEnum):
-    """How near: the pool as a whole, a part of it, a cell of figures for each block.
+    """The zoom level: the entire pool, a part of it, or one cell with numbers for each block.
 
-    Behind BLOCKS come the slots, on a page of their own.
+    The slots of a block are on a separate page.
     """
 
     POOL = 0
@@ -23,7 +23,7 @@ class Zoom(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How C cells of `cell_width` x `cell_height` columns and lines fill a widget, row by row."""
+    """Rows of C cells, each `cell_width` columns x `cell_height` lines."""
 
     num_blocks: int
     per_cell: int
@@ -54,7 +54,7 @@ class Grid:
         return block // self.per_cell // self.columns
 
     def cell_at(self, x: int, y: int) -> int | None:
-        """The cell under column x, line y, or None outside the map."""
+        """The cell at column x, line y; None outside the map."""
         column, row = x // self.cell_width, y // self.cell_height
         cell = row * self.columns + column
         if x < 0 or y < 0 or column >= self.columns or cell >= self.num_cells:
@@ -62,7 +62,7 @@ class Grid:
         return cell
 
     def blocks_of(self, cell: int) -> range:
-        """The block ids that `cell` stands for."""
+        """The block ids of `cell`."""
         first = cell * self.per_cell
         return range(first, min(first + self.per_cell, self.num_blocks))
 
@@ -72,16 +72,16 @@ class Grid:
         return range(min(first * per_row, self.num_blocks), min(last * per_row, self.num_blocks))
 
 
-MAX_ASPECT = 4  # columns of a cell for each of its lines; 2 is a square on most screens
+MAX_ASPECT = 4  # columns per line of a cell; 2 is a square on most screens
 
 
 def fit_pool(
     num_blocks: int, width: int, height: int, *, min_cell_width: int = 1, text_columns: int = 1
 ) -> Grid:
-    """The grid that shows all blocks in width x height with the fewest blocks a cell.
+    """The grid that shows all blocks in width x height with the fewest blocks per cell.
 
-    A pool smaller than the widget gets the cells that cover most of it, of at most MAX_ASPECT
-    columns and at least one column a line. Cells of `text_columns` or more come before larger ones.
+    A pool smaller than the widget gets the largest cells that fit, with 1 to MAX_ASPECT columns per
+    line. A cell of at least `text_columns` is preferred to a larger one without.
     """
     width, height = max(width, min_cell_width), max(height, 1)
     num_blocks = max(num_blocks, 1)
@@ -101,7 +101,7 @@ def fit_pool(
 
 
 def fit_blocks(num_blocks: int, width: int, block_size: int) -> Grid:
-    """One cell a block: its live count and one mark; as many rows as it takes."""
+    """One cell per block, with its live count and one mark; as many rows as needed."""
     cell_width = text_width(block_size)
     return Grid(max(num_blocks, 1), 1, max(1, width // cell_width), cell_width, 1)
 
@@ -109,7 +109,7 @@ def fit_blocks(num_blocks: int, width: int, block_size: int) -> Grid:
 def fit_region(
     num_blocks: int, width: int, height: int, block_size: int, *, min_cell_width: int = 1
 ) -> Grid:
-    """Halfway, by area, between the whole pool and the single blocks; with marks where one fits."""
+    """Halfway, by area, between the pool and single blocks; with marks if a cell is one block."""
     pool = fit_pool(num_blocks, width, height, min_cell_width=min_cell_width)
     blocks = fit_blocks(num_blocks, width, block_size)
     in_sight = max(1, blocks.columns * max(height, 1))
@@ -124,12 +124,12 @@ def fit_region(
 
 
 def text_width(block_size: int) -> int:
-    """Columns of a cell with its live count, one mark and a gap."""
+    """Columns of a cell with a live count, one mark and a gap."""
     return len(str(block_size)) + 2
 
 
 def has_ids(grid: Grid, block_size: int) -> bool:
-    """Whether a cell has room for its block's id on a line above its live count."""
+    """Whether a cell fits its block's id on a line above its live count."""
     columns = max(text_width(block_size), text_width(grid.num_blocks - 1))
     return grid.per_cell == 1 and grid.cell_height > 1 and grid.cell_width >= columns
 
@@ -143,7 +143,7 @@ def fit(
     *,
     min_cell_width: int = 1,
 ) -> Grid:
-    """The grid of one depth of zoom in a widget of width x height."""
+    """The grid of one zoom level in a widget of width x height."""
     if zoom is Zoom.BLOCKS:
         return fit_blocks(num_blocks, width, block_size)
     if zoom is Zoom.REGION:
@@ -158,7 +158,7 @@ def fit(
 
 
 def next_zoom(zoom: Zoom, pool: Grid, block_size: int) -> Zoom | None:
-    """One step nearer; None where the next are the slots. A step that shows no more is left out."""
+    """The next zoom level that shows more; None if the next is a block's slots."""
     if zoom is Zoom.POOL:
         if pool.per_cell > 1:
             return Zoom.REGION
@@ -168,8 +168,8 @@ def next_zoom(zoom: Zoom, pool: Grid, block_size: int) -> Zoom | None:
     return Zoom.BLOCKS if zoom is Zoom.REGION else None
 
 
-def last_zoom(zoom: Zoom, pool: Grid) -> Zoom:
-    """One step back; the pool stays where it is."""
+def previous_zoom(zoom: Zoom, pool: Grid) -> Zoom:
+    """The previous zoom level; POOL for POOL."""
     if zoom is Zoom.BLOCKS and pool.per_cell > 1:
         return Zoom.REGION
     return Zoom.POOL

@@ -1,8 +1,8 @@
-"""The shared table of styles: every look on the screen, made once.
+"""The shared table of styles, each created once.
 
-Knows no data. One meaning a colour; each is repeated by a glyph or a word where it is used. The
-colours here are those of the dark theme, and the names of the roles: `themes` says, when a line is
-drawn, which colour a role has in the theme in force.
+Each colour has one meaning, repeated by a glyph or a word where it is used. The colours here are
+those of the dark theme and also identify the roles: `themes` maps each role to its colour in the
+current theme when a line is drawn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from rich.style import Style
 
-Paragraph = tuple[str, Style]  # text to be wrapped, and its look
+Paragraph = tuple[str, Style]  # text to wrap, and its style
 
 BACKGROUND = "#0d1117"
 BAR_BACKGROUND = "#161b22"  # header, key bar
@@ -19,7 +19,7 @@ NOTICE_BACKGROUND = "#1c2128"
 SELECTED_BACKGROUND = "#1c2a3f"
 CURSOR_BACKGROUND = "#1f6feb"
 BORDER = "#30363d"
-FOCUS = "#58a6ff"  # the border of the panel that has the keys
+FOCUS = "#58a6ff"  # the border of the focused panel
 STRONG = "#f0f6fc"
 TEXT = "#d0d7de"
 MUTED = "#9ea7b3"
@@ -30,7 +30,7 @@ WARN = "#ffb454"
 BAD = "#ff7b54"
 DEAD = "#c9975a"  # a dead token, as text
 BAR = "#5b8fc9"  # an amount, in charts and bars
-THETA = "#e3b3ff"  # the threshold, wherever it is drawn
+THETA = "#e3b3ff"  # a threshold
 
 
 @lru_cache(maxsize=4096)
@@ -42,7 +42,7 @@ def style(
     strike: bool = False,
     underline: bool = False,
 ) -> Style:
-    """The style of these colours, the same object every time."""
+    """The style of these colours; the same arguments return the same object."""
     return Style(
         color=color,
         bgcolor=background,
@@ -68,7 +68,7 @@ CURSOR_CELL_STYLE = style("#000000", STRONG, bold=True)  # a cell of a map
 BLURRED_CELL_STYLE = style("#000000", MUTED, bold=True)
 SELECTED_STYLE = style(TEXT, SELECTED_BACKGROUND)
 
-EVENT_LOOK: dict[str, tuple[str, Style]] = {
+EVENT_STYLES: dict[str, tuple[str, Style]] = {
     "relocation": ("»", KEY_INK),
     "config": ("▲", style(THETA)),
     "deferred": ("!", WARN_STYLE),

@@ -1,8 +1,8 @@
-"""Colour and glyph ramps: how a share of live slots becomes a look.
+"""Colour and glyph ramps: they map a share of live slots to one of LEVELS colours or glyphs.
 
-Knows no widget and no numpy. A ramp has LEVELS looks. Invariants:
-1. level 0 means exactly nothing live, level LEVELS - 1 means exactly everything live
-2. relative luminance is strictly monotonic along every colour ramp, so that no reader needs hue
+Does not import numpy. Invariants:
+1. level 0 means that no slot is live, level LEVELS - 1 that all are
+2. relative luminance is strictly monotonic along every colour ramp, so that hue is redundant
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEVELS = 17
+FREE_LEVEL = LEVELS  # the level of a cell that holds free blocks only
+DIM_LEVEL = LEVELS + 1  # the level of a cell whose blocks are hidden by a filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +23,6 @@ class Ramp:
     colors: tuple[str, ...]
     glyphs: str
     free_color: str = "#161b22"
-
-
-def level_of(share: float) -> int:
-    """The level of a share 0..1; the two ends are kept for the two exact values."""
-    if share <= 0:
-        return 0
-    if share >= 1:
-        return LEVELS - 1
-    return min(LEVELS - 2, max(1, round(share * (LEVELS - 1))))
 
 
 def _rgb(color: str) -> tuple[int, int, int]:
@@ -46,12 +39,12 @@ def luminance(color: str) -> float:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever reads better on `color`."""
+    """Black or white, whichever has more contrast on `color`."""
     return "#000000" if luminance(color) > 0.18 else "#ffffff"
 
 
 def mix(color: str, other: str, share: float) -> str:
-    """`color` with `share` (0..1) of `other` in it."""
+    """`color` blended with `share` (0..1) of `other`."""
     mixed = (round(a + (b - a) * share) for a, b in zip(_rgb(color), _rgb(other), strict=True))
     return "#{:02x}{:02x}{:02x}".format(*mixed)
 
@@ -69,11 +62,11 @@ _SHADES = "·░░░░░░▒▒▒▒▒▓▓▓▓█"
 _ASCII = ".:::---===+++***#"
 
 _SUMMARIES = {
-    "amber-blue": "waste glows amber, full blocks are calm blue",
-    "cividis": "blue to yellow, made for colour-blind readers",
-    "grey": "from one grey to another",
-    "age": "fresh to old",
-    "heat": "calm to busy",
+    "amber-blue": "waste is amber, full blocks are blue",
+    "cividis": "blue to yellow, for colour-blind readers",
+    "grey": "shades of grey",
+    "age": "new to old",
+    "heat": "idle to busy",
 }
 _ANCHORS: dict[tuple[str, bool], tuple[str, ...]] = {  # (name, on a dark background)
     ("amber-blue", True): ("#ffd166", "#f2a541", "#b98a6a", "#6f82a0", "#2f6fb5"),
@@ -87,7 +80,7 @@ _ANCHORS: dict[tuple[str, bool], tuple[str, ...]] = {  # (name, on a dark backgr
     ("age", False): ("#12306b", "#2a6f97", "#4fa095", "#93c08a", "#d3dd9c"),
     ("heat", False): ("#b9c9de", "#d0917c", "#c4553f", "#8e1f4a", "#3c0d52"),
 }
-# The same ramps in the 256 colours of a terminal: nearest by CIELAB, luminance strictly monotonic.
+# The same ramps in a terminal's 256 colours: nearest in CIELAB, luminance strictly monotonic.
 # fmt: off
 _NUMBERS: dict[tuple[str, bool], tuple[int, ...]] = {
     ("amber-blue", True): (
@@ -116,7 +109,7 @@ _CUBE = (0, 95, 135, 175, 215, 255)
 
 
 def of_number(number: int) -> str:
-    """A colour #rrggbb that Rich sends as number 16..255 to a terminal of 256 colours."""
+    """The colour #rrggbb that Rich sends as number 16..255 to a terminal of 256 colours."""
     if number >= 232:
         grey = round((number - 231) / 25 * 255)
         return f"#{grey:02x}{grey:02x}{grey:02x}"
@@ -135,12 +128,11 @@ def _colour_ramp(name: str, *, dark: bool, numbered: bool) -> Ramp:
 
 
 def ramps(*, dark: bool = True, numbered: bool = False) -> dict[str, Ramp]:
-    """Every ramp by name, for a dark or a light background; `numbered`: of 256 colours."""
+    """Every ramp by name, for a dark or a light background; `numbered`: from 256 colours."""
     found = [_colour_ramp(name, dark=dark, numbered=numbered) for name in _SUMMARIES]
     found.append(Ramp("shade", "glyphs, no colour", (), _SHADES))
     found.append(Ramp("ascii", "ASCII glyphs, no colour", (), _ASCII))
     return {ramp.name: ramp for ramp in found}
 
 
-RAMPS = ramps()
 CHOICES = ("amber-blue", "cividis", "grey", "shade", "ascii")  # for utilisation

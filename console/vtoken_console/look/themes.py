@@ -1,9 +1,9 @@
-"""Which colour each role of `palette` has: dark or light, and how many colours the terminal shows.
+"""Themes: the colour of each role of `palette`, dark or light, at each colour depth.
 
-Knows no widget. A line is made of `palette`'s styles; `Theme.resolve` gives each its colours when
-the line is drawn, so that a theme can change while the console runs. Invariants, held by tests:
-1. text on every background it is drawn on has a contrast of 4.5 or more (WCAG 2, AA)
-2. the colours of a theme are those that a terminal of its depth shows, so ramps stay monotonic
+Lines are built with `palette`'s styles; `Theme.resolve` maps them to the theme's colours when the
+line is drawn, so the theme can change at run time. Invariants, checked by tests:
+1. text has a contrast of at least 4.5 on every background it is drawn on (WCAG 2, AA)
+2. a theme only has colours that a terminal of its depth can show, so ramps stay monotonic
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SYSTEMS = {
     "16": ColorSystem.STANDARD,
 }
 
-_INKS = ("STRONG", "TEXT", "MUTED", "FAINT", "KEY", "GOOD", "WARN", "BAD", "DEAD", "THETA")
+
 _LIGHT = {
     "BACKGROUND": "#ffffff",
     "BAR_BACKGROUND": "#eaeef2",
@@ -50,7 +50,7 @@ _LIGHT = {
     "BAR": "#4f86c6",
     "THETA": "#7a35b8",
 }
-# The sixteen colours of a terminal, as Rich knows them.
+# The 16 colours of a terminal, as Rich defines them.
 _SIXTEEN = {
     "dark": {
         "BACKGROUND": "#000000",
@@ -93,13 +93,12 @@ _SIXTEEN = {
         "THETA": "#aa00aa",
     },
 }
-_HUES: dict[
-    str, tuple[str, ...]
-] = {  # of owners; seven, so that hue and letter (26) together tell 182 requests apart
+# Of owners: 7 hues and 26 letters together distinguish 182 requests.
+_HUES: dict[str, tuple[str, ...]] = {
     "dark": ("#4e9fd8", "#e0a03c", "#5fb87c", "#d96c8a", "#a58ae0", "#c9c254", "#4fc4c0"),
     "light": ("#1f6fb0", "#a85f00", "#1d7f4e", "#b23a5e", "#6b4fc0", "#77731a", "#0f7f80"),
 }
-# Of 256: roles whose nearest colour has a hue or a contrast that it must not have.
+# Of 256 colours: roles whose nearest colour has a wrong hue or too little contrast.
 _ROLE_NUMBERS = {
     "dark": {"BAR_BACKGROUND": 234, "NOTICE_BACKGROUND": 234, "BORDER": 239},
     "light": {"BAR_BACKGROUND": 255, "NOTICE_BACKGROUND": 254, "BORDER": 250, "THETA": 91},
@@ -113,7 +112,7 @@ _HUE_NUMBERS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Theme:
-    """`roles`: palette's colour of a role -> the colour here. `hues` [7]: of owners."""
+    """`roles`: a role's colour in `palette` -> its colour in this theme. `hues` [7]: of owners."""
 
     name: str
     depth: str
@@ -128,15 +127,19 @@ class Theme:
 
     @property
     def dim(self) -> str:
-        """The background of what a filter hides."""
+        """The background of cells that a filter hides."""
         return self.roles[palette.BAR_BACKGROUND]
 
     def color(self, role: str) -> str:
-        """The colour of one of palette's colours."""
+        """The colour of a role in this theme."""
         return self.roles.get(role, role)
 
+    def hue(self, number: int) -> str:
+        """The colour of owner or kind `number`, from 1."""
+        return self.hues[(number - 1) % len(self.hues)]
+
     def resolve(self, style: Style) -> Style:
-        """`style` with the colours that its roles have here."""
+        """`style` with the theme's colours."""
         known = self._known.get(style)
         if known is None:
             ink = _hex(style.color)
@@ -149,7 +152,7 @@ class Theme:
         return known
 
     def for_textual(self) -> TextualTheme:
-        """The same roles as variables of Textual's style sheets: `$vt-border` and so on."""
+        """The roles as variables of Textual's style sheets: `$vt-border` and so on."""
         of = {name.lower().replace("_", "-"): self.color(role) for name, role in _roles().items()}
         return TextualTheme(
             name=self.full_name,
@@ -173,20 +176,20 @@ def _hex(color: Color | None) -> str:
 
 
 def _roles() -> dict[str, str]:
-    """Role -> its colour in `palette`."""
+    """Role name -> its colour in `palette`."""
     return {name: getattr(palette, name) for name in _LIGHT}
 
 
 @lru_cache(maxsize=512)
 def nearest_number(color: str) -> str:
-    """`color` as one that a terminal of 256 colours shows."""
+    """The nearest of 256 terminal colours."""
     number = Color.parse(color).downgrade(ColorSystem.EIGHT_BIT).number
     return of_number(number) if number is not None and number >= 16 else color
 
 
 @lru_cache(maxsize=8)
 def theme(name: str, depth: str) -> Theme:
-    """One of NAMES in one of DEPTHS."""
+    """The theme `name` (one of NAMES) at `depth` (one of DEPTHS)."""
     dark = name == "dark"
     roles = {role: role if dark else _LIGHT[key] for key, role in _roles().items()}
     hues = _HUES[name]
@@ -207,10 +210,7 @@ def theme(name: str, depth: str) -> Theme:
 
 @lru_cache(maxsize=8)
 def score_shades(current: Theme) -> tuple[str, ...]:
-    """Backgrounds of text from the lowest score to the highest; none where sixteen colours are all.
-
-    Text stays readable on all of them.
-    """
+    """Backgrounds of text from the lowest to the highest score; empty for 16 colours."""
     if current.depth == "16":
         return ()
     if current.depth == "256":
@@ -220,22 +220,22 @@ def score_shades(current: Theme) -> tuple[str, ...]:
 
 
 def choices(current: Theme) -> tuple[str, ...]:
-    """The ramps of utilisation that differ in this theme."""
+    """The ramps of utilisation that this theme distinguishes."""
     return ("shade", "ascii") if current.depth == "16" else CHOICES
 
 
 def guess_name(environ: Mapping[str, str] | None = None) -> str:
-    """Dark or light by COLORFGBG, which some terminals set; dark when nothing is known."""
-    said = (os.environ if environ is None else environ).get("COLORFGBG", "")
-    return "light" if said.rpartition(";")[2] in ("7", "15") else "dark"
+    """Dark or light by COLORFGBG, which some terminals set; dark by default."""
+    value = (os.environ if environ is None else environ).get("COLORFGBG", "")
+    return "light" if value.rpartition(";")[2] in ("7", "15") else "dark"
 
 
 def guess_depth(environ: Mapping[str, str] | None = None) -> str:
-    """How many colours the terminal shows, by COLORTERM and TERM."""
-    said = os.environ if environ is None else environ
-    if said.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
+    """The terminal's colour depth by COLORTERM and TERM."""
+    environ = os.environ if environ is None else environ
+    if environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
-    kind = said.get("TERM", "").strip().lower()
+    kind = environ.get("TERM", "").strip().lower()
     if kind.endswith(("-direct", "-truecolor")) or kind in ("xterm-kitty", "alacritty"):
         return "truecolor"
     return "256" if "256color" in kind else "16"

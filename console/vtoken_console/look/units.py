@@ -1,6 +1,6 @@
-"""Numbers as text with units, at a fixed width, so that nothing on the screen jumps.
+"""Formats numbers with units at a fixed width, so that the layout is stable.
 
-Knows no widget. Every function returns plain text; `width` pads on the left and never cuts.
+Every function returns plain text; `width` pads on the left and never truncates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def data_size(num_bytes: float, width: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A waiting time for people: 8 s, 2 min 05 s, 3 h 12 min."""
+    """A duration: 8 s, 2 min 05 s, 3 h 12 min."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -55,7 +55,7 @@ def age(seconds: float) -> str:
 
 
 def latency(ms: float | None, width: int = 7) -> str:
-    """A latency in seven columns: `8.4 ms`, `412 ms`, `1.24 s`; a dash where none was measured."""
+    """A latency in seven columns: `8.4 ms`, `412 ms`, `1.24 s`; a dash for None."""
     if ms is None:
         return "–".rjust(width)
     if ms < 999.5:
@@ -65,12 +65,12 @@ def latency(ms: float | None, width: int = 7) -> str:
 
 
 def percent(ratio: float | None, width: int = 6) -> str:
-    """A share in six columns: ` 12.3%`; a dash where it is not known."""
+    """A share in six columns: ` 12.3%`; a dash for None."""
     return ("–" if ratio is None else f"{ratio * 100:.1f}%").rjust(width)
 
 
 def nats(value: float | None, width: int = 6) -> str:
-    """A difference of log-probabilities: ` 0.132`; a dash where it is not known."""
+    """A difference of log-probabilities: ` 0.132`; a dash for None."""
     return ("–" if value is None else f"{value:.3f}").rjust(width)
 
 
@@ -80,7 +80,7 @@ def clock(ts: float) -> str:
 
 
 def short_id(request_id: str, width: int) -> str:
-    """A request's id in at most `width` columns: what tells it from others, not its prefix."""
+    """A request's id in at most `width` columns, without its common prefix if too long."""
     if len(request_id) <= width:
         return request_id
     _, dash, rest = request_id.partition("-")
@@ -88,7 +88,7 @@ def short_id(request_id: str, width: int) -> str:
 
 
 def fit(text: str, width: int, *, ellipsis: str = "…") -> str:
-    """`text` cut or padded to exactly `width` columns; a cut is marked."""
+    """`text` truncated with `ellipsis`, or padded, to exactly `width` columns."""
     if width <= 0:
         return ""
     if len(text) <= width:

@@ -1,4 +1,4 @@
-"""Configuration values, and changes of them, as short pieces of text. Knows no field by name."""
+"""Formats configuration values and changes as short text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def change_text(changes: dict[str, list[Any]]) -> str:
-    """Changes in words: theta_f 0.4 → 0.25, planner pack → plug."""
+    """Changes as text: theta_f 0.4 → 0.25, planner pack → plug."""
     return ", ".join(
         f"{name} {value_text(old)} → {value_text(new)}" for name, (old, new) in changes.items()
     )
 
 
 def value_text(value: Any) -> str:
-    """A configuration value in one short piece of text."""
+    """A configuration value as short text."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,7 +1,6 @@
-"""The states of blocks and requests as words, in the order in which they are told.
+"""The names of block and request states, in display order, with their meaning for a block.
 
-Knows neither numpy nor widgets. What each means for a block of S slots stands beside it;
-`cells.in_state` is the same as code.
+`cells.in_state` implements the block states.
 """
 
 from __future__ import annotations
@@ -9,11 +8,24 @@ from __future__ import annotations
 BLOCK_STATES: dict[str, str] = {
     "free": "held by no request",
     "live": "holds a live token",
-    "dead": "a slot behind its last token excepted, some slot holds nothing live",
-    "low": "at most half live: what a planning round empties first",
+    "dead": "some slot holds nothing live; the slots after a tail's last token do not count",
+    "low": "at most half live: a planning round empties these first",
     "shared": "held by two requests or more",
     "hashed": "in the prefix cache: never written",
     "flight": "source or destination of a move of the newest step",
     "tail": "the block that its request appends to",
 }
 REQUEST_STATES = ("running", "waiting", "preempted")
+
+
+def flag_words(flags: int) -> list[str]:
+    """The names of a block's flags, those that pin it first."""
+    from vtoken import wire  # here, to keep the first frame fast
+
+    names = (
+        (wire.FLAG_SHARED, "shared"),
+        (wire.FLAG_HASHED, "hashed"),
+        (wire.FLAG_IN_FLIGHT, "in flight"),
+        (wire.FLAG_TAIL, "tail"),
+    )
+    return [word for bit, word in names if flags & bit]

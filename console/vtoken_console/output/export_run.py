@@ -1,6 +1,6 @@
-"""`vtoken console --export FILE`: the console without a terminal, for one picture or document.
+"""`vtoken console --export FILE`: exports one image or document without a terminal.
 
-Runs the real application, headless, until it has data, and writes what it shows.
+Runs the real application headless until it has data, then writes what it shows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SETTLE_S = 1.2  # for panels that are drawn once a second
 
 
 class ExportError(Exception):
-    """Nothing was written; the message says why."""
+    """The export failed; the message gives the reason. No file was written."""
 
 
 def run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]:
-    """Writes `path`, of the kind that its ending names; CSV is three files. Raises ExportError."""
+    """Writes `path` in the format of its suffix; CSV is three files. Raises ExportError."""
     if path.suffix.removeprefix(".") not in KINDS:
         known = ", ".join(f".{kind}" for kind in KINDS)
-        raise ExportError(f"{path}: the ending must be one of {known}")
+        raise ExportError(f"{path}: the suffix must be one of {known}")
     return asyncio.run(_run(app, path, size))
 
 
@@ -40,7 +40,7 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
                     f"no data from {app.session.url} within {DATA_TIMEOUT_S:g} s: {why}"
                 )
             await pilot.pause(0.05)
-        app.tick()  # what a first frame looks up is gone once the application is left
+        app.tick()  # the first frame needs the application to be running
         if problem := app.source.replay and app.source.replay.note:
             raise ExportError(problem)
         await pilot.pause(SETTLE_S)
@@ -55,7 +55,7 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
 
 
 def _write(path: Path, name: str, data: bytes, num_files: int) -> Path:
-    """One file; of several, each keeps the part of its name that tells it from the others."""
+    """Writes one file. With several files, each appends its table's name to the stem."""
     if num_files > 1:
         path = path.with_name(f"{path.stem}-{name.rpartition('-')[2]}")
     with path.open("xb") as file:

@@ -1,4 +1,4 @@
-"""Pictures of a live console without a terminal: the real app, headless, on a real server.
+"""Takes screenshots of the real application, headless, connected to a running server.
 
 `python -m vtoken_console.output.screenshot --url URL --out DIR [--size 120x36] [--views pool,…]`
 writes an SVG for each view, and a PNG where resvg-py and a monospaced font are installed. The view
@@ -26,8 +26,8 @@ from vtoken_console.output import animation
 from vtoken_console.output.screenshot_scenarios import SCENARIOS, Scenario
 from vtoken_console.widgets.heatmap.colouring import Mode
 
-TIMEOUT_S = 30.0  # for the first data
-REPLAY_S = 120  # how much of the flight recorder is played
+TIMEOUT_S = 30.0  # until the first data
+REPLAY_S = 120  # length of the flight recording that is replayed
 TOUR = "tour"
 VIEWS = (*SCENARIOS, TOUR)
 
@@ -42,9 +42,9 @@ async def take(
     settle_s: float = 3.0,
     ascii_only: bool = False,
 ) -> list[Path]:
-    """Writes `out`/console-VIEW.svg (and .png), each at its own size unless one is given.
+    """Writes `out`/console-VIEW.svg (and .png), each at its scenario's size unless `size` is given.
 
-    Raises TimeoutError when no data comes.
+    Raises TimeoutError if no data arrives.
     """
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -91,7 +91,7 @@ async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
 
 
 async def _flight(url: str, token: str | None, folder: Path) -> Path:
-    """What the server's flight recorder holds, as a file."""
+    """Downloads the server's flight recording into `folder`."""
     from vtoken.client import AsyncClient, Server
 
     client = AsyncClient(Server(url, token))
@@ -106,10 +106,10 @@ async def _flight(url: str, token: str | None, folder: Path) -> Path:
 
 async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
     app.dashboard.set_view(scenario.view)
-    if scenario.look in NAMES:
-        app.colours.set_theme(scenario.look, "truecolor")
-    elif scenario.look:
-        app.colours.set_mode(Mode(scenario.look))
+    if scenario.appearance in NAMES:
+        app.colours.set_theme(scenario.appearance, "truecolor")
+    elif scenario.appearance:
+        app.colours.set_mode(Mode(scenario.appearance))
     if scenario.config is not None and app.source is not None:
         await app.source.rest.patch_config(dict(scenario.config))
     target = app.dashboard.query_one(scenario.focus)
@@ -134,7 +134,7 @@ def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
 
 
 async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
-    """The dashboard again, as it was before the scenario."""
+    """Restores the dashboard to its state before the scenario."""
     while app.screen is not app.dashboard:
         await pilot.press("escape")
         await pilot.pause(0.1)
@@ -142,9 +142,9 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
     for _ in range(3):
         app.panels.zoom_out()
     app.dashboard.set_view("all")
-    if scenario.look in NAMES:
+    if scenario.appearance in NAMES:
         app.colours.set_theme("dark", "truecolor")
-    elif scenario.look:
+    elif scenario.appearance:
         app.colours.set_mode(Mode.UTILISATION)
     if scenario.undo:
         await pilot.press("u")
@@ -165,13 +165,13 @@ def parse_size(text: str) -> tuple[int, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m vtoken_console.output.screenshot",
-        description="Write pictures of the console, connected to a running server.",
+        description="Take screenshots of the console, connected to a running server.",
     )
     parser.add_argument("--url", default=os.environ.get("VTOKEN_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--size", type=parse_size, metavar="WxH", help="of every picture")
-    parser.add_argument("--views", default=",".join(VIEWS), help=f"of {','.join(VIEWS)}")
-    parser.add_argument("--settle", type=float, default=3.0, help="seconds to watch first")
+    parser.add_argument("--size", type=parse_size, metavar="WxH", help="size of every screenshot")
+    parser.add_argument("--views", default=",".join(VIEWS), help=f"some of {','.join(VIEWS)}")
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds to wait first")
     parser.add_argument("--ascii", action="store_true")
     args = parser.parse_args(argv)
     views = [v for v in args.views.split(",") if v]

@@ -1,7 +1,7 @@
-"""The scenarios of a tour through the console: what is pressed for each picture, and at which size.
+"""The scenarios of the screenshots: keys to press, panel, terminal size.
 
-Knows no server. A scenario starts from the dashboard with all panels and what it changes is taken
-back after it, so that pictures can be taken in any order.
+A scenario starts from the dashboard with all panels. Its changes are undone afterwards, so
+scenarios can run in any order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`keys` are pressed with `focus` focused; `undo`: the scenario changes the server.
+    """`keys` are pressed with `focus` focused; `undo`: press `u` afterwards.
 
     `config`: a merge patch of the configuration that is applied first.
-    `source`: "live", "guide" for the first minute, "replay" of what the flight recorder holds.
+    `source`: "live", "guide" (guided first minute), or "replay" of the flight recording.
     """
 
     keys: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Scenario:
     undo: bool = False
     config: Mapping[str, Any] | None = None
     source: str = "live"
-    look: str = ""  # a theme or a colour mode, by name
+    appearance: str = ""  # name of a theme or of a colour mode
     view: str = "all"
     settle_s: float = 1.2
 
@@ -40,15 +40,15 @@ TO_EVICTION_S = 15.0
 
 SCENARIOS: dict[str, Scenario] = {
     "pool": Scenario(),
-    "pool-state": Scenario(look="state"),
-    "pool-owner": Scenario(look="owner"),
-    "pool-age": Scenario(look="age"),
-    "pool-churn": Scenario(look="churn"),
-    # The demo's pool is small: there is a region to zoom into only on a small terminal.
+    "pool-state": Scenario(appearance="state"),
+    "pool-owner": Scenario(appearance="owner"),
+    "pool-age": Scenario(appearance="age"),
+    "pool-churn": Scenario(appearance="churn"),
+    # The demo's pool is small: only a small terminal has a region zoom level.
     "region": Scenario(("z",), size=(64, 20)),
     "blocks": Scenario(("z",)),
     "slots": Scenario(("z", "z"), settle_s=2.5),
-    # The shadow is compared at the next eviction of the request.
+    # The shadow policy is compared at the request's next eviction.
     "text": Scenario(
         ("enter",), focus="#requests", config=SHADOW, undo=True, settle_s=TO_EVICTION_S
     ),
@@ -63,7 +63,7 @@ SCENARIOS: dict[str, Scenario] = {
     "events": Scenario(("e",), focus="#events", view="events"),
     "help": Scenario(("question_mark",)),
     "palette": Scenario(("colon",)),
-    "light": Scenario(look="light"),
+    "light": Scenario(appearance="light"),
     "large": Scenario(size=LARGE),
     "small": Scenario(size=SMALL),
     "small-control": Scenario(LOWER_THETA, size=SMALL),

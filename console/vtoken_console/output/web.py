@@ -1,15 +1,14 @@
-"""The console in a browser: textual-serve, each tab with a console process of its own.
+"""Serves the console to browsers with textual-serve; each tab runs its own console process.
 
-Knows textual-serve and processes, no vToken data. It is for this machine alone, and looks without
-touching unless a token was given; then whoever opens it must have the page key (`web_login`), since
-every user of this machine reaches the port.
+The server is for this machine only. Consoles are read-only unless a token is given. With a token,
+a browser must log in with the page key (`web_login`), because every local user can reach the port.
 
-1. It listens on loopback, and answers to loopback names only (no DNS rebinding).
-2. A page of another origin cannot open the websocket.
-3. At most MAX_TABS consoles run; a closed tab ends its own.
-4. No secret is in an address or on a command line: a token is in the environment of the consoles.
-5. Where consoles can act, nothing but the login page and static files is served without a cookie.
-6. Nothing is fetched from another host: fonts and scripts come from here.
+1. The server listens on loopback and accepts loopback host names only (no DNS rebinding).
+2. Pages of other origins cannot open the websocket.
+3. At most MAX_TABS consoles run; closing a tab ends its console.
+4. No secret is in a URL or on a command line; consoles read the token from their environment.
+5. If consoles can act, only the login page and static files are served without a cookie.
+6. The page loads nothing from other hosts: fonts and scripts are served from here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import aiohttp_jinja2
 from aiohttp import web
 from textual_serve.server import Server
 
-from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, say_on_terminal
+from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, print_key
 
 MAX_TABS = 8
 HEADERS = {
@@ -35,14 +34,14 @@ HEADERS = {
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
     "form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # without any, a form says that its origin is null
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send Origin: null for forms
     "Cache-Control": "no-store",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's loopback."""
+    """Whether a host name or address is loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -50,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 class WebConsole(Server):
-    """Serves `command`, once a tab, at http://`host`:`port`."""
+    """Serves http://`host`:`port` and runs `command` once for each tab."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class WebConsole(Server):
         logging.basicConfig(level=logging.WARNING)
 
     async def on_startup(self, app: web.Application) -> None:
-        """Says where it is, once it can be reached."""
+        """Replaces textual-serve's banner; `run` prints the address."""
         del app
 
     async def _make_app(self) -> web.Application:
@@ -89,51 +88,51 @@ class WebConsole(Server):
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Raises 403 for a foreign Host or the page of a foreign origin, 401 without the cookie."""
+        """Raises 403 for a foreign Host or Origin, 401 without the login cookie."""
         host = urlsplit(f"//{request.host}").hostname or ""
         if not is_loopback(host):
-            raise web.HTTPForbidden(text="this console answers to loopback names only\n")
+            raise web.HTTPForbidden(text="this console accepts loopback host names only\n")
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             raise web.HTTPForbidden(text="pages of another site may not open this console\n")
-        open_to_all = request.path in ("/", "/login") or request.path.startswith("/static/")
-        if not open_to_all and not self._is_admitted(request):
-            raise web.HTTPUnauthorized(text="the page key is needed: open / in a browser\n")
+        is_public = request.path in ("/", "/login") or request.path.startswith("/static/")
+        if not is_public and not self._is_admitted(request):
+            raise web.HTTPUnauthorized(text="the page key is required: open / in a browser\n")
         return await handler(request)
 
     def _is_admitted(self, request: web.Request) -> bool:
         return self._gate is None or self._gate.admits(request.cookies.get(self._cookie, ""))
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """The page; its addresses are relative, so that it also works behind a forwarded port."""
+        """The page. Its URLs are relative, so it also works behind a forwarded port."""
         if not self._is_admitted(request):
             return self._page("login.html", request, wrong=False)
         return self._page("app_index.html", request, max_tabs=self.max_tabs)
 
     async def handle_login(self, request: web.Request) -> web.Response:
-        """The page key, typed: a cookie for this browser; raises 303 to the console."""
+        """Exchanges the page key for a cookie and redirects (303) to the console."""
         typed = (await request.post()).get("key", "")
         cookie = None
         if self._gate is not None and isinstance(typed, str):
             cookie = self._gate.open_with(typed)
         if self._gate is not None and cookie is None:
             return self._page("login.html", request, status=403, wrong=True)
-        there = web.Response(status=303, headers={"Location": "/"})
+        redirect = web.Response(status=303, headers={"Location": "/"})
         if cookie is not None:
-            there.set_cookie(self._cookie, cookie, httponly=True, samesite="Strict")
-        return there
+            redirect.set_cookie(self._cookie, cookie, httponly=True, samesite="Strict")
+        return redirect
 
     def _page(
         self, name: str, request: web.Request, status: int = 200, **values: Any
     ) -> web.Response:
-        told = {"title": self.title, **values}
-        page: web.Response = aiohttp_jinja2.render_template(name, request, told, status=status)
+        context = {"title": self.title, **values}
+        page: web.Response = aiohttp_jinja2.render_template(name, request, context, status=status)
         return page
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """One tab; raises 503 when there are too many."""
+        """Serves one tab; raises 503 if `max_tabs` are open."""
         if self.num_tabs >= self.max_tabs:
-            raise web.HTTPServiceUnavailable(text=f"{self.max_tabs} consoles are open already\n")
+            raise web.HTTPServiceUnavailable(text=f"{self.max_tabs} consoles are already open\n")
         self.num_tabs += 1
         try:
             return await super().handle_websocket(request)
@@ -148,15 +147,15 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 def run(
     command: Sequence[str], *, host: str, port: int, token: str | None, can_control: bool
 ) -> int:
-    """Serves until interrupted; raises OSError when the port is taken, or a key cannot be told."""
+    """Serves until interrupted; raises OSError if the port is taken or the key file fails."""
     if token is not None:
         os.environ["VTOKEN_TOKEN"] = token
     file = KeyFile(port) if can_control and not has_terminal() else None
     try:
-        gate = LoginGate(file.write if file else say_on_terminal) if can_control else None
+        gate = LoginGate(file.write if file else print_key) if can_control else None
         server = WebConsole(command, host=host, port=port, gate=gate)
-        what = "can act" if can_control else "read-only"
-        print(f"console at {server.public_url} ({what}); ctrl+c ends it", flush=True)
+        access = "can act" if can_control else "read-only"
+        print(f"console at {server.public_url} ({access}); ctrl+c ends it", flush=True)
         if file is not None:
             print(f"page key, for one browser, in {file.path}", flush=True)
         server.serve()

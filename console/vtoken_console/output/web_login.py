@@ -1,11 +1,9 @@
-"""Who may open a console in a browser that can act: a key typed into a page, then a cookie.
+"""Login of browsers to a web console that can act: a one-time key, then a cookie.
 
-Knows keys and cookies, neither pages nor consoles.
-
-1. A key opens one browser, and is then replaced by another one.
-2. It is told to who started the server: on the terminal, else in a file for this user alone. It is
-   in no address, on no command line and in no log.
-3. Of cookies only hashes are held, MAX_BROWSERS at most; all end with this process.
+1. A key admits one browser and is then replaced.
+2. The key is printed on the terminal, or written to a file that only this user can read. It is
+   never in a URL, on a command line or in a log.
+3. Only hashes of cookies are stored, at most MAX_BROWSERS, in this process's memory.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 MAX_BROWSERS = 16
-LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that looks like another
+LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without look-alikes
 GROUPS, GROUP = 4, 4  # 79 bits
 
 
 class LoginGate:
-    """`tell` is given every new key."""
+    """`on_new_key` is called with every new key."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_new_key: Callable[[str], None]) -> None:
+        self._on_new_key = on_new_key
         self._key = ""
         self._cookies: deque[bytes] = deque(maxlen=MAX_BROWSERS)
         self._renew()
@@ -35,10 +33,10 @@ class LoginGate:
     def _renew(self) -> None:
         groups = ("".join(secrets.choice(LETTERS) for _ in range(GROUP)) for _ in range(GROUPS))
         self._key = "-".join(groups)
-        self._tell(self._key)
+        self._on_new_key(self._key)
 
     def open_with(self, typed: str) -> str | None:
-        """The cookie of a browser that was given the key, which is used up by that; else None."""
+        """Uses up the key and returns a cookie; None if `typed` is not the key."""
         plain = typed.strip().lower().replace("-", "").replace(" ", "")
         if not secrets.compare_digest(_digest(plain), _digest(self._key.replace("-", ""))):
             return None
@@ -48,13 +46,12 @@ class LoginGate:
         return cookie
 
     def admits(self, cookie: str) -> bool:
-        """Whether this is the cookie of a browser that was given a key."""
-        shown = _digest(cookie)
-        return shown in self._cookies  # hashes: how long it takes tells nothing of a cookie
+        """Whether the cookie belongs to a browser that has logged in."""
+        return _digest(cookie) in self._cookies  # of hashes: comparison time reveals no cookie
 
 
 class KeyFile:
-    """Where a key is told when there is no terminal: `path`, mode 0600, gone with `close`."""
+    """Stores the key at `path`, mode 0600, if there is no terminal; `close` removes it."""
 
     def __init__(self, port: int) -> None:
         base = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -62,7 +59,7 @@ class KeyFile:
         self.path = folder / "vtoken" / f"console-{port}-{os.getpid()}.key"
 
     def write(self, key: str) -> None:
-        """Replace what stands there; raises OSError."""
+        """Replaces the file atomically; raises OSError."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         new.unlink(missing_ok=True)
@@ -75,13 +72,13 @@ class KeyFile:
         self.path.unlink(missing_ok=True)
 
 
-def say_on_terminal(key: str) -> None:
-    """Tell the key to who looks at this terminal."""
+def print_key(key: str) -> None:
+    """Prints the key on the terminal."""
     print(f"page key, for one browser: {key}", flush=True)
 
 
 def has_terminal() -> bool:
-    """Whether somebody looks at what is printed, and nothing keeps it."""
+    """Whether stdout is a terminal, so that nothing stores what is printed."""
     return sys.stdout.isatty()
 
 

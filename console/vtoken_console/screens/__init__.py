@@ -1,1 +1,1 @@
-"""The pages that open over the main screen."""
+"""The main screen and the pages above it."""

@@ -1,4 +1,4 @@
-"""The page of one block: its owners, why it may not be written, its slots and its history."""
+"""The page of one block: owners, why it is pinned, slots and history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFRESH_S = 0.5
 
 
 class BlockScreen(ModalScreen[None]):
-    """`open_owner` shows a request's page in the place of this one."""
+    """`open_owner` replaces this page with a request's page."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,Z,backspace,z", "dismiss", show=False),
@@ -44,16 +44,16 @@ class BlockScreen(ModalScreen[None]):
         yield self._page
 
     def on_mount(self) -> None:
-        self.set_interval(REFRESH_S, self._ask)
-        self._ask()
+        self.set_interval(REFRESH_S, self._query)
+        self._query()
         self.add_class("-composed")
 
     def show(self, view: View) -> None:
         keys = "left/right next block   enter open owner   esc close"
-        self._page.entitle(f"block {self._page.block:,}", keys)
+        self._page.set_titles(f"block {self._page.block:,}", keys)
         self._page.show(view)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         self.run_worker(self._load(self._page.block), exclusive=True)
 
     async def _load(self, block_id: int) -> None:
@@ -67,7 +67,7 @@ class BlockScreen(ModalScreen[None]):
     def action_go(self, by: int) -> None:
         self._page.block = (self._page.block + by) % max(1, self._source.feed.model.num_blocks)
         self._page.redraw()
-        self._ask()
+        self._query()
 
     async def action_owner(self) -> None:
         detail = self._page.detail

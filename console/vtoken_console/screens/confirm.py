@@ -1,4 +1,4 @@
-"""Asks before a change that undo does not bring back; says on which host; Cancel has the focus."""
+"""The confirmation dialog of an irreversible change. It names the host; Cancel has the focus."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from textual.widgets import Button
 
 from vtoken_console.frame.view import View
 from vtoken_console.look.palette import Paragraph
-from vtoken_console.widgets.lines import as_shown
+from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Answers whether to go on; every way out but the second button is no."""
+    """Returns whether to proceed: True from the second button only."""
 
     AUTO_FOCUS = "#cancel"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -36,14 +36,14 @@ class ConfirmScreen(ModalScreen[bool]):
         with Vertical(id="confirm", classes="page") as page:
             page.border_title = "this cannot be undone"
             subtitle = "←→ choose   enter do it   esc cancel"
-            page.border_subtitle = as_shown(self, subtitle)
+            page.border_subtitle = terminal_text(self, subtitle)
             yield self._text
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)
                 yield Button(self._verb, id="proceed", compact=True, variant="warning")
 
     def on_mount(self) -> None:
-        self._text.say(*self._question)
+        self._text.set_paragraphs(*self._question)
         self.add_class("-composed")
 
     def show(self, view: View) -> None:

@@ -1,4 +1,4 @@
-"""The main screen: header, sentence, gauge, then the panels that the size allows, then the keys."""
+"""The main screen: header, sentence, gauge, the panels that fit, keys."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.view import View
+from vtoken_console.look.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
 from vtoken_console.look.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
@@ -36,19 +37,11 @@ VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 
 class Dashboard(Screen[None]):
     AUTO_FOCUS = "#pool"
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
-        (100, "-middle"),
-        (140, "-wide"),
-    ]
-    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-short"),
-        (30, "-middling"),
-        (45, "-tall"),
-    ]
+    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
+    VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
 
-    class FrameWanted(Message):
-        """What the viewer chose is to be seen without waiting for the next frame's turn."""
+    class FrameRequested(Message):
+        """Requests a frame at once, to show a choice of the viewer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +80,7 @@ class Dashboard(Screen[None]):
         self.add_class("-composed")
 
     def show(self, view: View) -> None:
-        """Hands the newest view to every widget in sight."""
+        """Passes the newest view to every visible widget."""
         synced = view.model is not None
         if view.replay is not None and not self.has_class("-replay"):
             self.add_class("-replay")
@@ -97,7 +90,7 @@ class Dashboard(Screen[None]):
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
                 self.query_one("#pool").focus()
-        self._trial_bar.show(view)  # these two show themselves when there is something to show
+        self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
@@ -107,23 +100,22 @@ class Dashboard(Screen[None]):
     def heatmap(self) -> Heatmap:
         return self.query_one(Heatmap)
 
-    def say(self, text: str, *, is_error: bool = False, grave: bool = False) -> None:
-        """One message above the keys; an error stays until escape or the next action.
+    def show_message(self, text: str, *, is_error: bool = False, sticky: bool = False) -> None:
+        """Shows a message above the keys; an error stays until escape or the next message.
 
-        A grave one came without being asked for, and stays until escape.
+        A sticky one, not caused by a key, stays until escape.
         """
-        until = None if is_error or grave else time.monotonic() + SHOWN_S
-        self.query_one(Notice).say(Note(text, is_error or grave, until, grave))
+        until = None if is_error or sticky else time.monotonic() + SHOWN_S
+        self.query_one(Notice).add(Note(text, is_error or sticky, until, sticky))
 
     def dismiss_notes(self) -> None:
-        """What was said has been seen."""
-        self.query_one(Notice).say(None)
+        self.query_one(Notice).clear()
 
-    def ask_for_frame(self) -> None:
-        self.post_message(self.FrameWanted())
+    def request_frame(self) -> None:
+        self.post_message(self.FrameRequested())
 
     def set_view(self, name: str) -> None:
-        """All panels, or one of them alone."""
+        """Shows all panels, or one of them alone."""
         for other in VIEWS:
             self.set_class(other == name, f"-only-{other}")
         self.shown = name
@@ -137,12 +129,12 @@ class Dashboard(Screen[None]):
         if self.focused is not box:
             self._focus_before = self.focused
         box.display = True
-        self.set_focus(box)  # at once: the next key is text, not a command
+        self.set_focus(box)  # at once, so that the next key is text, not a command
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.filter = parse(event.value)
         self.query_one("#filter").set_class(bool(self.filter.problem), "-wrong")
-        self.ask_for_frame()
+        self.request_frame()
 
     def on_input_submitted(self) -> None:
         self.query_one("#filter").display = False

@@ -1,4 +1,4 @@
-"""Asks in which form to write down what is on the screen."""
+"""The dialog that selects the export format."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vtoken_console.look import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 CHOICES = (
-    ("s", "svg", "picture that scales"),
-    ("p", "png", "picture"),
+    ("s", "svg", "scalable image"),
+    ("p", "png", "image"),
     ("c", "csv", "tables: blocks, requests, series"),
     ("j", "json", "the server's documents, all blocks"),
 )
@@ -22,7 +22,7 @@ CHOICES = (
 
 class Choices(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self.entitle("export what is on the screen", "esc cancel")
+        self.set_titles("export what is on the screen", "esc cancel")
         return [
             EMPTY,
             *(
@@ -37,7 +37,7 @@ class Choices(LinesWidget):
 
 
 class ExportScreen(ModalScreen[str | None]):
-    """Answers svg, png, csv, json, or None."""
+    """Returns svg, png, csv, json, or None if cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,x", "dismiss(None)", show=False),

@@ -1,4 +1,4 @@
-"""The help page: every key, what the colours and marks mean, and the words."""
+"""The help page: keys, colours and marks, glossary."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from vtoken_console.widgets.lines import EMPTY, Line, width_of
 from vtoken_console.widgets.scroller import Scroller
 
 WORDS = (
-    ("live / dead", "a token attention reads / one that a policy has evicted"),
-    ("F", "share of the slots in used blocks that hold nothing live"),
+    ("live / dead", "a token that attention reads / one that was evicted"),
+    ("F", "share of slots in used blocks that hold nothing live"),
     ("theta", "reclamation starts when F exceeds it and free blocks run low"),
     ("B", "most source blocks in one planning round"),
     ("bound", "blocks the live tokens would fill, packed: sum of ceil(live / block size)"),
-    ("naive", "blocks held had nothing been reclaimed (naive-evict)"),
+    ("naive", "blocks held if nothing were reclaimed (naive-evict)"),
     ("cell", "upper part: mean live share of its used blocks; lower stripe: its worst block"),
 )
 
 
 class HelpLines(Scroller):
-    """A page of text; the cursor only scrolls."""
+    """Scrollable text without a visible cursor."""
 
     def __init__(self) -> None:
         super().__init__(id="help-lines")
@@ -53,12 +53,13 @@ class HelpLines(Scroller):
 
 
 def page(view: View, width: int) -> list[Line]:
-    """All lines of the help."""
+    """All lines of the help page."""
     head, key, text = palette.BOLD_STYLE, palette.KEY_STYLE, palette.TEXT_STYLE
     lines: list[Line] = []
-    off = view.read_only_reason
+    reason = view.read_only_reason
     for group in dict.fromkeys(k.group for k in view.keys):
-        note = f"   changes are off: {off}" if off and group in ("Act", "Set", "Settings") else ""
+        off = bool(reason) and group in ("Act", "Set", "Settings")
+        note = f"   changes are off: {reason}" if off else ""
         lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
         for k in (k for k in view.keys if k.group == group):
             lines += _entry(((f"   {k.shown:<8}", key), (f"{k.label:<12}", text)), k.help, width)
@@ -78,7 +79,7 @@ def page(view: View, width: int) -> list[Line]:
 
 
 def _entry(head: Line, what: str, width: int) -> list[Line]:
-    """A term and what it means, over as many lines as that takes."""
+    """A term and its explanation, wrapped."""
     indent = width_of(head)
     first, *more = textwrap.wrap(what, max(20, width - indent)) or [""]
     muted = palette.MUTED_STYLE

@@ -1,6 +1,6 @@
-"""The text of one request as a recording holds it, at the moment that is shown.
+"""The recorded text of one request at the replay's position.
 
-Its tokens and blocks are asked of a running server, so they are not here.
+Recordings hold no tokens and blocks: these are queried from a running server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from textual.screen import Screen
 from vtoken.recording import RecordingError
 from vtoken_console.frame.view import View
 from vtoken_console.look import units
+from vtoken_console.look.breakpoints import WIDTH_CLASSES
 from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
@@ -45,13 +46,10 @@ class RecordedTextKeys(LinesWidget):
 
 
 class RecordedTextScreen(Screen[None]):
-    """Follows the replay: after a jump it shows the text of that moment."""
+    """Follows the replay: after a seek it shows the text of that moment."""
 
     AUTO_FOCUS = "#text"
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
-        (100, "-middle"),
-    ]
+    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("t", "tokens", show=False),
@@ -72,16 +70,16 @@ class RecordedTextScreen(Screen[None]):
         yield RecordedTextKeys(id="keys")
 
     def on_mount(self) -> None:
-        self.set_interval(REFRESH_S, self._ask)
-        self._ask()
+        self.set_interval(REFRESH_S, self._refresh)
+        self._refresh()
         self.add_class("-composed")
 
     def show(self, view: View) -> None:
         for widget in self.query(LinesWidget):
             widget.show(view)
 
-    def _ask(self) -> None:
-        if not self._loading:  # a long text in a large file takes longer than the pause
+    def _refresh(self) -> None:
+        if not self._loading:  # a long text in a large file takes longer than REFRESH_S
             self._loading = True
             self.run_worker(self._load())
 
@@ -94,7 +92,7 @@ class RecordedTextScreen(Screen[None]):
     async def _read(self) -> None:
         summary, panel = self.query_one(Summary), self.query_one(TextPanel)
         row = self._replay.feed.model.requests.get(self._request_id)
-        summary.problem = "" if row else "At this moment there is no such request."
+        summary.problem = "" if row else "No such request at this moment."
         summary.detail, summary.step = row or summary.detail, self._replay.feed.model.step
         summary.redraw()
         try:
@@ -105,8 +103,8 @@ class RecordedTextScreen(Screen[None]):
         if line is None:
             self._shown = None
             panel.show_problem(
-                "Up to this moment the recording holds no text of this request.",
-                "The recorder reads it every few seconds: a later moment may have it.",
+                "The recording holds no text of this request up to this moment.",
+                "The recorder reads text every few seconds: seek to a later moment.",
             )
         elif line is not self._shown:
             self._shown = line
@@ -136,8 +134,8 @@ class RecordedTextScreen(Screen[None]):
         panel.go(event.token)
 
     def action_tokens(self) -> None:
-        said = "Tokens and blocks are asked of a running server: a recording does not hold them."
-        self.query_one(Summary).say(said, is_error=True)
+        text = "Recordings hold no tokens and blocks: these are read from a running server."
+        self.query_one(Summary).show_message(text, is_error=True)
 
     def action_leave(self) -> None:
         self.dismiss()

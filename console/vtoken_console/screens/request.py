@@ -1,6 +1,6 @@
-"""One request: its tokens in logical order, its blocks, its token table; or its text as it reads.
+"""The page of one request: tokens in logical order, blocks and token table, or its text.
 
-One cursor in all.
+All share one cursor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from textual.screen import Screen
 from vtoken.client import ProblemError, RequestText
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
+from vtoken_console.look.breakpoints import WIDTH_CLASSES
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
-# What a server answers that shows no text, has none, or is older than the call.
+# Responses of servers that do not show text, have none, or are older than the call.
 NO_TEXT = (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
 KEYS = (
     ("tab", "next panel"),
@@ -51,53 +52,59 @@ KEYS = (
 
 
 class Summary(LinesWidget):
-    """Two lines about the request, or why there is nothing newer."""
+    """Two or three lines about the request, or why there is no newer state."""
 
     def __init__(self) -> None:
         super().__init__(id="summary")
         self.detail: wire.RequestRow | None = None
         self.problem = ""
-        self.said: Span = ("", palette.TEXT_STYLE)  # what the last action came to
-        self.said_until = 0.0
+        self.message: Span = ("", palette.TEXT_STYLE)  # the last action's result
+        self.message_until = 0.0  # monotonic [s]
         self.step = 0
 
-    def say(self, text: str, *, is_error: bool = False) -> None:
-        """In the place of the figures, for as long as a message stands."""
-        self.said = (text, palette.WARN_STYLE if is_error else palette.GOOD_STYLE)
-        self.said_until = time.monotonic() + SHOWN_S
+    def show_message(self, text: str, *, is_error: bool = False) -> None:
+        """Shows a message instead of the counts for SHOWN_S."""
+        self.message = (text, palette.WARN_STYLE if is_error else palette.GOOD_STYLE)
+        self.message_until = time.monotonic() + SHOWN_S
         self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
         second: list[Span] = []
         if self.problem:
-            picture = "" if d is None else f"  The picture is of step {self.step:,}."
-            text = f" {self.problem}{picture}"
-            second = [(text, palette.WARN_STYLE)]
-        elif view.monotonic < self.said_until:
-            second = [(f" {self.said[0]}", self.said[1])]
+            shown = "" if d is None else f"  Shown: step {self.step:,}."
+            second = [(f" {self.problem}{shown}", palette.WARN_STYLE)]
+        elif view.monotonic < self.message_until:
+            second = [(f" {self.message[0]}", self.message[1])]
         if d is None:
             return [((" request", muted),), merge(cut(second, width))]
-        who: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
-        rules: list[Span] = [(f" {d.policy} budget {units.count(d.budget_tokens)}", muted)]
-        living = _figures(("live", d.live), ("dead", d.dead))
-        come = _figures(("prompt", d.prompt_tokens), ("out", d.output_tokens))
-        blocks = _figures(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
-        work = _figures(
+        name: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
+        policy: list[Span] = [(f" {d.policy} budget {units.count(d.budget_tokens)}", muted)]
+        tokens = _counts(("live", d.live), ("dead", d.dead))
+        lengths = _counts(("prompt", d.prompt_tokens), ("out", d.output_tokens))
+        blocks = _counts(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
+        work = _counts(
             ("moved", d.moved_tokens), ("recycled", d.recycled_slots), ("preempted", d.preemptions)
         )
         path = "dense: stock attention path" if d.dense else "holes: packed before attention"
         path = path if height < 3 else path.partition(":")[0]
-        way: list[Span] = [(f"  {path}", muted)]
+        attention: list[Span] = [(f"  {path}", muted)]
         if height > 2:
-            lines = [[*who, *rules], [*living, *blocks], second or [*come, *work, *way]]
+            lines = [
+                [*name, *policy],
+                [*tokens, *blocks],
+                second or [*lengths, *work, *attention],
+            ]
         else:
-            lines = [[*who, *living, *come, *rules], second or [*blocks, *work, *way]]
+            lines = [
+                [*name, *tokens, *lengths, *policy],
+                second or [*blocks, *work, *attention],
+            ]
         return [merge(cut(line, width)) for line in lines]
 
 
-def _figures(*named: tuple[str, int]) -> list[Span]:
-    """Names and counts that do not jump in width."""
+def _counts(*named: tuple[str, int]) -> list[Span]:
+    """Names and counts of stable width."""
     spans: list[Span] = []
     for name, value in named:
         spans += [
@@ -121,13 +128,10 @@ class RequestKeys(LinesWidget):
 
 
 class RequestScreen(Screen[None]):
-    """`open_block` shows a block's page above this one."""
+    """`open_block` opens a block's page above this one."""
 
     AUTO_FOCUS = "#strip"
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
-        (100, "-middle"),
-    ]
+    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("enter", "block", show=False),
@@ -170,16 +174,16 @@ class RequestScreen(Screen[None]):
         hello = self._source.feed.model.hello
         if self._source.replay is None and hello is not None and hello.can_read_text:
             self.action_text()
-        self.set_interval(REFRESH_S, self._ask)
-        self._ask()
+        self.set_interval(REFRESH_S, self._refresh)
+        self._refresh()
         self.add_class("-composed")
 
     def show(self, view: View) -> None:
         for widget in self.query(LinesWidget):
             widget.show(view)
 
-    def _ask(self) -> None:
-        # A long request is asked for less often: loading takes at most a fifth of the time.
+    def _refresh(self) -> None:
+        # Long requests are refreshed less often: loading takes at most a fifth of the time.
         if not self._loading and time.monotonic() >= self._next_load:
             self._loading = True
             self.run_worker(self._load())
@@ -201,8 +205,9 @@ class RequestScreen(Screen[None]):
             if self._shows_text and not self._text_refused:
                 await self._read_text(detail)
         except ProblemError as error:
-            gone = error.problem.status == 404
-            summary.problem = "This request has finished." if gone else problem_text(error.problem)
+            finished = error.problem.status == HTTPStatus.NOT_FOUND
+            text = "This request has finished." if finished else problem_text(error.problem)
+            summary.problem = text
             summary.redraw()
             return
         finally:
@@ -210,7 +215,7 @@ class RequestScreen(Screen[None]):
             self._next_load = time.monotonic() + 4 * (time.monotonic() - began)
         table = await asyncio.to_thread(tokens.from_pages, pages)
         if not self.query(TokenStrip):
-            return  # left meanwhile
+            return  # the page was closed meanwhile
         summary.detail, summary.problem, summary.step = detail, "", table.step
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail
@@ -232,9 +237,9 @@ class RequestScreen(Screen[None]):
         except ProblemError as error:
             problem = error.problem
             if problem.status not in NO_TEXT or problem.field == "request_id":
-                raise  # the server is gone, or the request
-            self._text_refused = True  # until it is asked for again
-            remedy = f"It takes {problem.bound}." if problem.bound else ""
+                raise  # the connection is lost, or the request has finished
+            self._text_refused = True  # until the user requests it again
+            remedy = f"Requires {problem.bound}." if problem.bound else ""
             self.query_one(TextPanel).show_problem(f"No text: {problem.detail}.", remedy)
 
     def _show_text(self, detail: wire.RequestDetail, table: TokenTable) -> None:
@@ -242,7 +247,7 @@ class RequestScreen(Screen[None]):
 
         panel = self.query_one(TextPanel)
         panel.show_text(
-            self._text.tokens[: len(table)],  # which was read before
+            self._text.tokens[: len(table)],  # the table was read earlier
             self._text.shadow,
             num_prompt=self._text.num_prompt,
             policy=detail.policy,
@@ -286,7 +291,7 @@ class RequestScreen(Screen[None]):
             await self._open_block(block)
 
     def action_text(self) -> None:
-        """The text in the place of tokens and blocks, or these again."""
+        """Switches between the text and the tokens and blocks."""
         self._text_refused = False
         self.toggle_class("-text")
         keys = self.query_one(RequestKeys)
@@ -294,7 +299,7 @@ class RequestScreen(Screen[None]):
         keys.redraw()
         self.query_one("#text" if self._shows_text else "#strip").focus()
         self._next_load = 0.0
-        self._ask()
+        self._refresh()
 
     def action_compact(self) -> None:
         self.run_worker(self._compact(), group="control")
@@ -305,12 +310,16 @@ class RequestScreen(Screen[None]):
         summary = self.query_one(Summary)
         hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or self._read_only:
-            summary.say("Not done: this console is read-only. Nothing was sent.", is_error=True)
+            summary.show_message(
+                "Not done: this console is read-only. Nothing was sent.", is_error=True
+            )
             return
         try:
-            summary.say(await controls.compact(self._source.rest, request_id=self._request_id))
+            summary.show_message(
+                await controls.compact(self._source.rest, request_id=self._request_id)
+            )
         except ProblemError as error:
-            summary.say(problem_text(error.problem), is_error=True)
+            summary.show_message(problem_text(error.problem), is_error=True)
 
     def action_leave(self) -> None:
         self.dismiss()

@@ -1,4 +1,4 @@
-"""The terms of a trial: for how long, and what it must not cost; the engine keeps watch itself."""
+"""The dialog for the terms of a trial: time limit and guards, which the engine enforces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, read_terms
+from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, parse_terms
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
-from vtoken_console.widgets.lines import as_shown
+from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
 class TrialScreen(ModalScreen[Terms | None]):
-    """Answers the terms, or None when it was left."""
+    """Returns the terms, or None if cancelled."""
 
     AUTO_FOCUS = "#minutes"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -33,7 +33,7 @@ class TrialScreen(ModalScreen[Terms | None]):
         self._change = change
         self._host = host
         self._p95_ms = p95_ms
-        self._said = Outcome(id="terms-said")
+        self._text = Outcome(id="terms-said")
 
     def compose(self) -> ComposeResult:
         now = units.latency(self._p95_ms, 0)
@@ -41,42 +41,42 @@ class TrialScreen(ModalScreen[Terms | None]):
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             subtitle = "tab next   enter start   esc cancel"
-            page.border_subtitle = as_shown(self, subtitle)
+            page.border_subtitle = terminal_text(self, subtitle)
             for name, label, value, unit in (
-                ("minutes", "taken back unless kept within", str(DEFAULT_MINUTES), "minutes"),
-                ("p95", "taken back when inter-token p95 passes", "", f"ms, now {now}"),
-                ("preemptions", "taken back after more preemptions than", "", "since the change"),
-                ("agreement", "taken back when agreement is below", "", canary),
-                ("lost", "taken back when log-prob. lost is above", "", "nats a token"),
+                ("minutes", "reverted unless kept within", str(DEFAULT_MINUTES), "minutes"),
+                ("p95", "reverted if inter-token p95 is above", "", f"ms, now {now}"),
+                ("preemptions", "reverted if preemptions are above", "", "since the change"),
+                ("agreement", "reverted if agreement is below", "", canary),
+                ("lost", "reverted if log-prob. lost is above", "", "nats a token"),
             ):
                 with Horizontal(classes="term"):
                     yield Label(f" {label}", classes="term-label")
                     yield Input(value, id=name, compact=True, classes="term-value")
-                    yield Label(f" {as_shown(self, unit)}")
-            yield self._said
+                    yield Label(f" {terminal_text(self, unit)}")
+            yield self._text
 
     def on_mount(self) -> None:
         muted = palette.MUTED_STYLE
-        self._said.say(
+        self._text.set_paragraphs(
             (f"On {self._host}: {self._change}", palette.BOLD_STYLE),
             (
-                "An empty field is no limit. The engine takes the change back by itself, also when "
-                "this console is gone. Tokens that it evicts do not come back.",
+                "An empty field is no limit. The engine reverts the change automatically, even if "
+                "this console is closed. Evicted tokens do not come back.",
                 muted,
             ),
         )
         self.add_class("-composed")
 
     def show(self, view: View) -> None:
-        self._said.show(view)
+        self._text.show(view)
 
     def action_start(self) -> None:
         names = ("minutes", "p95", "preemptions", "agreement", "lost")
         values = [self.query_one(f"#{name}", Input).value for name in names]
         try:
-            self.dismiss(read_terms(*values))
+            self.dismiss(parse_terms(*values))
         except ValueError as error:
-            self._said.say((f"{error}.", palette.BAD_STYLE))
+            self._text.set_paragraphs((f"{error}.", palette.BAD_STYLE))
 
     def action_cancel(self) -> None:
         self.dismiss(None)

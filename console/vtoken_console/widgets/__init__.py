@@ -1,1 +1,1 @@
-"""The panels of the main screen, one file a widget; each draws a View by the Line API."""
+"""The widgets, one per file; each draws a View with the Line API."""

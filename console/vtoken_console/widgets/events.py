@@ -1,4 +1,4 @@
-"""The log: relocations, configuration changes and what else the engine reports, newest on top."""
+"""The log: relocations, configuration changes and other events, newest first."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vtoken_console.widgets.scroller import Scroller
 if TYPE_CHECKING:
     from vtoken.wire import AuditEntry, Event
 
-QUIET_KINDS = frozenset({"eviction", "reclaimed"})  # summed over a step, so one every few steps
+QUIET_KINDS = frozenset({"eviction", "reclaimed"})  # frequent: one every few steps
 
 
-def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
-    """Entries of a recording's audit that no event tells of: what was tried out, and by whom."""
+def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
+    """Audit entries of a recording without an event of their own, such as dry runs, as events."""
     if not audit:
         return []
     from vtoken.wire import Event
@@ -27,7 +27,7 @@ def _told(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[Event]:
     operations = {e.data.get("id") for e in events if e.kind == "operation"}
     return [
         Event(
-            seq=-n,  # of no event; only tells the rows apart
+            seq=-n,  # distinguishes the rows; events have positive ones
             ts=entry.ts,
             step=0,
             kind="operation",
@@ -54,14 +54,14 @@ class Events(Scroller):
         return self._rows[self.cursor] if self.cursor < len(self._rows) else None
 
     def toggle_kinds(self) -> bool:
-        """Shows every kind, or moves and changes only; answers which."""
+        """Switches between all kinds and moves and changes; returns whether all are shown."""
         self.all_kinds = not self.all_kinds
         self._source = (None, None)
         self.redraw()
         return self.all_kinds
 
-    def moved(self) -> None:
-        # On the top row the cursor follows the newest event, elsewhere it stays on its event.
+    def cursor_moved(self) -> None:
+        # On the top row the cursor follows the newest event; elsewhere it stays on its event.
         self._chosen = self.chosen.seq if self.chosen and self.cursor > 0 else None
 
     def num_rows(self, view: View) -> int:
@@ -78,7 +78,7 @@ class Events(Scroller):
                 for e in reversed(view.model.events)
                 if self.all_kinds or e.kind not in QUIET_KINDS
             ]
-            self._rows += _told(*source)
+            self._rows += _audit_events(*source)
             self._rows.sort(key=lambda e: e.ts, reverse=True)
             if self._chosen is not None:
                 rows = enumerate(self._rows)
@@ -86,7 +86,7 @@ class Events(Scroller):
         kinds = "all events" if self.all_kinds else "moves and changes"
         missed = view.model.missed_events
         title = kinds + (f" · {missed:,} missed" if missed else "")
-        self.entitle(title, self.place)
+        self.set_titles(title, self.range_text)
         return super().build_lines(view, width, height)
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
@@ -100,14 +100,14 @@ class Events(Scroller):
                 f"{units.short_id(request_id, 9).rstrip()}, "
                 f"freed {units.count(event.data['freed_blocks'])} blk"
             )
-        glyph, look = palette.EVENT_LOOK.get(event.kind, ("·", palette.MUTED_STYLE))
+        glyph, style = palette.EVENT_STYLES.get(event.kind, ("·", palette.MUTED_STYLE))
         if selected and self.has_focus:
             line = f" {units.clock(event.ts)} {glyph} {summary}"
             return ((units.fit(line, width), palette.CURSOR_STYLE),)
         quiet = event.kind in QUIET_KINDS
         spans: list[Span] = [
             (f" {units.clock(event.ts)} ", palette.FAINT_STYLE),
-            (f"{glyph} ", look),
+            (f"{glyph} ", style),
             (summary, palette.MUTED_STYLE if quiet else palette.TEXT_STYLE),
         ]
         return merge(cut(spans, width))

@@ -1,8 +1,7 @@
-"""The rows of the settings form: new value, desired, effective, bounds; stepped or typed.
+"""The settings form: a row per setting with new, desired and effective value and bounds.
 
-Below them the whole of the setting under the cursor, see `setting_detail`.
-
-Knows no server. The screen reads `draft` and hears of every change by `Changed`.
+Details of the setting under the cursor are below the rows (`setting_detail`). The screen reads
+`draft` and receives `Changed` for every change.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from vtoken_console.changes.fields import Field, Path
 
 LABEL, VALUE = 22, 16
-BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the column of the bounds
-LEAST_ROWS = 3  # of settings, however long the detail
+BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the first column of the bounds
+MIN_ROWS = 3  # of settings, however long the detail
 
 
 class Form(Scroller):
@@ -38,7 +37,7 @@ class Form(Scroller):
     ]
 
     class Changed(Message):
-        """The draft differs from what it was."""
+        """The draft has changed."""
 
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, Form.Changed)
@@ -52,7 +51,7 @@ class Form(Scroller):
         self._detail: list[Line] = []
 
     def set_fields(self, fields: list[Field]) -> None:
-        """New rows; the cursor stays on its setting, or goes to the one asked for at first."""
+        """Replaces the rows; the cursor stays on its setting, initially on the requested one."""
         paths = [f.path for f in fields]
         if self.fields and self.cursor < len(self.fields):
             path = self.fields[self.cursor].path
@@ -70,12 +69,12 @@ class Form(Scroller):
     def current(self) -> Field | None:
         return self.fields[self.cursor] if self.cursor < len(self.fields) else None
 
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         self._typed = None
 
     @property
     def num_lines(self) -> int:
-        """Lines with room for every setting, whichever is under the cursor."""
+        """Lines needed for all settings and the longest detail."""
         from vtoken_console.widgets.setting_detail import num_lines
 
         return self.HEAD + len(self.fields) + max(map(num_lines, self.fields), default=0)
@@ -99,7 +98,7 @@ class Form(Scroller):
                 self.value_of(budget) if budget is not None else None,
                 view.model,
                 width,
-                max(2, height - self.HEAD - LEAST_ROWS),
+                max(2, height - self.HEAD - MIN_ROWS),
             )
         return super().build_lines(view, width, height)
 
@@ -122,12 +121,12 @@ class Form(Scroller):
         shown = typed[1] + "_" if editing and typed is not None else show_value(value)
         changed = value != field.desired
         text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
-        look = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else text)
+        style = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else text)
         mark = "›" if selected else " "
         waiting = field.desired != field.effective
         spans: list[Span] = [
             (f" {mark} {units.fit(field.label, LABEL)}", palette.BOLD_STYLE if selected else text),
-            (units.fit(shown, VALUE), look),
+            (units.fit(shown, VALUE), style),
             (" *" if changed else "  ", palette.WARN_STYLE),
             (units.fit(show_value(field.desired), VALUE - 1) + " ", muted),
             (
@@ -140,7 +139,7 @@ class Form(Scroller):
 
     @staticmethod
     def _bounds(field: Field, room: int) -> str:
-        """The bounds where they have room; all of them are in the detail."""
+        """The bounds if they fit; the detail always has them."""
         count = f"{len(field.choices)} choices" if field.choices else ""
         return next((text for text in (field.bound_text, count) if len(text) <= room), "")
 

@@ -1,4 +1,4 @@
-"""One step of the guided first minute, in a strip of its own that covers nothing."""
+"""One step of the guided first minute, in a panel that covers nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.widgets.lines import Line, LinesWidget
 
-GUIDE_LINES = 4  # with its border
+GUIDE_LINES = 4  # including the border
 
 
 class GuidePanel(LinesWidget):
-    """Takes no line while there is no guide."""
+    """Hidden while no guide is running."""
 
     def show(self, view: View) -> None:
         self.display = view.guide is not None
@@ -22,7 +22,7 @@ class GuidePanel(LinesWidget):
         step = view.guide
         if step is None:
             return []
-        self.entitle(
+        self.set_titles(
             f"first minute · {step.number} of {step.total}", f"{view.key('skip-guide')} skip"
         )
         lines = textwrap.wrap(step.text, max(10, width - 2))

@@ -1,4 +1,4 @@
-"""Line one: which server, how it is set, and how fresh the picture is."""
+"""Line one: the server, its configuration, and the age of the data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread, width_of
 
-LOOKS = {
+CONNECTION_STYLES = {
     State.IDLE: ("○", "starting", palette.MUTED_STYLE),
     State.CONNECTING: ("○", "connecting", palette.WARN_STYLE),
     State.SYNCING: ("◐", "syncing", palette.WARN_STYLE),
@@ -18,13 +18,13 @@ LOOKS = {
     State.REFUSED: ("×", "refused", palette.BAD_STYLE),
     State.CLOSED: ("○", "closed", palette.MUTED_STYLE),
 }
-SILENT = ("×", "silent", palette.BAD_STYLE)  # the link stands, and nothing comes
+SILENT = ("×", "silent", palette.BAD_STYLE)  # connected, but no messages or no steps
 STALE_S = 2.0
-COSTLY = 160  # columns from which the console's own cost stands here
+COST_FROM = 160  # columns from which the console's own cost is shown
 
 
 def mode_name(view: View) -> str:
-    """The running variant and reclamation mode: vtoken·auto, naive-evict, no eviction."""
+    """The variant and the state of reclamation: vtoken·auto, vtoken·paused, naive-evict."""
     assert view.model is not None
     status = view.model.status
     if status is None:
@@ -35,7 +35,7 @@ def mode_name(view: View) -> str:
 
 
 def _cost(view: View) -> list[Span]:
-    """What this console takes: bytes to the terminal and from the server, CPU, memory, frames."""
+    """The console's own cost: bytes to the terminal and from the server, CPU, memory, frames."""
     cost, muted = view.cost, palette.MUTED_STYLE
     spans: list[Span] = [
         (f"console tty {units.data_size(cost.written_per_s, 7)}/s", muted),
@@ -49,7 +49,7 @@ def _cost(view: View) -> list[Span]:
 
 
 def failing_parts(view: View) -> list[str]:
-    """Names of the parts of a live server that fail: recorder, audit, …"""
+    """Names of the failing parts of a live server: recorder, audit, …"""
     status = view.model.status if view.model is not None and view.replay is None else None
     return [part.name for part in status.health if not part.ok] if status is not None else []
 
@@ -57,9 +57,9 @@ def failing_parts(view: View) -> list[str]:
 class Header(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
-        glyph, word, look = LOOKS[view.connection.state]
+        glyph, word, style = CONNECTION_STYLES[view.connection.state]
         if view.is_link_silent or view.engine_silent_s:
-            glyph, word, look = SILENT
+            glyph, word, style = SILENT
         reconnecting = view.connection.state is State.CONNECTING and view.connection.ever_live
         if reconnecting:
             word = "reconnecting"
@@ -72,15 +72,15 @@ class Header(LinesWidget):
             right.append((badge, palette.style("#000000", palette.WARN)))
             right.append((" ", text))
         if view.replay is None:
-            right.append((f"{glyph} {word}", look))
+            right.append((f"{glyph} {word}", style))
         if view.model is not None and view.replay is None:
             stale = view.age_s > STALE_S
             right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
             right.append((f" {view.fps:4.1f} fps ", muted))
-            if width >= COSTLY:
+            if width >= COST_FROM:
                 right = [*_cost(view), *right]
         left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
-        parts: list[list[list[Span]]] = []  # each in its forms, the longest first
+        parts: list[list[list[Span]]] = []  # alternatives of each part, the longest first
         where = urlsplit(view.url).netloc or view.url
         model = view.model
         if model is None or model.status is None:

@@ -1,4 +1,4 @@
-"""The last line: the keys that work now, most needed first; dropped from the least needed."""
+"""The last line: the available keys, as many as fit by rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
 
 def key_spans(keys: Iterable[tuple[str, str]]) -> list[Span]:
-    """Keys and what they do, one behind the other."""
+    """Keys with their labels, side by side."""
     spans: list[Span] = []
     for key, label in keys:
         spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
@@ -38,7 +38,7 @@ class KeyBar(LinesWidget):
         if view.replay is None and view.model is not None and not view.connection.is_live:
             retry = [replace(k, rank=0) for k in view.keys if k.id == "retry"]
             usable = [*retry, *(k for k in usable if not k.control)]
-        if view.replay is not None:  # there is no server to change, nor to ask
+        if view.replay is not None:  # there is no server
             usable = [k for k in usable if k.group not in ("Act", "Set")]
         if view.model is None:
             usable = [k for k in view.keys if k.group == "Console"]

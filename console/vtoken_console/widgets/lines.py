@@ -1,7 +1,7 @@
-"""The base of every panel: lines of styled spans, drawn by the Line API, refreshed by difference.
+"""The base of every panel: lines of styled spans, drawn with the Line API.
 
-Knows no vToken data. A subclass builds its lines from a View; only lines that differ from the
-ones on the screen are drawn again, and equal lines keep their Strip.
+A subclass builds its lines from a View. Only columns that differ from the screen are redrawn, and
+unchanged lines keep their Strip.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Line = tuple[Span, ...]
 EMPTY: Line = ()
 
 
-def as_shown(widget: Widget, text: str) -> str:
-    """`text` in letters that this terminal has."""
+def terminal_text(widget: Widget, text: str) -> str:
+    """`text`, in ASCII if the terminal needs it."""
     return asciify(text) if widget.app.has_class("-ascii") else text
 
 
 def merge(spans: Iterable[Span]) -> Line:
-    """Neighbouring spans of one style as one; empty ones dropped."""
+    """Joins adjacent spans with the same style and drops empty spans."""
     out: list[Span] = []
     for text, style in spans:
         if not text:
@@ -45,24 +45,24 @@ def merge(spans: Iterable[Span]) -> Line:
 
 
 def width_of(spans: Iterable[Span]) -> int:
-    """Columns of a line, counting a character as one."""
+    """Columns of a line, one per character."""
     return sum(len(text) for text, _ in spans)
 
 
 def cells_of(spans: Iterable[Span]) -> int:
-    """Columns of a line, counting as a terminal does."""
+    """Columns of a line in the terminal's cell widths."""
     return sum(cell_len(text) for text, _ in spans)
 
 
 def spread(left: Iterable[Span], right: Iterable[Span], width: int, blank: Style) -> Line:
-    """`left` and `right` pushed to the two ends of `width` columns; `left` is cut, `right` kept."""
+    """`left` and `right` aligned to the ends of `width` columns; `left` is truncated to fit."""
     left, right = list(left), list(right)
     room = width - width_of(right)
     return merge([*cut(left, room), (" " * max(0, room - width_of(left)), blank), *right])
 
 
 def cut(spans: Iterable[Span], width: int) -> list[Span]:
-    """The first `width` columns of a line; a cut is marked."""
+    """Truncates a line to `width` columns with an ellipsis."""
     spans = list(spans)
     if width_of(spans) <= width:
         return spans
@@ -78,7 +78,7 @@ def cut(spans: Iterable[Span], width: int) -> list[Span]:
 
 
 def wrap(spans: Iterable[Span], width: int, height: int) -> list[Line]:
-    """A line as at most `height` lines, broken at blanks; what is left out is marked."""
+    """Wraps a line at blanks into at most `height` lines; an ellipsis marks omitted text."""
     spans = list(spans)
     lines: list[Line] = []
     while width_of(spans) > width and len(lines) < height - 1:
@@ -101,7 +101,7 @@ def _columns_of(spans: list[Span], first: int, last: int) -> list[Span]:
     return [span for span in out if span[0]]
 
 
-GAP = 6  # unchanged columns that cost less to send again than to jump over
+GAP = 6  # unchanged columns that are cheaper to resend than to skip with a cursor move
 
 
 def _columns(line: Line, width: int) -> tuple[str, list[Style | None]]:
@@ -119,10 +119,8 @@ def changed_columns(old: Line, new: Line, width: int) -> list[tuple[int, int]]:
     (text, styles), (other, others) = _columns(old, width), _columns(new, width)
     ranges: list[tuple[int, int]] = []
     pairs = zip(text, styles, other, others, strict=False)
-    for column, (a, style, b, its) in enumerate(pairs):
-        if a == b and style is its:
-            continue
-        if a == b and style == its:
+    for column, (a, style, b, other_style) in enumerate(pairs):
+        if a == b and (style is other_style or style == other_style):
             continue
         if ranges and column - ranges[-1][1] <= GAP:
             ranges[-1] = (ranges[-1][0], column + 1)
@@ -135,13 +133,13 @@ class LinesWidget(Widget):
     """A widget whose content is `build_lines(view, width, height)`."""
 
     ALLOW_SELECT = False
-    WIDE = False  # whether there may be characters that take two columns, or none
+    WIDE = False  # whether there may be characters of two columns, or of none
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
-        self._entitling = False
-        self._base: Style | None = None  # the widget's own colours; None: to be asked again
+        self._setting_titles = False
+        self._base: Style | None = None  # the widget's own colours; None: not cached
         self._strips: dict[int, Strip] = {}
-        self._styled: dict[Style, Style] = {}  # a span's style -> that with theme and base
+        self._styled: dict[Style, Style] = {}  # a span's style -> with theme and base
         super().__init__(id=id, classes=classes)
         self.view: View | None = None
         self._lines: list[Line] = []
@@ -153,12 +151,12 @@ class LinesWidget(Widget):
         raise NotImplementedError
 
     def show(self, view: View) -> None:
-        """Takes the newest view and draws what changed."""
+        """Stores the newest view and draws the differences."""
         self.view = view
         self.redraw()
 
     def redraw(self) -> None:
-        """Builds the lines anew and refreshes those that differ."""
+        """Rebuilds the lines and refreshes the columns that differ."""
         width, height = self.content_size
         if self.view is None or width <= 0 or height <= 0:
             return
@@ -183,17 +181,17 @@ class LinesWidget(Widget):
                 self._strips.pop(y, None)
                 self.refresh(Region(first, y, last - first, 1))
 
-    def entitle(self, title: str, subtitle: str = "") -> None:
+    def set_titles(self, title: str, subtitle: str = "") -> None:
         """Sets the titles in the border."""
         if self.view is not None and self.view.ascii_only:
             title, subtitle = asciify(title), asciify(subtitle)
         was, self._titles = self._titles, (title, subtitle)
-        self._entitling = True
+        self._setting_titles = True
         if was[0] != title:
             self.border_title = title.replace("[", "\\[")
         if was[1] != subtitle:
             self.border_subtitle = subtitle.replace("[", "\\[")
-        self._entitling = False
+        self._setting_titles = False
 
     def refresh(
         self,
@@ -202,8 +200,8 @@ class LinesWidget(Widget):
         layout: bool = False,
         recompose: bool = False,
     ) -> Self:
-        # A new title asks for the whole widget; only the lines of the border differ.
-        if self._entitling and not regions and self.content_size:
+        # Textual refreshes the entire widget for a new title; only the border lines differ.
+        if self._setting_titles and not regions and self.content_size:
             width, height = self.outer_size
             regions = (Region(-1, -1, width, 1), Region(-1, height - 2, width, 1))
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
@@ -225,14 +223,13 @@ class LinesWidget(Widget):
         if base is not self._base:
             self._base = base
             self._styled.clear()
-        looks = self._styled
         segments = []
         for text, style in line:
-            look = looks.get(style)
-            if look is None:
-                own = style if self._theme is None else self._theme.resolve(style)
-                look = looks[style] = base + own
-            segments.append(Segment(text, look))
+            styled = self._styled.get(style)
+            if styled is None:
+                resolved = style if self._theme is None else self._theme.resolve(style)
+                styled = self._styled[style] = base + resolved
+            segments.append(Segment(text, styled))
         used, width = cells_of(line) if self.WIDE else width_of(line), self.content_size.width
         if used > width:
             return Strip(segments, used).adjust_cell_length(width)
@@ -241,7 +238,7 @@ class LinesWidget(Widget):
         return Strip(segments, width)
 
     def notify_style_update(self) -> None:
-        # Another theme, class or focus may have given the widget other colours.
+        # Another theme, class or focus may have changed the widget's colours.
         self._base = None
         self._strips.clear()
         super().notify_style_update()

@@ -1,4 +1,4 @@
-"""What the last action came to, or the whole of the server's refusal, until dismissed."""
+"""The messages above the keys: results of actions, the server's refusals, alerts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAX_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """`until`: monotonic seconds; None stays until dismissed (refusals do).
+    """`until`: monotonic seconds; None: until dismissed or replaced.
 
-    `grave` notes are not replaced by later ones: each stays until it was seen.
+    A `sticky` note is not replaced by later ones; it stays until dismissed.
     """
 
     text: str
     is_error: bool = False
     until: float | None = None
-    grave: bool = False
+    sticky: bool = False
 
 
 def problem_text(problem: wire.Problem) -> str:
-    """All that the server said: title, detail, field, value, bound."""
+    """All facts of a problem: status, title, detail, field, value, bound."""
     head = f"{problem.status} {problem.title}" if problem.status else problem.title
     text = f"{head}: {problem.detail}" if problem.detail else head
     facts = []
@@ -44,21 +44,24 @@ def problem_text(problem: wire.Problem) -> str:
 
 
 class Notice(LinesWidget):
-    """Takes no line while there is nothing to say."""
+    """Hidden while there are no notes."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.note: Note | None = None
-        self.grave: list[Note] = []  # oldest first
+        self.sticky: list[Note] = []  # oldest first
 
-    def say(self, note: Note | None) -> None:
-        """A new message; None: what stands here was seen."""
-        if note is not None and note.grave:
-            self.grave.append(note)
-        elif note is None:
-            self.note, self.grave = None, []
+    def add(self, note: Note) -> None:
+        """Adds a sticky note, or replaces the other note."""
+        if note.sticky:
+            self.sticky.append(note)
         else:
             self.note = note
+        self._fit()
+
+    def clear(self) -> None:
+        """Removes all notes."""
+        self.note, self.sticky = None, []
         self._fit()
 
     def _fit(self) -> None:
@@ -69,16 +72,16 @@ class Notice(LinesWidget):
 
     @property
     def _notes(self) -> list[Note]:
-        return [*self.grave, *([self.note] if self.note is not None else [])]
+        return [*self.sticky, *([self.note] if self.note is not None else [])]
 
     def _lines_of(self, width: int) -> list[Line]:
         lines: list[Line] = []
-        for note in reversed(self._notes):  # the newest is never the one that is cut
-            look = palette.BAD_STYLE if note.is_error else palette.GOOD_STYLE
-            glyph = "▼" if note.grave else "×" if note.is_error else "✓"
-            text = f"{note.text}  esc: seen" if note.grave else note.text
+        for note in reversed(self._notes):  # newest first, so that truncation drops the oldest
+            style = palette.BAD_STYLE if note.is_error else palette.GOOD_STYLE
+            glyph = "▼" if note.sticky else "×" if note.is_error else "✓"
+            text = f"{note.text}  esc: seen" if note.sticky else note.text
             lines += [
-                ((f" {glyph if n == 0 else ' '} ", look), (line, palette.TEXT_STYLE))
+                ((f" {glyph if n == 0 else ' '} ", style), (line, palette.TEXT_STYLE))
                 for n, line in enumerate(textwrap.wrap(text, width))
             ]
         return lines[:MAX_LINES]

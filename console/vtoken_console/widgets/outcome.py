@@ -1,4 +1,4 @@
-"""Beside a control: what the value under the cursor would do, or the server's refusal in full."""
+"""Wrapped paragraphs: the what-if or outcome of a change, or the server's refusal."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Outcome(LinesWidget):
     def text(self) -> str:
         return "\n".join(text for text, _ in self.paragraphs)
 
-    def say(self, *paragraphs: Paragraph) -> None:
+    def set_paragraphs(self, *paragraphs: Paragraph) -> None:
         self.paragraphs = list(paragraphs)
         self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
-        for text, look in self.paragraphs:
+        for text, style in self.paragraphs:
             if not text:
                 lines.append(EMPTY)
-            lines += [((" " + line, look),) for line in textwrap.wrap(text, max(10, width - 2))]
+            lines += [((" " + line, style),) for line in textwrap.wrap(text, max(10, width - 2))]
         if len(lines) > height > 0:
-            text, look = "".join(part for part, _ in lines[height - 1]), lines[height - 1][0][1]
-            lines[height - 1] = ((f"{text[: width - 2]} …", look),)
+            text, style = "".join(part for part, _ in lines[height - 1]), lines[height - 1][0][1]
+            lines[height - 1] = ((f"{text[: width - 2]} …", style),)
         return lines

@@ -1,7 +1,4 @@
-"""The bar of a replay: where it stands, how fast it goes, and what happened when.
-
-Knows the bar's figures, not the recording. Digits typed here are a moment to go to.
-"""
+"""The replay bar: position, speed and marks of events. Typed digits are a moment to seek to."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from vtoken_console.feed.playhead import Bar
+from vtoken_console.feed.playhead import ReplayStatus
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.widgets.keybar import key_spans
@@ -25,7 +22,7 @@ KEYS = (
     (".", "step"),
     ("12:03", "go there"),
 )
-LOOKS = {"config": ("▲", palette.THETA_STYLE), "violation": ("×", palette.BAD_STYLE)}
+MARK_STYLES = {"config": ("▲", palette.THETA_STYLE), "violation": ("×", palette.BAD_STYLE)}
 
 
 def speed_text(speed: float) -> str:
@@ -34,14 +31,14 @@ def speed_text(speed: float) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A place in the recording: 01:23, or 1:02:03."""
-    whole = max(0, int(seconds))
-    text = f"{whole // 60 % 60:02d}:{whole % 60:02d}"
-    return f"{whole // 3600}:{text}" if whole >= 3600 else text
+    """A position in the recording: 01:23, or 1:02:03."""
+    total = max(0, int(seconds))
+    text = f"{total // 60 % 60:02d}:{total % 60:02d}"
+    return f"{total // 3600}:{text}" if total >= 3600 else text
 
 
 class ReplayBar(LinesWidget, can_focus=True):
-    """Hidden unless a recording is played."""
+    """Hidden unless a recording is played (by CSS)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "app.replay('back')", show=False),
@@ -50,15 +47,15 @@ class ReplayBar(LinesWidget, can_focus=True):
         Binding("end", "app.replay('end')", show=False),
     ]
 
-    class Typed(Message):
-        """A moment was typed and entered."""
+    class MomentEntered(Message):
+        """A typed moment was confirmed with enter."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
-    class Sought(Message):
-        """A place between 0 (start) and 1 (end) was clicked."""
+    class SeekRequested(Message):
+        """The time axis was clicked, at 0 (start) to 1 (end)."""
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -95,7 +92,7 @@ class ReplayBar(LinesWidget, can_focus=True):
             lines.append(self._foot(bar, width))
         return lines
 
-    def _axis(self, bar: Bar, room: int) -> list[Span]:
+    def _axis(self, bar: ReplayStatus, room: int) -> list[Span]:
         length = max(bar.last_ts - bar.first_ts, 1e-9)
 
         def column(ts: float) -> int:
@@ -108,12 +105,12 @@ class ReplayBar(LinesWidget, can_focus=True):
             for x in range(room)
         ]
         for ts, kind, _ in bar.marks:
-            if kind in LOOKS and spans[column(ts)] != LOOKS["violation"]:
-                spans[column(ts)] = LOOKS[kind]
+            if kind in MARK_STYLES and spans[column(ts)] != MARK_STYLES["violation"]:
+                spans[column(ts)] = MARK_STYLES[kind]
         spans[here] = ("●", palette.BOLD_STYLE)
         return spans
 
-    def _foot(self, bar: Bar, width: int) -> Line:
+    def _foot(self, bar: ReplayStatus, width: int) -> Line:
         if self.typed:
             text = f" go to {self.typed}_"
             hint = "enter go   esc cancel   HH:MM:SS, or seconds from the start "
@@ -133,8 +130,8 @@ class ReplayBar(LinesWidget, can_focus=True):
             spans = [(f" {near}", palette.THETA_STYLE)]
         return spread(cut(spans, width), right, width, palette.TEXT_STYLE)
 
-    def _near(self, bar: Bar) -> str:
-        """What happened just before, in the words of its event, for as long as a glance takes."""
+    def _near(self, bar: ReplayStatus) -> str:
+        """The text of the newest mark of the last three seconds."""
         return next((text for ts, _, text in reversed(bar.marks) if 0 <= bar.ts - ts < 3), "")
 
     # ------------------------------------------------------------ typing and pointing
@@ -150,7 +147,7 @@ class ReplayBar(LinesWidget, can_focus=True):
             self.typed = ""
         elif self.typed and event.key == "enter":
             text, self.typed = self.typed, ""
-            self.post_message(self.Typed(text))
+            self.post_message(self.MomentEntered(text))
         else:
             return
         event.stop()
@@ -160,4 +157,4 @@ class ReplayBar(LinesWidget, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         first, room = self._track
         if event.y == 0 and first <= event.x < first + room:
-            self.post_message(self.Sought((event.x - first) / max(1, room - 1)))
+            self.post_message(self.SeekRequested((event.x - first) / max(1, room - 1)))

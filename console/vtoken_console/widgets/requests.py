@@ -1,4 +1,4 @@
-"""The request table: live, dead, blocks held, the packed bound, and what naive-evict would hold."""
+"""The request table: live and dead tokens, blocks held, packed bound, blocks of naive-evict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`rank` 0 is dropped last when the panel is narrow; `total` sums over the rows shown."""
+    """`rank` 0 is dropped last in a narrow panel; `total` is summed over the rows shown."""
 
     head: str
     width: int
@@ -38,7 +38,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("policy", 14, 3, lambda r: r.policy),
     Column("budget", 7, 7, lambda r: units.count(r.budget_tokens)),
 )
-NEEDED = 1  # ranks up to this are worth a cut id
+NEEDED = 1  # columns up to this rank take precedence over the full id
 ID_WIDTH = (8, 24)
 BAR_WIDTH = 12
 
@@ -51,7 +51,7 @@ SORTS: dict[str, Callable[[RequestRow], float]] = {
 
 
 def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> list[Span]:
-    """The bound, what is held over it, and what naive-evict would hold on top, to one scale."""
+    """The packed bound, the blocks held above it, and those naive-evict would hold, to scale."""
     bound, over, naive = ("#", "+", ".") if ascii_only else (" ", "▓", "░")
     ends = [
         round(width * value / max(scale, 1))
@@ -88,7 +88,7 @@ class Requests(Scroller):
         """The row under the cursor."""
         return self._rows[self.cursor] if self.cursor < len(self._rows) else None
 
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         self._chosen = self.chosen.id if self.chosen else None
 
     def double_clicked(self) -> None:
@@ -118,10 +118,10 @@ class Requests(Scroller):
             title += f" of {len(everything)} match “{view.filter.text}”"
         if self.sort != "arrival":
             title += f" · by {self.sort}"
-        self.entitle(title, self.place)
+        self.set_titles(title, self.range_text)
         if not self._rows:
-            self.entitle(title)
-            return _nothing(view, view.filter.text, width, height)
+            self.set_titles(title)
+            return _empty(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 
     def _fit(self, width: int) -> None:
@@ -129,9 +129,9 @@ class Requests(Scroller):
         self._id_width = min(max(longest, ID_WIDTH[0]), ID_WIDTH[1])
         columns = sorted(COLUMNS, key=lambda c: c.rank)
         while columns:
-            # The figures come before a whole id, everything else after it.
-            least = ID_WIDTH[0] if columns[-1].rank <= NEEDED else self._id_width
-            if 1 + least + sum(c.width + 1 for c in columns) <= width:
+            # Needed columns take precedence over the full id, all others do not.
+            id_width = ID_WIDTH[0] if columns[-1].rank <= NEEDED else self._id_width
+            if 1 + id_width + sum(c.width + 1 for c in columns) <= width:
                 break
             columns.pop()
         self._columns = [c for c in COLUMNS if c in columns]
@@ -156,11 +156,11 @@ class Requests(Scroller):
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
         r = self._rows[row]
-        look = palette.TEXT_STYLE
+        style = palette.TEXT_STYLE
         if selected:
-            look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+            style = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
         waiting = r.state != "running"
-        ink = look if selected else (palette.MUTED_STYLE if waiting else look)
+        ink = style if selected else (palette.MUTED_STYLE if waiting else style)
         mark = "›" if selected else ("~" if waiting else " ")
         spans: list[Span] = [
             (mark + units.short_id(r.id, self._id_width).ljust(self._id_width), ink)
@@ -188,10 +188,12 @@ class Requests(Scroller):
         return [((text, palette.BOLD_STYLE),)]
 
 
-def _nothing(view: View, wanted: str, width: int, height: int) -> list[Line]:
+def _empty(view: View, filter_text: str, width: int, height: int) -> list[Line]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
-    if wanted:
-        spans = [(f" No request matches “{wanted}”.  {view.key('filter')}, esc clears it.", muted)]
+    if filter_text:
+        spans = [
+            (f" No request matches “{filter_text}”.  {view.key('filter')}, esc clears it.", muted)
+        ]
         return [EMPTY, *wrap(spans, width, height - 1)]
     model = view.model.status.model if view.model and view.model.status else "MODEL"
     body = f'-d \'{{"model": "{model}",', '"prompt": "Once upon a time",', '"max_tokens": 512}\''

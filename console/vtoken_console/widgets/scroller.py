@@ -1,6 +1,6 @@
-"""A panel of rows with a cursor, keys and mouse; only the rows in sight are built.
+"""A panel of rows with a cursor, keys and mouse; only visible rows are built.
 
-Knows no vToken data. A subclass gives `num_rows`, `build_row`, and optionally head and foot lines.
+A subclass implements `num_rows`, `build_row` and, optionally, head and foot lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Scroller(LinesWidget, can_focus=True):
         super().__init__(id=id)
         self.cursor = 0
         self.top = 0
-        self.place = ""  # which rows are in sight, when not all are
+        self.range_text = ""  # the visible rows; empty if all are
 
     def num_rows(self, view: View) -> int:
         raise NotImplementedError
@@ -46,7 +46,7 @@ class Scroller(LinesWidget, can_focus=True):
         """Exactly FOOT lines."""
         return []
 
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         """Called after the cursor moved by key or mouse."""
 
     @property
@@ -65,9 +65,9 @@ class Scroller(LinesWidget, can_focus=True):
         shown = range(self.top, min(total, self.top + room))
         rows = [self.build_row(view, r, width, selected=r == self.cursor) for r in shown]
         rows += [EMPTY] * (room - len(rows))
-        place = f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}"
-        self.place = place if total > room else ""
-        self.entitle(self._titles[0], self.place)
+        text = f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}"
+        self.range_text = text if total > room else ""
+        self.set_titles(self._titles[0], self.range_text)
         return [*self.build_head(view, width), *rows, *self.build_foot(view, width)]
 
     def action_step(self, by: int) -> None:
@@ -83,7 +83,7 @@ class Scroller(LinesWidget, can_focus=True):
     def _go(self, row: int) -> None:
         total = self.num_rows(self.view) if self.view is not None else 0
         self.cursor = max(0, min(row, total - 1))
-        self.moved()
+        self.cursor_moved()
         self.redraw()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -102,7 +102,7 @@ class Scroller(LinesWidget, can_focus=True):
                 self.double_clicked()
 
     def double_clicked(self) -> None:
-        """A row was clicked twice."""
+        """Called after a double click on a row."""
 
     def watch_has_focus(self, _focus: bool) -> None:
         self.redraw()

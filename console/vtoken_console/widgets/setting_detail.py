@@ -1,7 +1,6 @@
-"""Below the settings: the whole of the one under the cursor, with its choices or its bounds.
+"""Details of the setting under the cursor: summary, choices or bounds.
 
-A policy is chosen from a table: what each is measured to keep at the present budget, and what its
-probe costs.
+For a policy: a table with the measured quality of each at the current budget, and its probe's cost.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ if TYPE_CHECKING:
     from vtoken_console.changes.fields import Field
 
 QUALITY = 22  # columns
-MAX_LINES = 4  # of a setting that is no policy
+MAX_LINES = 4  # of a setting that is not a policy
 
 
 def detail_lines(
     field: Field, value: Any, budget_tokens: Any, model: StreamState, width: int, height: int
 ) -> list[Line]:
-    """At most `height` lines, the first a rule; `value` and `budget_tokens` are drafted."""
+    """At most `height` lines, the first a rule; `value` and `budget_tokens` are the draft's."""
     about: list[Span] = [(f" {field.summary}", palette.MUTED_STYLE)]
     if field.path[-1] != "name":
         about += _bounds(field, value)
         return [_rule(field, "", width), *wrap(about, width, min(MAX_LINES, height - 1))]
-    said = wrap(about, width, 2)
-    room = max(1, height - 3 - len(said))  # rule, head and note
+    summary = wrap(about, width, 2)
+    room = max(1, height - 3 - len(summary))  # rule, head and note
     chosen = field.choices.index(value) if value in field.choices else 0
     first = max(0, min(chosen - room // 2, len(field.choices) - room))
     shown = field.choices[first : first + room]
     place = f"{first + 1}–{first + len(shown)} of {len(field.choices)}"
     rows = _policies(shown, value, budget_tokens, model)
     rule = _rule(field, place if len(shown) < len(field.choices) else "", width)
-    return [rule, *said, *(merge(cut(row, width)) for row in rows)][:height]
+    return [rule, *summary, *(merge(cut(row, width)) for row in rows)][:height]
 
 
 def num_lines(field: Field) -> int:
-    """Lines of the detail where there is room for all."""
+    """Lines of the complete detail."""
     return len(field.choices) + 5 if field.path[-1] == "name" else MAX_LINES + 1
 
 
@@ -64,15 +63,15 @@ def _bounds(field: Field, value: Any) -> list[Span]:
         return [(f" ({field.bound_text})", palette.TEXT_STYLE)] if field.bound_text else []
     spans: list[Span] = [(": ", palette.MUTED_STYLE)]
     for n, choice in enumerate(field.choices):
-        look = palette.BOLD_STYLE if choice == value else palette.TEXT_STYLE
-        spans += [(" | " if n else "", palette.FAINT_STYLE), (choice, look)]
+        style = palette.BOLD_STYLE if choice == value else palette.TEXT_STYLE
+        spans += [(" | " if n else "", palette.FAINT_STYLE), (choice, style)]
     return spans
 
 
 def _policies(
     names: Sequence[str], value: Any, budget_tokens: Any, model: StreamState
 ) -> list[list[Span]]:
-    """A head, a row for each of `names`, and a note."""
+    """A head, a row for each policy of `names`, and a note."""
     muted, text, faint = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.FAINT_STYLE
     infos = {info.name: info for info in (model.hello.policies if model.hello else ())}
     width = max(len(name) for name in (*infos, *names)) + 2

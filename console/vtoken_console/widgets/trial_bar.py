@@ -1,17 +1,17 @@
-"""The change on trial: whose it is, what it changes, when it is taken back, the keys to end it.
+"""The change on trial: actor, changes, remaining time, guard, and the keys that end it.
 
-Takes no line while nothing is on trial.
+Hidden while nothing is on trial.
 """
 
 from __future__ import annotations
 
-from vtoken_console.changes.trials import ending, guard_text
+from vtoken_console.changes.trials import guard_text, remaining_text
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette
 from vtoken_console.look.values import change_text
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, spread, width_of
 
-NARROW = 110
+SHORT_BELOW = 110  # columns; below, the remaining time is abbreviated
 
 
 class TrialBar(LinesWidget):
@@ -28,12 +28,15 @@ class TrialBar(LinesWidget):
         text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
         left: list[Span] = [
             (" ON TRIAL ", palette.style("#000000", palette.WARN, bold=True)),
-            (f" {ending(trial, view.server_now, short=width < NARROW)}", palette.WARN_STYLE),
+            (
+                f" {remaining_text(trial, view.server_now, short=width < SHORT_BELOW)}",
+                palette.WARN_STYLE,
+            ),
         ]
         guard = guard_text(trial, view.model.status)
         right: list[Span] = []
         if not view.read_only_reason:
-            for action, label in (("confirm", "keep"), ("undo", "take back")):
+            for action, label in (("confirm", "keep"), ("undo", "revert")):
                 right += [(f" {view.key(action)}", palette.KEY_STYLE), (f" {label} ", muted)]
         parts = [f"rev {trial.revision} by {trial.actor}: {change_text(trial.changes)}", guard]
         for part in parts:

@@ -1,7 +1,7 @@
-"""One block in full: owners, why it may not be written, its slots, and what was seen of it.
+"""One block: owners, why it is pinned, slots and observed history.
 
-What the server answers stands first; without it (a replay has none) the page tells what the stream
-has told, and says that the slots are not known.
+Shows the server's response. Without one (in a replay), shows the state from the stream and why
+there are no slots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
-from vtoken_console.widgets.heatmap.text import flag_words
+from vtoken_console.look.words import flag_words
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 CELL = 16
 MAX_HISTORY = 8
 PINNED = {
-    "shared prefix": "pinned: shared prefix, written by nobody",
+    "shared prefix": "pinned: shared prefix, never written",
     "hashed": "pinned: in the prefix cache, never written",
-    "in flight": "pinned: source or destination of a move under way",
+    "in flight": "pinned: source or destination of a relocation",
     "none": "not pinned: may be compacted",
 }
 
 
 class BlockPage(LinesWidget):
-    """Owners, slots and history of `block`, as many slots a line as fit."""
+    """Owners, slots and history of `block`; a power of two slots per line."""
 
     def __init__(self) -> None:
         super().__init__(id="slots", classes="page")
@@ -44,12 +44,12 @@ class BlockPage(LinesWidget):
         if model is None or self.block >= model.num_blocks:
             return [EMPTY, ((" waiting for the server …", palette.MUTED_STYLE),)]
         known = detail is not None and detail.id == self.block
-        lines = self._told(model, view, width) if not known else self._answered(view, width)
+        lines = self._from_server(view, width) if known else self._from_stream(model, view, width)
         lines += [EMPTY, *self._history(view, model, width)]
         return lines
 
-    def _told(self, model: StreamState, view: View, width: int) -> list[Line]:
-        """What the stream says of the block."""
+    def _from_stream(self, model: StreamState, view: View, width: int) -> list[Line]:
+        """The block's state in the stream, and why there are no slots."""
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
         size, flags = model.block_size, int(model.flags[self.block])
         spans: list[Span] = [(" free", text)]
@@ -61,13 +61,13 @@ class BlockPage(LinesWidget):
         if number and view.activity is not None:
             who = view.activity.names.get(number, f"#{number}")
             spans += [("   newest holder ", muted), (who, text)]
-        why = self.problem or "asking the server for its slots …"
-        look = palette.WARN_STYLE if self.problem else muted
-        told = [((f" {part}", look),) for part in textwrap.wrap(why, max(20, width - 2))]
-        return [merge(cut(spans, width)), EMPTY, *told]
+        reason = self.problem or "loading its slots …"
+        style = palette.WARN_STYLE if self.problem else muted
+        wrapped = textwrap.wrap(reason, max(20, width - 2))
+        return [merge(cut(spans, width)), EMPTY, *(((f" {part}", style),) for part in wrapped)]
 
-    def _answered(self, view: View, width: int) -> list[Line]:
-        """What the server says of the block."""
+    def _from_server(self, view: View, width: int) -> list[Line]:
+        """The server's response."""
         muted, text, detail = palette.MUTED_STYLE, palette.TEXT_STYLE, self.detail
         assert detail is not None
         size = len(detail.slots)
@@ -79,12 +79,12 @@ class BlockPage(LinesWidget):
             *((f"  {word}", muted) for word in flag_words(detail.flags) if word not in pinned),
         ]
         lines: list[Line] = [merge(cut(head, width)), EMPTY]
-        owner = max(26, min(40, width - 36))  # columns of an id
+        id_width = max(26, min(40, width - 36))
         if detail.owners:
-            name = "owner".ljust(owner)
-            lines.append(((f" {name} live   place in its block table", muted),))
+            name = "owner".ljust(id_width)
+            lines.append(((f" {name} live   index in its block table", muted),))
         lines += [
-            ((f" {units.fit(o.request_id, owner)}{o.live:>5}   {o.index:,}", text),)
+            ((f" {units.fit(o.request_id, id_width)}{o.live:>5}   {o.index:,}", text),)
             for o in detail.owners
         ]
         if self.problem:
@@ -119,21 +119,21 @@ class BlockPage(LinesWidget):
         if len(seen) > MAX_HISTORY:
             lines.append(((f" and {len(seen) - MAX_HISTORY:,} more before", muted),))
         if not seen:
-            lines.append(((" not taken, given back or moved in this time", muted),))
+            lines.append(((" not taken, freed or moved in this time", muted),))
         return lines
 
 
 def _slot(slot: wire.BlockSlot, view: View) -> list[Span]:
-    looks: dict[str, tuple[str, Style]] = {
+    styles: dict[str, tuple[str, Style]] = {
         "live": ("█", palette.style(palette.BAR)),
         "dead": ("x" if view.ascii_only else "░", palette.WARN_STYLE),
         "free": ("·", palette.FAINT_STYLE),
     }
-    glyph, look = looks[slot.state]
+    glyph, style = styles[slot.state]
     token = f"{slot.token_id:>6}" if slot.token_id is not None else " " * 6
     ink = palette.TEXT_STYLE if slot.state == "live" else palette.FAINT_STYLE
     return [
         (f"{slot.offset:>3} ", palette.FAINT_STYLE),
-        (glyph * 2, look),
+        (glyph * 2, style),
         (f"{token} {'dead' if slot.state == 'dead' else ''}".ljust(CELL - 6), ink),
     ]

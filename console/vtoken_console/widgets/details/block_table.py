@@ -1,4 +1,4 @@
-"""The blocks of one request in table order, slot by slot: live, dead or free of its tokens."""
+"""The block table of one request, slot by slot: live, dead, or without a token of the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BlockTable(LinesWidget, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands on another block."""
+        """The cursor moved to another block."""
 
         def __init__(self, block: int) -> None:
             super().__init__()
@@ -46,7 +46,7 @@ class BlockTable(LinesWidget, can_focus=True):
 
     @property
     def block(self) -> int | None:
-        """The block that holds the token under the cursor; None when none does."""
+        """The block of the token under the cursor; None if it has no slot."""
         if self.table is None or self.token >= len(self.table):
             return None
         block = int(self.table.block[self.token])
@@ -79,12 +79,12 @@ class BlockTable(LinesWidget, can_focus=True):
         title = f"block table · {len(blocks):,} blocks of {self.block_size} slots"
         shown = min(rows, self._top + room) - self._top
         place = f"rows {self._top + 1:,}–{self._top + shown:,} of {rows:,}" if rows > room else ""
-        self.entitle(title, place)
+        self.set_titles(title, place)
         return [*lines, self._foot(index, width)]
 
     def _block(self, view: View, block: int, states: list[int], *, chosen: bool) -> list[Span]:
-        look = palette.SELECTED_STYLE if not self.has_focus else palette.CURSOR_STYLE
-        label = palette.FAINT_STYLE if not chosen else look
+        style = palette.SELECTED_STYLE if not self.has_focus else palette.CURSOR_STYLE
+        label = palette.FAINT_STYLE if not chosen else style
         spans: list[Span] = [(f"{block:>{LABEL - 1},} ", label)]
         per = -(-len(states) // MAX_SLOTS)
         cursor = -1
@@ -98,12 +98,12 @@ class BlockTable(LinesWidget, can_focus=True):
     def _foot(self, index: int, width: int) -> Line:
         muted, text, detail = palette.MUTED_STYLE, palette.TEXT_STYLE, self.detail
         if detail is None or index < 0:
-            return ((f" token {self.token:,}: its slot was given back or recycled", muted),)
+            return ((f" token {self.token:,}: its slot was reclaimed or recycled", muted),)
         live = detail.block_live[index] if index < len(detail.block_live) else 0
         spans: list[Span] = [
             (f" token {self.token:,} in ", muted),
             (f"block {detail.block_table[index]:,}", text),
-            (f", place {index:,}: {live}/{self.block_size} live", text),
+            (f", index {index:,}: {live}/{self.block_size} live", text),
             ("   enter slots", palette.FAINT_STYLE),
         ]
         return merge(cut(spans, width))
@@ -132,7 +132,7 @@ class BlockTable(LinesWidget, can_focus=True):
 
 
 def _slot(view: View, least: int, most: int, *, cursor: bool) -> Span:
-    """One column of slots: 0 free, 1 dead, 2 live; a mixed column counts as its worst used slot."""
+    """One column of slots: 0 free, 1 dead, 2 live. A mixed column shows its worst used slot."""
     state = most if least == 0 else least
     ramp = view.ramp
     glyph = "·x#"[state] if view.ascii_only else "·░█"[state]

@@ -1,7 +1,7 @@
-"""The text of one request as it reads: dead words struck through, live ones shaded by score.
+"""The text of one request: dead tokens struck through, live ones shaded by score.
 
-Beside it, where there is a shadow policy, the same text with what the shadow would have evicted at
-the newest eviction. A cursor stands on one token; on the last one it follows the end.
+With a shadow policy, a second column shows what the shadow would have evicted at the newest
+eviction. The cursor is on a token; on the last token it follows the end.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cells_o
 if TYPE_CHECKING:
     from vtoken import wire
 
-MIN_COLUMN = 28  # narrower than this, two texts are not put side by side
+MIN_COLUMN = 28  # columns of a text below which the second one is hidden
 BETWEEN = " │ "
-NO_TEXT = "□"  # a place of a prompt that was given as embeddings
+NO_TEXT = "□"  # a prompt token that was given as an embedding
 DEAD_STYLE = palette.style(palette.FAINT, strike=True)
 DIFFERENT_DEAD_STYLE = palette.style(palette.WARN, strike=True)
 DIFFERENT_LIVE_STYLE = palette.style(palette.GOOD, bold=True)
 
 
 class Side:
-    """One of the two texts: which tokens are dead in it, and its lines."""
+    """One of the two texts: its dead tokens and its lines."""
 
     def __init__(self) -> None:
         self.dead: list[bool] = []
         self.laid_out = Flow(0)
-        self._made_for: tuple[int, bool, bool] | None = None
+        self._key: tuple[int, bool, bool] | None = None  # of `laid_out`
 
     def flow(
         self,
@@ -49,12 +49,12 @@ class Side:
         marks: bool,
         ascii_only: bool,
     ) -> Flow:
-        """The lines of `tokens` for `width` columns. `marks`: dead and protected runs between
-        brackets, where neither colour nor a line through the text can be relied on.
+        """The lines of `tokens` for `width` columns. `marks`: put dead and protected runs in
+        brackets, for terminals without colour and strike-through.
         """
-        made_for = (width, marks, ascii_only)
-        if marks or made_for != self._made_for or len(self.laid_out) > len(tokens):
-            self.laid_out, self._made_for = Flow(width), made_for
+        key = (width, marks, ascii_only)
+        if marks or key != self._key or len(self.laid_out) > len(tokens):
+            self.laid_out, self._key = Flow(width), key
         for n in range(len(self.laid_out), len(tokens)):
             text = tokens[n].text
             shown = NO_TEXT if text is None else printable(text)
@@ -75,7 +75,7 @@ class Side:
 
 
 class TextPanel(LinesWidget, can_focus=True):
-    """`show_text` gives it what to show; `problem` stands in its place."""
+    """Shows the text of `show_text`, or the message of `show_problem`."""
 
     WIDE = True
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -100,7 +100,7 @@ class TextPanel(LinesWidget, can_focus=True):
         self._scores: Sequence[float] = ()
         self._num_prompt = 0
         self._policy = self._read_at = ""
-        self._sides = Side(), Side()  # in force, and under the shadow
+        self._sides = Side(), Side()  # the policy in force, the shadow policy
         self._top = 0
         self._rows = 1
 
@@ -117,15 +117,15 @@ class TextPanel(LinesWidget, can_focus=True):
         ranks: Sequence[float],
         read_at: str = "",
     ) -> None:
-        """`tokens` [T], their newest `scores` and the `ranks` 0..1 of these (NaN: none), of the
-        first ones or of all. `read_at`: when that was, where it is not now.
+        """Shows `tokens` [T] with their newest `scores` and `ranks` 0..1 (NaN: none; may be shorter
+        than T). `read_at`: when the text was read, in a replay.
         """
         self._tokens, self._shadow, self._num_prompt = tokens, shadow, num_prompt
         self._policy, self._scores, self._ranks, self._problem = policy, scores, ranks, ()
         self._read_at = read_at
-        acts, would = self._sides
-        acts.dead = _dead(tokens, [token.live for token in tokens])
-        would.dead = _dead(
+        actual, shadowed = self._sides
+        actual.dead = _dead(tokens, [token.live for token in tokens])
+        shadowed.dead = _dead(
             tokens, [t.live if t.shadow_live is None else t.shadow_live for t in tokens]
         )
         if self.follows:
@@ -134,23 +134,23 @@ class TextPanel(LinesWidget, can_focus=True):
         self.redraw()
 
     def show_problem(self, *lines: str) -> None:
-        """Why there is no text, and what to do."""
+        """Shows why there is no text, and the remedy."""
         self._problem = lines
         self.redraw()
 
     def go(self, token: int) -> None:
-        """Moves the cursor without telling anybody."""
+        """Moves the cursor without a TokenMoved message."""
         self.cursor = max(0, min(token, len(self._tokens) - 1))
         self.redraw()
 
     def follow_from(self, token: int) -> None:
-        """Follow the end if `token`, where somebody has put the cursor, is the last one."""
+        """Follows the end if the cursor was moved to the last token."""
         self.follows = token >= len(self._tokens) - 1
 
     # ------------------------------------------------------------ drawing
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self.entitle("text", "")
+        self.set_titles("text", "")
         if self._problem:
             return [EMPTY, *(_paragraphs(self._problem, width))]
         if not self._tokens or height < 3:
@@ -187,7 +187,7 @@ class TextPanel(LinesWidget, can_focus=True):
             title += f" · {self._read_at}"
         if shadow is not None:
             title += f" · {shadow.agreed:,} of {shadow.evicted:,} victims the same"
-        self.entitle(title, where + " · follows" * self.follows)
+        self.set_titles(title, where + " · follows" * self.follows)
         return [*lines, self._foot(view, width)]
 
     def _head(self, shadow: wire.TextShadow, column: int) -> Line:
@@ -202,10 +202,10 @@ class TextPanel(LinesWidget, can_focus=True):
             return EMPTY
         shades = score_shades(view.theme)
         return merge(
-            [(text, self._look(token, side, shades)) for token, text in flow.lines[number]]
+            [(text, self._token_style(token, side, shades)) for token, text in flow.lines[number]]
         )
 
-    def _look(self, n: int, side: int, shades: Sequence[str]) -> Style:
+    def _token_style(self, n: int, side: int, shades: Sequence[str]) -> Style:
         if n == self.cursor:
             return palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
         dead = self._sides[side].dead[n]
@@ -228,7 +228,7 @@ class TextPanel(LinesWidget, can_focus=True):
         if self._shadow is not None and token.shadow_live is not None:
             words.append("the shadow keeps it" if token.shadow_live else "the shadow evicts it")
         if token.text is None:
-            words.append("given as an embedding: no text")
+            words.append("an embedding: no text")
         spans: list[Span] = [(f" token {n:,}  ", muted), (", ".join(words), text), ("   ", muted)]
         if view.ramp.colors:
             spans += [("dead", DEAD_STYLE), ("  ", muted)]
@@ -245,21 +245,21 @@ class TextPanel(LinesWidget, can_focus=True):
 
     # ------------------------------------------------------------ moving
 
-    def _tell(self, token: int) -> None:
+    def _post_moved(self, token: int) -> None:
         if self._tokens:
             self.post_message(TokenMoved(max(0, min(token, len(self._tokens) - 1))))
 
     @property
     def _flow(self) -> Flow:
-        """The lines of what is in force, as they are on the screen."""
+        """The lines under the policy in force."""
         return self._sides[0].laid_out
 
     def action_step(self, by: int) -> None:
-        """One token on, past those that only begin a character."""
+        """Moves to the next token, skipping tokens that only begin a character."""
         at = self.cursor + by
         while 0 < at < len(self._tokens) - 1 and not self._tokens[at].text:
             at += by
-        self._tell(at)
+        self._post_moved(at)
 
     def action_line(self, by: int) -> None:
         if not self._tokens:
@@ -271,13 +271,13 @@ class TextPanel(LinesWidget, can_focus=True):
             line += 1 if by > 0 else -1
         token = flow.token_at(line, column)
         if token is not None:
-            self._tell(token)
+            self._post_moved(token)
 
     def action_page(self, by: int) -> None:
         self.action_line(by * self._rows)
 
     def action_jump(self, to: int) -> None:
-        self._tell(0 if to == 0 else len(self._tokens) - 1)
+        self._post_moved(0 if to == 0 else len(self._tokens) - 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
@@ -294,26 +294,26 @@ class TextPanel(LinesWidget, can_focus=True):
         head = self.content_size.height - 1 - self._rows
         token = self._flow.token_at(self._top + place.y - head, place.x)
         if token is not None and place.y >= head:
-            self._tell(token)
+            self._post_moved(token)
 
     def watch_has_focus(self, _focus: bool) -> None:
         self.redraw()
 
 
 def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:
-    """Which pieces are dead: a character of several tokens is, once one of them is."""
-    dead, held = [], False
-    for token, lives in zip(tokens, live, strict=True):
-        held |= not lives
-        dead.append(held)
-        held &= token.text == ""
+    """Whether each piece is dead: a character of several tokens is dead if one of them is."""
+    dead, pending = [], False
+    for token, is_live in zip(tokens, live, strict=True):
+        pending |= not is_live
+        dead.append(pending)
+        pending &= token.text == ""
     return dead
 
 
 def _paragraphs(texts: Sequence[str], width: int) -> list[Line]:
-    looks = [palette.WARN_STYLE] + [palette.TEXT_STYLE] * (len(texts) - 1)
+    styles = [palette.WARN_STYLE] + [palette.TEXT_STYLE] * (len(texts) - 1)
     return [
-        ((f" {line}", look),)
-        for text, look in zip(texts, looks, strict=True)
+        ((f" {line}", style),)
+        for text, style in zip(texts, styles, strict=True)
         for line in [*textwrap.wrap(text, max(20, width - 2)), ""]
     ]

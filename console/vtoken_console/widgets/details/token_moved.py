@@ -1,4 +1,4 @@
-"""What the widgets that show tokens say when their cursor moves."""
+"""The message of the widgets that show tokens when their cursor moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from textual.message import Message
 
 
 class TokenMoved(Message):
-    """The cursor stands on another token."""
+    """The cursor moved to another token."""
 
     def __init__(self, token: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The token table as rows: token, position, block, offset, state, score."""
+"""The token table as rows: token, block, slot, state, score."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TokenRows(Scroller):
     def num_rows(self, view: View) -> int:
         return 0 if self.table is None else len(self.table)
 
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         self.post_message(TokenMoved(self.cursor))
 
     def go(self, token: int) -> None:
-        """Moves the cursor without telling anybody."""
+        """Moves the cursor without a TokenMoved message."""
         self.cursor = token
         self.redraw()
 
@@ -45,7 +45,7 @@ class TokenRows(Scroller):
         value = f"{score:>7.3g}" if score == score else " " * 7  # NaN: no score
         line = f" {row:>7,} {where}  {'live ' if live else 'dead '} {value}"
         if selected:
-            look = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
-            return ((line.ljust(width), look),)
-        look = palette.TEXT_STYLE if live else palette.style(palette.DEAD)
-        return merge([(line, look)])
+            style = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+            return ((line.ljust(width), style),)
+        style = palette.TEXT_STYLE if live else palette.style(palette.DEAD)
+        return merge([(line, style)])

@@ -41,7 +41,7 @@ class TokenStrip(LinesWidget, can_focus=True):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         table = self.table
         if table is None or not len(table) or height < 2:
-            return [EMPTY, ((" asking the server …", palette.MUTED_STYLE),)]
+            return [EMPTY, ((" loading …", palette.MUTED_STYLE),)]
         import numpy as np
 
         from vtoken_console.feed import tokens
@@ -49,7 +49,7 @@ class TokenStrip(LinesWidget, can_focus=True):
 
         narrowest = 1 if view.ramp.colors else 2
         grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
-        # Cells of one line each keep the strip a text to be read from left to right.
+        # Cells of one line keep the reading order from left to right.
         wide = min(grid.cell_width, 3)
         if grid.per_cell == 1:
             grid = Grid(len(table), 1, width // wide, wide, 1)
@@ -76,7 +76,7 @@ class TokenStrip(LinesWidget, can_focus=True):
         lines += [EMPTY] * (height - 1 - len(lines))
         per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"
         title = f"in logical order · {len(table):,} tokens · {per}"
-        self.entitle(title)
+        self.set_titles(title)
         return [*lines, self._legend(view, width, has_protected=any(protected))]
 
     def _cell(
@@ -84,8 +84,8 @@ class TokenStrip(LinesWidget, can_focus=True):
     ) -> Span:
         ramp = view.ramp
         if cursor:
-            look = palette.CURSOR_CELL_STYLE if self.has_focus else palette.BLURRED_CELL_STYLE
-            return (mark or "+").ljust(width), look
+            style = palette.CURSOR_CELL_STYLE if self.has_focus else palette.BLURRED_CELL_STYLE
+            return (mark or "+").ljust(width), style
         if not ramp.colors:
             return (mark or ramp.glyphs[level]).ljust(width, ramp.glyphs[level]), palette.TEXT_STYLE
         color = ramp.colors[level]
@@ -111,29 +111,29 @@ class TokenStrip(LinesWidget, can_focus=True):
         return merge(cut(spans, width))
 
     def go(self, token: int) -> None:
-        """Moves the cursor without telling anybody."""
+        """Moves the cursor without a TokenMoved message."""
         self.cursor = max(0, token)
         self.redraw()
 
-    def _tell(self, token: int) -> None:
+    def _post_moved(self, token: int) -> None:
         if self.table is not None and len(self.table):
             self.post_message(TokenMoved(max(0, min(token, len(self.table) - 1))))
 
     def action_move(self, dx: int, dy: int) -> None:
         grid = self._grid
         if grid is not None:
-            self._tell(self.cursor + (dx + dy * grid.columns) * grid.per_cell)
+            self._post_moved(self.cursor + (dx + dy * grid.columns) * grid.per_cell)
 
     def action_jump(self, to: int) -> None:
         if self.table is not None:
-            self._tell(0 if to == 0 else len(self.table) - 1)
+            self._post_moved(0 if to == 0 else len(self.table) - 1)
 
     def on_click(self, event: events.Click) -> None:
         place, grid = event.get_content_offset(self), self._grid
         if place is not None and grid is not None:
             cell = grid.cell_at(place.x, place.y)
             if cell is not None:
-                self._tell(grid.blocks_of(cell)[0])
+                self._post_moved(grid.blocks_of(cell)[0])
 
     def watch_has_focus(self, _focus: bool) -> None:
         self.redraw()

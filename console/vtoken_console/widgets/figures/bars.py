@@ -1,7 +1,4 @@
-"""Columns of eighths: a row of values as lines of a chart, with a threshold drawn across.
-
-Knows no vToken data.
-"""
+"""Bar charts of block characters in eighths, with a threshold line."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def nice_top(value: float) -> float:
-    """The least of 1, 2, 2.5, 5 times a power of ten that is not below `value`."""
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -30,9 +27,9 @@ def bars(
     theta: Sequence[float] | None = None,
     ascii_only: bool = False,
 ) -> list[Line]:
-    """Columns of eighths, `height` lines, scale 0..top; NaN is blank. `theta` draws a line.
+    """Bars of `values`, `height` lines, scale 0..top; NaN is blank.
 
-    What stands above theta is drawn in the warning colour.
+    `theta` draws a line; the part of a bar above it has the warning colour.
     """
     below, above = palette.style(palette.BAR), palette.style(palette.WARN)
     eighths = [0 if math.isnan(v) else min(height * 8, round(v / top * height * 8)) for v in values]
@@ -45,16 +42,16 @@ def bars(
         for x, filled in enumerate(eighths):
             part = max(0, min(8, filled - y * 8))
             over = theta is not None and y >= marks[x] >= 0 and values[x] > theta[x]
-            look = above if over else below
+            style = above if over else below
             if marks[x] == y:
                 back = (palette.WARN if over else palette.BAR) if part >= 5 else None
                 ink = "#000000" if back and over else palette.THETA
                 spans.append(("─", palette.style(ink, back)))
             elif ascii_only:
-                spans.append(("#" if part >= 4 else " ", look))
-            elif part == 8:  # a background, so that no seam shows between two lines
+                spans.append(("#" if part >= 4 else " ", style))
+            elif part == 8:  # a background, so that there is no seam between lines
                 spans.append((" ", palette.style(None, palette.WARN if over else palette.BAR)))
             else:
-                spans.append((EIGHTHS[part], look))
+                spans.append((EIGHTHS[part], style))
         lines.append(merge(spans))
     return lines

@@ -1,8 +1,8 @@
 """Memory and latency over time: F, free blocks, inter-token latency, tokens a second, TTFT.
 
-Curves with a time axis; bars where a curve has no room or no glyphs. Each axis carries a mark where
-somebody changed the configuration (▲) or the engine took a trial back (▼) or kept it (✓); the last
-line names the mark under the cursor, or the newest ones.
+Curves with a time axis, or bars if a curve does not fit or in ASCII. Marks on each axis show
+configuration changes (▲) and trials that the engine reverted (▼) or kept (✓); the last line
+describes the mark under the cursor, or the newest ones.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 AXIS = 7  # columns of the scale on the left
 GAP = 2
 NUM_CHARTS = 5
-LEAST = 20  # columns of the narrowest chart
-LEAST_ROWS = 5  # lines of the lowest one
-ASPECT = 3  # columns of a chart for each of its lines, where there is a choice
-BRIDGED_S = 2.5  # a curve goes on over a gap as long as this
+MIN_WIDTH = 20  # columns of a chart
+MIN_HEIGHT = 5  # lines of a chart
+ASPECT = 3  # preferred columns per line of a chart
+BRIDGED_S = 2.5  # the longest gap that a curve interpolates
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart's title, values and scale; `text`: a value of the scale; `line`: a threshold."""
+    """A chart's title, values and scale; `text` formats a scale value; `line`: the threshold."""
 
     title: list[Span]
     values: F64
@@ -44,16 +44,16 @@ class Chart:
 
 
 def arrange(num: int, width: int, height: int) -> tuple[int, int]:
-    """Rows and columns of `num` charts: as many as fit, in the shape that is nearest to ASPECT."""
+    """Rows and columns of `num` charts: as many as fit, with a shape closest to ASPECT."""
 
     def rank(columns: int) -> tuple[int, float]:
-        rows = max(1, min(-(-num // columns), height // LEAST_ROWS))
+        rows = max(1, min(-(-num // columns), height // MIN_HEIGHT))
         shape = width / columns / max(1, height / rows)
         return min(num, rows * columns), -abs(math.log(shape / ASPECT))
 
-    fit = max(1, min(num, (width + GAP) // (LEAST + GAP)))
+    fit = max(1, min(num, (width + GAP) // (MIN_WIDTH + GAP)))
     columns = max(range(1, fit + 1), key=rank)
-    return max(1, min(-(-num // columns), height // LEAST_ROWS)), columns
+    return max(1, min(-(-num // columns), height // MIN_HEIGHT)), columns
 
 
 class Charts(LinesWidget, can_focus=True):
@@ -68,7 +68,7 @@ class Charts(LinesWidget, can_focus=True):
         self.chosen: Marker | None = None
 
     def action_step(self, by: int) -> None:
-        """The cursor goes to the mark before or after."""
+        """Moves the cursor to the previous or next mark."""
         series = self.view.series if self.view is not None else None
         markers = series.markers if series is not None else []
         if not markers:
@@ -89,11 +89,11 @@ class Charts(LinesWidget, can_focus=True):
             return []
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
-        self.entitle(f"{name} · ▲ changed ▼ taken back")
+        self.set_titles(f"{name} · ▲ changed ▼ reverted")
         rows, columns = arrange(NUM_CHARTS, width, height - 1)
         each = (width - GAP * (columns - 1)) // columns
         tall = (height - 1) // rows
-        is_curve = not view.ascii_only and tall >= plot.LEAST_HEIGHT + 3  # title, axis, its labels
+        is_curve = not view.ascii_only and tall >= plot.MIN_LINES + 3  # title, axis, its labels
         window = view.series.window(span, (each - AXIS) * (plot.DOTS_X if is_curve else 1))
         charts = _charts(view, window)[: rows * columns]
         draw = self._curve if is_curve else self._bars
@@ -113,7 +113,7 @@ class Charts(LinesWidget, can_focus=True):
         return [*lines, marker_line(view, self.chosen if self.has_focus else None, width)]
 
     def _curve(self, chart: Chart, window: Window, height: int, view: View) -> list[Line]:
-        """Title line, curve, a time axis with a mark at each change, its labels: `height` lines."""
+        """`height` lines: title, curve, time axis with marks, labels of the axis."""
         faint = palette.FAINT_STYLE
         num, columns = len(chart.values), len(chart.values) // plot.DOTS_X
         room = height - 3
@@ -135,7 +135,7 @@ class Charts(LinesWidget, can_focus=True):
         return lines
 
     def _bars(self, chart: Chart, window: Window, height: int, view: View) -> list[Line]:
-        """Title line, bars, and a time axis with a mark at each change: `height` lines."""
+        """`height` lines: title, bars, time axis with marks."""
         faint = palette.FAINT_STYLE
         line = chart.line.tolist() if chart.line is not None else None
         body = bars(
@@ -161,20 +161,20 @@ class Charts(LinesWidget, can_focus=True):
             if marker is None:
                 spans.append(("┴" if x in ticks else "─", faint))
             else:
-                glyph, look = _glyph(marker)
-                spans.append((glyph, palette.CURSOR_STYLE if marker == chosen else look))
+                glyph, style = _glyph(marker)
+                spans.append((glyph, palette.CURSOR_STYLE if marker == chosen else style))
         return merge(spans)
 
 
 def _title(chart: Chart, columns: int) -> Line:
-    """The title above `columns` columns of values; its first two parts where it has no room."""
+    """The title above `columns` columns of values; its first two parts if it does not fit."""
     title = chart.title if width_of(chart.title) <= AXIS + columns else chart.title[:2]
     indent = max(0, min(AXIS, AXIS + columns - width_of(title)))
     return merge([(" " * indent, palette.FAINT_STYLE), *title])
 
 
 def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
-    """Each text below its tick, the first to the right of it and the last to the left."""
+    """Labels centred below their ticks, the first left-aligned, the last right-aligned."""
     text = ""
     for n, (x, label) in enumerate(ticks):
         back = 0 if n == 0 else len(label) - 1 if n == len(ticks) - 1 else len(label) // 2
@@ -183,7 +183,7 @@ def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
 
 
 def _charts(view: View, window: Window) -> list[Chart]:
-    """All charts, the most telling first."""
+    """All charts, the most important first."""
     assert view.model is not None
     assert view.series is not None
     status = view.model.status
@@ -272,15 +272,15 @@ def _glyph(marker: Marker) -> Span:
 
 
 def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
-    """▲14 ana theta_f 0.4 → 0.25 14:02:09: the chosen mark alone, or the newest, as many as fit."""
+    """▲14 ana theta_f 0.4 → 0.25 14:02:09: the chosen mark, or as many of the newest as fit."""
     markers = view.series.markers if view.series is not None else []
     if not markers:
-        return ((" no change of the configuration was seen so far", palette.FAINT_STYLE),)
+        return ((" no configuration change so far", palette.FAINT_STYLE),)
     spans: list[Span] = []
     for marker in [chosen] if chosen is not None else reversed(markers):
-        glyph, look = _glyph(marker)
+        glyph, style = _glyph(marker)
         one: list[Span] = [
-            (f" {glyph}{marker.revision} ", look),
+            (f" {glyph}{marker.revision} ", style),
             (marker.actor, palette.TEXT_STYLE),
             (f" {marker.text} ", palette.MUTED_STYLE),
             (f"{units.clock(marker.ts)} ", palette.FAINT_STYLE),

@@ -1,4 +1,4 @@
-"""Gates, payback, shadow, latency, quality, own cost: in as many columns as fit."""
+"""The panel of metrics: gates, moves, shadow, latency, quality, own cost, in columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtoken_console.widgets.figures.sections import (
     cost_section,
     gates_section,
     latency_section,
-    payback_section,
+    relocation_section,
     shadow_section,
 )
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, merge, width_of
@@ -25,11 +25,11 @@ class Figures(LinesWidget):
         status = view.model.status if view.model else None
         if status is None:
             return []
-        self.entitle("gates · payback · shadow · latency · own cost")
+        self.set_titles("gates · moves · shadow · latency · own cost")
         num = max(1, min(NUM_SECTIONS, width // (COLUMN + 1)))
         room = (width - 1) // num
         sections = [
-            payback_section(view, status),
+            relocation_section(view, status),
             gates_section(status, room - 1),
             shadow_section(status),
             latency_section(status),
@@ -48,7 +48,7 @@ class Figures(LinesWidget):
 
 
 def flow(sections: list[list[Line]], num: int, height: int) -> list[list[Line]]:
-    """Sections in `num` columns, each whole and in the emptiest column, an empty line between."""
+    """Puts each section into the shortest of `num` columns, separated by an empty line."""
     columns: list[list[Line]] = [[] for _ in range(num)]
     for section in sections:
         column = min(columns, key=len)

@@ -1,4 +1,4 @@
-"""Line three: F against theta_F, and the figures that say whether memory is the limit."""
+"""Line three: F against theta_F, and the metrics that show whether memory is the limit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
+from vtoken_console.look.breakpoints import NARROW_BELOW
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def bar(f: float, theta: float, columns: int, *, ascii_only: bool) -> list[Span]:
-    """F as a bar over 0..1 with a mark at theta; the part above theta in another colour."""
+    """F as a bar over 0..1 with a mark at theta; the part above has another colour."""
     full, empty, mark = ("#", "-", "|") if ascii_only else (" ", "░", "│")
     at = min(columns - 1, round(theta * columns))
     filled = round(f * columns)
@@ -24,8 +25,8 @@ def bar(f: float, theta: float, columns: int, *, ascii_only: bool) -> list[Span]
         elif x < filled:
             over = x > at and f > theta
             color = palette.WARN if over else palette.BAR
-            look = palette.style(color) if ascii_only else palette.style(None, color)
-            spans.append((full, look))
+            style = palette.style(color) if ascii_only else palette.style(None, color)
+            spans.append((full, style))
         else:
             spans.append((empty, palette.FAINT_STYLE))
     return spans
@@ -45,7 +46,7 @@ class Gauge(LinesWidget):
             *bar(
                 fragmentation.f,
                 fragmentation.theta_f,
-                20 if width >= 100 else 10,
+                20 if width >= NARROW_BELOW else 10,
                 ascii_only=view.ascii_only,
             ),
             (" θ " if not view.ascii_only else " theta ", muted),
@@ -104,7 +105,7 @@ class Gauge(LinesWidget):
 
 
 def _latency(status: wire.Status, width: int) -> list[list[Span]]:
-    """Inter-token latency, time to first token: p95, or on a wide line p50, p95 and p99."""
+    """Inter-token latency and time to first token: p95, on a wide line p50, p95 and p99."""
     if status.latency is None:
         return []
     wide = width >= 180
@@ -118,7 +119,7 @@ def _latency(status: wire.Status, width: int) -> list[list[Span]]:
 
 
 def _canary(status: wire.Status) -> list[list[Span]]:
-    """What the quality canary found of requests that evicted; nothing while it is off."""
+    """The quality canary's results for requests that evicted; nothing while it is off."""
     found = status.canary
     if found is None:
         return []

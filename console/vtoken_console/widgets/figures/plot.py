@@ -1,6 +1,6 @@
-"""Lines of braille dots: a row of values as a curve, with a threshold and vertical marks behind it.
+"""Curves of braille dots, with a threshold line and vertical marks behind the curve.
 
-Knows no vToken data. W columns and H lines of characters are 2W x 4H dots.
+W columns and H lines of characters are 2W x 4H dots.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from vtoken_console.widgets.lines import Line, Span, merge
 if TYPE_CHECKING:
     from vtoken_console.feed.series import F64
 
-DOTS_X, DOTS_Y = 2, 4  # of a character
+DOTS_X, DOTS_Y = 2, 4  # per character
 BRAILLE = 0x2800
-LEAST_HEIGHT = 3  # lines of a curve; with fewer, bars show more
+MIN_LINES = 3  # of a curve; with fewer, bars show more
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character's dots
 
 
 def bridged(values: F64, reach: int) -> F64:
-    """`values` with gaps of at most `reach` samples filled in by a straight line."""
+    """`values` with gaps of at most `reach` samples interpolated linearly."""
     import numpy as np
 
     known = np.flatnonzero(~np.isnan(values))
@@ -35,9 +35,9 @@ def bridged(values: F64, reach: int) -> F64:
 
 
 def dots(values: F64, height: int, top: float) -> Any:
-    """Characters of the curve through `values` [2W], scale 0..top, as braille bits [H, W].
+    """The curve through `values` [2W], scale 0..top, as braille bits of characters [H, W].
 
-    Neighbours are joined; NaN is a gap, what is out of scale is drawn at its edge.
+    Adjacent points are joined; NaN is a gap; values out of scale are clamped.
     """
     import numpy as np
 
@@ -50,7 +50,7 @@ def dots(values: F64, height: int, top: float) -> Any:
     middle = (left + right) // 2
     joined = known[:-1] & known[1:]
     rises, falls = joined & (left < right), joined & (left > right)
-    # Each of two neighbours reaches half way: the lower one up to `middle`.
+    # Each of two adjacent points extends half way: the lower one up to `middle`.
     high[:-1] = np.where(rises, np.maximum(high[:-1], middle), high[:-1])
     low[1:] = np.where(rises, np.minimum(low[1:], middle + 1), low[1:])
     low[:-1] = np.where(falls, np.minimum(low[:-1], middle + 1), low[:-1])
@@ -71,7 +71,7 @@ def plot(
 ) -> list[Line]:
     """The curve through `values` [2W] as `height` lines of W columns, scale 0..top.
 
-    `theta` [2W] draws a line, and what is above it has the warning colour; `marks` are columns.
+    `theta` [2W] draws a line; the curve above it has the warning colour. `marks` are columns.
     """
     curve = dots(values, height, top).tolist()
     below, above = palette.style(palette.BAR), palette.style(palette.WARN)
@@ -102,7 +102,7 @@ def plot(
 def time_axis(span_s: int, width: int) -> list[tuple[int, str]]:
     """Labels of a time axis of `width` columns that ends now: (column of the tick, text).
 
-    As many of whole seconds or minutes as have room; the first and the last are always told apart.
+    As many labels of integer seconds or minutes as fit, at least the first and the last.
     """
     unit, per = ("min", 60) if span_s >= 120 else ("s", 1)
     total = span_s // per

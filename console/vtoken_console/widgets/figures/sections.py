@@ -1,7 +1,7 @@
-"""The figures behind the picture in short sections: gates, payback, latency, quality and others.
+"""The sections of the metrics panel: gates, moves, shadow, latency, quality, own cost.
 
-Knows no widget. A section is a title line and rows of at most COLUMN columns; what a server does
-not tell is a dash.
+A section is a title line and rows of at most COLUMN columns. A value that the server does not
+report is a dash.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ COLUMN = 38
 LABEL = 15
 
 
-def _title(text: str, remark: str = "", look: Style = palette.MUTED_STYLE) -> Line:
-    return merge(cut([(text, palette.BOLD_STYLE), (f"  {remark}", look)], COLUMN))
+def _title(text: str, remark: str = "", style: Style = palette.MUTED_STYLE) -> Line:
+    return merge(cut([(text, palette.BOLD_STYLE), (f"  {remark}", style)], COLUMN))
 
 
-def _row(label: str, value: str, remark: str = "", look: Style = palette.TEXT_STYLE) -> Line:
+def _row(label: str, value: str, remark: str = "", style: Style = palette.TEXT_STYLE) -> Line:
     spans: list[Span] = [
         (units.fit(label, LABEL), palette.MUTED_STYLE),
-        (value, look),
+        (value, style),
         (f" {remark}" if remark else "", palette.MUTED_STYLE),
     ]
     return merge(cut(spans, COLUMN))
 
 
 def closed_gates(gates: list[wire.Gate]) -> list[str]:
-    """The names of the gates that hold an automatic round back."""
+    """The names of the closed gates of an automatic round."""
     return [gate.name for gate in gates if not gate.open]
 
 
 def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
-    """A line a gate: open or closed, both numbers, and its name where there is room for all."""
+    """A line per gate: open or closed, both numbers, and the name if all names fit."""
     lines: list[Line] = []
     name_width = max((len(gate.name) for gate in gates), default=0) + 1
     if any(2 + name_width + len(gate.detail) > width for gate in gates):
         name_width = 0  # the details name what they compare
     for gate in gates:
-        glyph, look = ("✓", palette.GOOD_STYLE) if gate.open else ("×", palette.WARN_STYLE)
+        glyph, style = ("✓", palette.GOOD_STYLE) if gate.open else ("×", palette.WARN_STYLE)
         spans: list[Span] = [
-            (f"{glyph} ", look),
-            (units.fit(gate.name, name_width), palette.TEXT_STYLE if gate.open else look),
-            (gate.detail, palette.MUTED_STYLE if gate.open or name_width else look),
+            (f"{glyph} ", style),
+            (units.fit(gate.name, name_width), palette.TEXT_STYLE if gate.open else style),
+            (gate.detail, palette.MUTED_STYLE if gate.open or name_width else style),
         ]
         lines.append(merge(cut(spans, width)))
     return lines
@@ -59,37 +59,37 @@ def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
 def gates_section(status: wire.Status, width: int = COLUMN) -> list[Line]:
     gates = status.fragmentation.gates
     if not gates:
-        return [_title("automatic round"), _row("gates", "–", "the server does not tell")]
+        return [_title("automatic round"), _row("gates", "–", "not reported")]
     closed = closed_gates(gates)
     remark = f"held back by {len(closed)}" if closed else "all gates open"
-    look = palette.WARN_STYLE if closed else palette.GOOD_STYLE
-    return [_title("automatic round", remark, look), *gate_lines(gates, width)]
+    style = palette.WARN_STYLE if closed else palette.GOOD_STYLE
+    return [_title("automatic round", remark, style), *gate_lines(gates, width)]
 
 
-def payback_section(view: View, status: wire.Status) -> list[Line]:
-    """What relocation has bought, and what of it was in vain; cumulative."""
+def relocation_section(view: View, status: wire.Status) -> list[Line]:
+    """The cost and gain of relocation, and its wasted moves; cumulative."""
     done = status.reclamation
     megabytes = done.moved_bytes / 1e6
     rate = f"{done.relocation_freed_blocks / megabytes:8.1f}" if megabytes else "–".rjust(8)
-    vain = done.moved_then_evicted_tokens
-    share = vain / done.moved_tokens if done.moved_tokens else None
-    vain_look = palette.WARN_STYLE if share is not None and share > 0.2 else palette.TEXT_STYLE
+    wasted = done.moved_then_evicted_tokens
+    share = wasted / done.moved_tokens if done.moved_tokens else None
+    wasted_style = palette.WARN_STYLE if share is not None and share > 0.2 else palette.TEXT_STYLE
     known = bool(done.payback_steps)
     series = view.series
     copy = series.newest("copy_ratio") if series is not None else 0.0
     plan = series.newest("plan_ratio") if series is not None else 0.0
     lines = [
-        _title("payback", "since the server started"),
+        _title("moves", "since the server started"),
         _row("freed by moves", units.count(done.relocation_freed_blocks, 8), "blocks"),
         _row(
             "moved", units.data_size(done.moved_bytes, 8), f"{units.count(done.moved_tokens)} tok"
         ),
         _row("freed per MB", rate, "blocks/MB"),
         _row(
-            "moved in vain",
+            "wasted moves",
             units.percent(share if known else None, 8),
             f"in {done.payback_steps} steps" if known else "",
-            vain_look,
+            wasted_style,
         ),
         _row("relocated", units.count(done.moved_tokens, 8), "tokens"),
         _row("recycled", units.count(done.recycled_slots, 8), "slots"),
@@ -120,12 +120,12 @@ def shadow_section(status: wire.Status) -> list[Line]:
         _row("no scores yet", units.count(shadow.waiting, 8), "evictions"),
     ]
     if shadow.error:
-        lines.append(_row("failed", shadow.error, look=palette.BAD_STYLE))
+        lines.append(_row("failed", shadow.error, style=palette.BAD_STYLE))
     return lines
 
 
 def canary_section(status: wire.Status) -> list[Line]:
-    """Quality on live traffic, evicting requests beside the control group; nothing while off."""
+    """Quality on live traffic: evicting requests and the control group; empty while off."""
     found = status.canary
     if found is None:
         return []
@@ -150,7 +150,7 @@ def canary_section(status: wire.Status) -> list[Line]:
 
 def latency_section(status: wire.Status) -> list[Line]:
     latency = status.latency
-    window = f"last {latency.window_s:g} s" if latency else "the server does not tell"
+    window = f"last {latency.window_s:g} s" if latency else "not reported"
     head = f"{'':<12}{'p50':>8}{'p95':>8}{'p99':>8}"
     lines = [_title("latency", window), ((head, palette.MUTED_STYLE),)]
     for label, one in (

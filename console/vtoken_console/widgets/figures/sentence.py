@@ -1,4 +1,4 @@
-"""Below the header: one sentence in plain words, the planner's own, or why there is none."""
+"""The sentence below the header: the planner's advice, or why the data is not current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, spread,
 
 
 def waiting_text(connection: Connection, now: float) -> str:
-    """What the link waits for: the try under way, or when the next one comes."""
+    """The state of the connection attempt, or the time until the next one."""
     if connection.next_try is not None:
         wait = max(0.0, connection.next_try - now)
         return f"next try in {wait:3.1f} s" if wait < 10 else f"next try in {wait:.0f} s"
@@ -22,7 +22,7 @@ def waiting_text(connection: Connection, now: float) -> str:
 
 class Sentence(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        """The sentence over as many lines as there are; what acts on it behind its end."""
+        """The sentence, wrapped; closed gates and the key that acts on it at its end."""
         connection = view.connection
         if not connection.is_live:
             if not connection.ever_live:
@@ -46,14 +46,14 @@ class Sentence(LinesWidget):
         if spans := _silence(view):
             return wrap(spans, width, height)
         fragmentation = status.fragmentation
-        look = {
+        style = {
             "ok": palette.TEXT_STYLE,
             "fragmented": palette.WARN_STYLE,
             "full": palette.BAD_STYLE,
         }[fragmentation.cause]
         if status.scheduling != "running":
-            look = palette.WARN_STYLE
-        sentence: list[Span] = [(" " + fragmentation.sentence, look)]
+            style = palette.WARN_STYLE
+        sentence: list[Span] = [(" " + fragmentation.sentence, style)]
         if status.invariants.violations:
             text = f" {status.invariants.violations} INVARIANT VIOLATIONS, see the log "
             alarm: list[Span] = [(text, palette.style("#000000", palette.BAD, bold=True))]
@@ -72,7 +72,7 @@ class Sentence(LinesWidget):
         lines = wrap(sentence, width, height)
         end = len(lines) - 1
         lines += [EMPTY] * (height - len(lines))
-        # The key bar names the key as well, and the figures every gate.
+        # What does not fit is dropped: the key bar has the key, the metrics panel every gate.
         for right in ([*waits, ("  ", palette.MUTED_STYLE), *key], waits, key):
             for at in (end, len(lines) - 1):
                 if width_of(lines[at]) + width_of(right) <= width:
@@ -82,14 +82,14 @@ class Sentence(LinesWidget):
 
 
 def _silence(view: View) -> list[Span]:
-    """That what is seen is not what is, although the link stands; empty while it is."""
+    """A warning that the data is stale although the connection is live, or an empty list."""
     silent_s, status = view.engine_silent_s, view.model.status if view.model else None
     if view.is_link_silent:
-        text = f" Nothing was heard from the server for {units.duration(view.age_s)}."
+        text = f" No message from the server for {units.duration(view.age_s)}."
     elif silent_s and status is not None:
         waiting = status.requests.running + status.requests.waiting
-        who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
-        text = f" No step for {units.duration(silent_s)} while {who} for it: "
+        requests = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+        text = f" No step for {units.duration(silent_s)} while {requests} for it: "
         text += "one very long step, or the engine hangs."
     else:
         return []

@@ -1,4 +1,4 @@
-"""Fills the screen while there is no data: connecting to where, since when, why not."""
+"""The screen until the first data: address, since when, attempts, error and advice."""
 
 from __future__ import annotations
 

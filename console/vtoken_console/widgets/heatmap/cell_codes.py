@@ -1,6 +1,6 @@
-"""A heatmap cell as one integer, so that rows are compared and drawn by value.
+"""Packs a heatmap cell into one integer, so that rows can be compared and cached.
 
-Knows neither colours nor widgets. C cells. Equal codes look alike under one `cell_paint.Looks`.
+C cells. Cells with equal codes look the same under one `cell_paint.CellPainter`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vtoken.wire import FLAG_HASHED, FLAG_IN_FLIGHT, FLAG_SHARED, FLAG_TAIL
 _FIELDS = {
     "mean": (0, 5),  # ramp level, FREE_LEVEL or DIM_LEVEL
     "worst": (5, 5),
-    "mark": (10, 3),  # place in MARKS
+    "mark": (10, 3),  # index in MARKS
     "move": (13, 2),  # 1 source, 2 destination, 3 both
     "phase": (15, 2),  # 0 just now, then fading
     "cursor": (17, 1),
     "kind": (18, 16),  # 0 mixed
-    "kinds": (34, 4),  # how many kinds, MANY or more as MANY; 0: the cell tells an amount
+    "kinds": (34, 4),  # number of kinds, at most MANY; 0: the cell shows an amount
     "live": (38, 16),  # live slots of a single block
 }
 MANY = 10
@@ -44,12 +44,12 @@ _MARK_OF = _mark_table()
 
 
 def mark_of(flags: Any) -> Any:
-    """The place in MARKS of the flag that matters most, of each of `flags` [C]."""
+    """The index in MARKS of the most important flag in each of `flags` [C]."""
     return _MARK_OF[flags]
 
 
 def pack(num_cells: int, **fields: Any) -> Codes:
-    """Codes [C] of fields [C] or scalars; what is not given is 0."""
+    """Codes [C] of fields [C] or scalars; missing fields are 0."""
     out = np.zeros(num_cells, np.uint64)
     for name, values in fields.items():
         first, bits = _FIELDS[name]
@@ -61,7 +61,7 @@ def pack(num_cells: int, **fields: Any) -> Codes:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One code, taken apart."""
+    """The fields of one code."""
 
     mean: int = 0
     worst: int = 0

@@ -1,6 +1,6 @@
-"""How one heatmap cell looks: colour for the mean, a stripe for the worst, a glyph for the rest.
+"""Paints heatmap cells: colour for the mean, a stripe for the worst block, a glyph for flags.
 
-Knows neither numpy nor widgets. Every code is painted once and remembered (`Looks.spans`).
+Does not import numpy. Each code is painted once and cached.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 from rich.style import Style
 
 from vtoken_console.look import palette
-from vtoken_console.look.ramp import LEVELS, Ramp, ink_on, mix
+from vtoken_console.look.ramp import DIM_LEVEL, FREE_LEVEL, Ramp, ink_on, mix
 from vtoken_console.look.themes import Theme, nearest_number
 from vtoken_console.widgets.heatmap.cell_codes import MANY, MARKS, Cell, unpack
 from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, merge
 
-FREE_LEVEL = LEVELS
-DIM_LEVEL = LEVELS + 1
-STRIPE = "▂"  # the lower quarter of a cell: its worst block
+STRIPE = "▂"  # the lower quarter of a cell, for its worst block
 UPPER_HALF = "▀"
 FREE, HIDDEN = "·", "-"
 SOURCE, DESTINATION, BOTH = 1, 2, 3
-# (glyph, plain glyph) of a move by phase: a source fades out, a destination brightens.
+# (glyph, ASCII glyph) of a move by phase: a source fades out, a destination brightens.
 MOVES = {
     SOURCE: (("○", "o"), ("○", "o"), ("◌", ".")),
     DESTINATION: (("•", "+"), ("●", "@"), ("●", "@")),
@@ -39,16 +37,11 @@ def letter_of(number: int) -> str:
     return LETTERS[(number - 1) % len(LETTERS)] if number > 0 else "?"
 
 
-def hue_of(theme: Theme, number: int) -> str:
-    """The colour of the owner with this number."""
-    return theme.hues[(number - 1) % len(theme.hues)]
-
-
 @dataclass(slots=True, eq=False)
-class Looks:
-    """The looks of all cells of one drawing.
+class CellPainter:
+    """Paints and caches the cells of one mode, theme and grid.
 
-    `text`: a cell is a block and shows its live count; `ids`: and its id on a line of its own.
+    `text`: each cell is a block and shows its live count; `ids`: also its id, on a separate line.
     """
 
     theme: Theme
@@ -59,29 +52,29 @@ class Looks:
     text: bool
     ids: bool
     focused: bool
-    plain: bool  # ASCII only
+    ascii_only: bool
     _spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict)
 
     def row(self, codes: Iterable[int], line: int, first_block: int = 0) -> Line:
-        """Line `line` of the `height` lines of a row of cells; the first is of `first_block`."""
-        known = self._spans
+        """Line `line` of a row of cells; the first cell is of `first_block`."""
+        cache = self._spans
         spans: list[Span] = []
         for block, code in enumerate(codes, first_block):
-            look = known.get((code, line))
-            if look is None:
-                look = known[code, line] = self._paint(unpack(code), line)
+            painted = cache.get((code, line))
+            if painted is None:
+                painted = cache[code, line] = self._paint(unpack(code), line)
             if self.ids and line == 0:
-                (text, style), gap = look
+                (text, style), gap = painted
                 number = str(block)
-                look = (number + text[len(number) :], style), gap
-            spans.extend(look)
+                painted = (number + text[len(number) :], style), gap
+            spans.extend(painted)
         return merge(spans)
 
     # ------------------------------------------------------------ one cell
 
     def _paint(self, cell: Cell, line: int) -> tuple[Span, ...]:
         if self.text:
-            return self._figures(cell, line)
+            return self._text_cell(cell, line)
         text, style = self._body(cell)
         if cell.move and line == 0:
             text, style = self._moved(cell, text, style)
@@ -114,7 +107,7 @@ class Looks:
         return " " * width, palette.style(None, back)
 
     def _kind(self, cell: Cell) -> Span:
-        """The letter of the kind, or how many kinds there are."""
+        """The letter of the kind, or the number of kinds."""
         if cell.kinds > 1:
             text = "+" if cell.kinds >= MANY else str(cell.kinds)
             return text, palette.MUTED_STYLE
@@ -122,11 +115,11 @@ class Looks:
         text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1][0]
         if not self.ramp.colors:
             return text, palette.TEXT_STYLE
-        back = hue_of(self.theme, cell.kind)
+        back = self.theme.hue(cell.kind)
         return text, palette.style(ink_on(back), back)
 
     def _moved(self, cell: Cell, text: str, style: Style) -> Span:
-        glyph = MOVES[cell.move][cell.phase][self.plain]
+        glyph = MOVES[cell.move][cell.phase][self.ascii_only]
         if not self.ramp.colors:
             return glyph + text[1:], palette.BOLD_STYLE
         back = self._back(style)
@@ -148,17 +141,17 @@ class Looks:
     def _cursor(self) -> Style:
         return palette.CURSOR_CELL_STYLE if self.focused else palette.BLURRED_CELL_STYLE
 
-    # ------------------------------------------------------------ a cell of figures
+    # ------------------------------------------------------------ cells with a live count
 
-    def _figures(self, cell: Cell, line: int) -> tuple[Span, ...]:
-        """The mark in the upper right corner, the live count beside it, or in the middle below."""
+    def _text_cell(self, cell: Cell, line: int) -> tuple[Span, ...]:
+        """The mark in the upper right corner; the live count beside it, or centred below."""
         room = self.width - 1
         gap = (" ", palette.NO_STYLE)
         hidden, free = cell.mean == DIM_LEVEL, cell.mean == FREE_LEVEL
         coloured = bool(self.ramp.colors)
         mark, fill = MARKS[cell.mark], " "
         if cell.move:
-            mark = MOVES[cell.move][cell.phase][self.plain]
+            mark = MOVES[cell.move][cell.phase][self.ascii_only]
         elif hidden:
             mark = " "
         elif cell.kinds:
@@ -172,7 +165,7 @@ class Looks:
             fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
             body, style = str(cell.live), palette.TEXT_STYLE
         else:
-            back = hue_of(self.theme, cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
+            back = self.theme.hue(cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
             body = str(cell.live)
             style = palette.style(ink_on(back), back, bold=bool(cell.move))
         if cell.cursor:
@@ -182,7 +175,7 @@ class Looks:
             text = (" " * (room - 1) if self.ids else body.rjust(room - 1, fill)) + mark
         else:
             text = (body if line == middle else "").center(room, fill)
-        if line > middle and line == self.height - 1 and style.bgcolor and not self.plain:
-            edge = style.bgcolor.get_truecolor().hex  # half a line between two rows of cells
+        if line > middle and line == self.height - 1 and style.bgcolor and not self.ascii_only:
+            edge = style.bgcolor.get_truecolor().hex  # half a line of gap between rows of cells
             return (UPPER_HALF * room, palette.style(edge)), gap
         return (text, style), gap

@@ -1,7 +1,6 @@
-"""What the colour of a block means: utilisation, age, owner, churn or state; one at a time.
+"""The colour modes of the heatmap: utilisation, age, owner, churn or state.
 
-Knows neither widgets nor colours: a mode turns the newest state into a share 0..1, or a kind, for
-each block. N blocks.
+A mode maps the newest state to a share 0..1, or a kind, for each block. N blocks.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class Mode(Enum):
 
     @property
     def is_kind(self) -> bool:
-        """Whether blocks are told apart by kind, not by amount."""
+        """Whether the colour shows a kind, not an amount."""
         return self in (Mode.OWNER, Mode.STATE)
 
     @property
     def summary(self) -> str:
         return {
             Mode.UTILISATION: "live slots of a block",
-            Mode.AGE: "time since a block last changed, while this console looked",
+            Mode.AGE: "time since the last change that this console saw",
             Mode.OWNER: "the request that holds a block",
             Mode.CHURN: "changes of a block a second",
             Mode.STATE: "free, low, shared, hashed, in flight, tail",
@@ -44,7 +43,7 @@ class Mode(Enum):
 
 MODES = tuple(Mode)
 
-# The kinds of Mode.STATE in the order in which they win: (letter, word). 0 is mixed.
+# The kinds of Mode.STATE in order of precedence: (letter, word). 0 is mixed.
 STATE_KINDS: tuple[tuple[str, str], ...] = (
     ("*", "in flight"),
     ("s", "shared"),
@@ -67,7 +66,7 @@ class Coloured:
 
 
 def colour(mode: Mode, model: StreamState, activity: Activity, part: slice) -> Coloured:
-    """What `mode` says of the blocks of `part`."""
+    """The shares or kinds of the blocks of `part` in `mode`."""
     import numpy as np
 
     from vtoken_console.look import cells
@@ -88,7 +87,7 @@ def colour(mode: Mode, model: StreamState, activity: Activity, part: slice) -> C
 
 
 def state_kinds(live: U16, flags: U8, block_size: int) -> Any:
-    """1 + the place in STATE_KINDS of every block [N]."""
+    """1 + the index in STATE_KINDS of every block [N]."""
     import numpy as np
 
     from vtoken_console.look.cells import in_state

@@ -1,8 +1,7 @@
-"""The heatmap of all blocks: the pool, a part of it, or figures for each block.
+"""The heatmap of all blocks: the pool, a part of it, or a number for each block.
 
-The mean and the worst of a cell are drawn, never a majority. A frame costs some passes over arrays,
-and building the rows whose cells changed. numpy is imported with the first data, so that the first
-frame does not wait for it.
+A cell shows its mean and its worst block. A frame costs a few passes over arrays and the rows whose
+cells changed. numpy is imported with the first data, to keep the first frame fast.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.grid import Zoom, fit, has_ids, last_zoom, next_zoom, text_width
+from vtoken_console.look.grid import Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
+from vtoken_console.look.ramp import DIM_LEVEL, FREE_LEVEL
 from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.look.cells import Cells
-    from vtoken_console.widgets.heatmap.cell_paint import Looks
+    from vtoken_console.widgets.heatmap.cell_paint import CellPainter
 
 
 class Heatmap(Pointer, can_focus=True):
@@ -39,11 +39,11 @@ class Heatmap(Pointer, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.mode = Mode.UTILISATION
-        self.found: Cells | None = None  # of the rows in sight, of an amount
+        self.found: Cells | None = None  # of the visible rows, if the mode shows an amount
         self.first_cell = 0  # of `found`
-        self.matching: int | None = None  # blocks that the filter takes; None: no filter
-        self._looks: Looks | None = None
-        self._looks_key: tuple[Any, ...] = ()
+        self.matching: int | None = None  # blocks that match the filter; None: no filter
+        self._painter: CellPainter | None = None
+        self._painter_key: tuple[Any, ...] = ()
         self._rows: dict[int, tuple[bytes, list[Line]]] = {}
 
     # ------------------------------------------------------------ drawing
@@ -71,7 +71,7 @@ class Heatmap(Pointer, can_focus=True):
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
         title, place = text.titles(self, view, model, self.mode, self.matching)
-        self.entitle(title, place)
+        self.set_titles(title, place)
         if self.zoom is not Zoom.POOL:
             lines.append(text.overview(self, view, model, width, room))
         lines.append(text.legend(view, mode, width, single=self._is_text(size)))
@@ -80,11 +80,11 @@ class Heatmap(Pointer, can_focus=True):
 
     @property
     def foot(self) -> int:
-        """Lines below the map: legend and cursor, and, zoomed in, the overview."""
+        """Lines below the map: legend, cursor and, when zoomed in, the overview."""
         return 2 if self.zoom is Zoom.POOL else 3
 
     def mode_shown(self, model: StreamState) -> Mode:
-        """The mode in force; a server that does not tell owners leaves utilisation."""
+        """The mode in force; utilisation instead of owner if the server reports no owners."""
         if self.mode is Mode.OWNER and not len(model.owner):
             return Mode.UTILISATION
         return self.mode
@@ -96,7 +96,7 @@ class Heatmap(Pointer, can_focus=True):
     def _codes(
         self, view: View, model: StreamState, activity: Activity, mode: Mode, room: int
     ) -> Any:
-        """Codes of the cells in sight [C]."""
+        """Codes of the visible cells [C]."""
         import numpy as np
 
         from vtoken.wire import FLAG_USED
@@ -118,25 +118,25 @@ class Heatmap(Pointer, can_focus=True):
             self.matching = int(mask.sum())
             counted = used & mask[part]
             hidden_free = cells.count_cells(~used & mask[part], grid.per_cell) == 0
-        seen = colouring.colour(mode, model, activity, part)
+        coloured = colouring.colour(mode, model, activity, part)
         fields: dict[str, Any] = {}
         self.first_cell, self.found = self.top * grid.columns, None
-        if seen.share is not None:
+        if coloured.share is not None:
             found = cells.reduce_cells(
-                seen.share, flags, counted, grid.per_cell, worst_is_high=seen.worst_is_high
+                coloured.share, flags, counted, grid.per_cell, worst_is_high=coloured.worst_is_high
             )
             self.found = found
-            mean = cells.levels(found.mean, exact_ends=seen.exact_ends)
-            fields["worst"] = cells.levels(found.worst, exact_ends=seen.exact_ends)
+            mean = cells.levels(found.mean, exact_ends=coloured.exact_ends)
+            fields["worst"] = cells.levels(found.worst, exact_ends=coloured.exact_ends)
             if grid.per_cell == 1:
                 fields["mark"] = cell_codes.mark_of(found.flags)
         else:
-            assert seen.kind is not None
-            fields["kind"], number = cells.kinds(seen.kind, counted, grid.per_cell)
+            assert coloured.kind is not None
+            fields["kind"], number = cells.kinds(coloured.kind, counted, grid.per_cell)
             fields["kinds"] = number
-            mean = np.where(number > 0, 0, cells.FREE_LEVEL)
+            mean = np.where(number > 0, 0, FREE_LEVEL)
         if hidden_free is not None:
-            mean = np.where((mean == cells.FREE_LEVEL) & hidden_free, cells.DIM_LEVEL, mean)
+            mean = np.where((mean == FREE_LEVEL) & hidden_free, DIM_LEVEL, mean)
         if self._is_text(model.block_size):
             fields["live"] = model.live[part]
         if activity.is_moving(view.monotonic) and view.motion:
@@ -154,12 +154,12 @@ class Heatmap(Pointer, can_focus=True):
         assert grid is not None
         assert view.model is not None
         key = (view.theme, view.ramp, mode, grid, self.has_focus, view.ascii_only)
-        if self._looks is None or key != self._looks_key:
-            self._looks_key, self._rows = key, {}
+        if self._painter is None or key != self._painter_key:
+            self._painter_key, self._rows = key, {}
             ramp = view.ramp
             if ramp.colors and mode in (Mode.AGE, Mode.CHURN):
                 ramp = view.theme.ramps["age" if mode is Mode.AGE else "heat"]
-            self._looks = cell_paint.Looks(
+            self._painter = cell_paint.CellPainter(
                 view.theme,
                 ramp,
                 mode,
@@ -174,22 +174,22 @@ class Heatmap(Pointer, can_focus=True):
         rows: dict[int, tuple[bytes, list[Line]]] = {}
         for number, first in enumerate(range(0, len(codes), grid.columns), self.top):
             row = codes[first : first + grid.columns]
-            same = row.tobytes()
-            known = self._rows.get(number)
-            if known is None or known[0] != same:
+            row_bytes = row.tobytes()
+            cached = self._rows.get(number)
+            if cached is None or cached[0] != row_bytes:
                 values = row.tolist()
                 block = number * grid.columns * grid.per_cell
-                drawn = [self._looks.row(values, y, block) for y in range(grid.cell_height)]
-                known = (same, drawn)
-            rows[number] = known
-            lines += known[1]
+                drawn = [self._painter.row(values, y, block) for y in range(grid.cell_height)]
+                cached = (row_bytes, drawn)
+            rows[number] = cached
+            lines += cached[1]
         self._rows = rows
         return lines[:room]
 
-    # ------------------------------------------------------------ depth and colours
+    # ------------------------------------------------------------ zoom and colours
 
     def zoom_in(self) -> bool:
-        """One step nearer, the cursor on its block; False where the slots come next."""
+        """Zooms in one level, keeping the cursor's block; False if the slots are next."""
         grid = self.pool
         if grid is None or self.view is None or self.view.model is None:
             return True
@@ -200,9 +200,9 @@ class Heatmap(Pointer, can_focus=True):
         return True
 
     def zoom_out(self) -> None:
-        """One step back, the cursor on its block."""
+        """Zooms out one level, keeping the cursor's block."""
         if self.pool is not None:
-            self._go(last_zoom(self.zoom, self.pool))
+            self._go(previous_zoom(self.zoom, self.pool))
 
     def _go(self, zoom: Zoom) -> None:
         if zoom is not self.zoom:
@@ -216,7 +216,7 @@ class Heatmap(Pointer, can_focus=True):
 
 
 def _moves(activity: Activity, now: float, part: slice, per_cell: int) -> dict[str, Any]:
-    """Fields `move` and `phase` of the cells in sight [C]."""
+    """Fields `move` and `phase` of the visible cells [C]."""
     import numpy as np
 
     from vtoken_console.look import cells

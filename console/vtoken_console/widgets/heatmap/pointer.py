@@ -1,6 +1,6 @@
-"""Where the heatmap's cursor is, and how keys and the pointer move it.
+"""The heatmap's cursor and scroll position, moved by keys and mouse.
 
-Knows the grid only, not what its cells show. The cursor is a block and stays on it at every depth.
+The cursor is a block and stays on it at every zoom level.
 """
 
 from __future__ import annotations
@@ -13,40 +13,36 @@ from vtoken_console.widgets.lines import LinesWidget
 
 
 class Pointer(LinesWidget):
-    class Nearer(Message):
-        """A cell was clicked twice, or the wheel turned towards it."""
+    class ZoomRequested(Message):
+        """A double click on a cell, or the wheel turned to zoom in."""
 
         def __init__(self, *, slots: bool) -> None:
             super().__init__()
-            self.slots = slots  # a block's slots may come next
+            self.slots = slots  # whether to open a block's slots at the last level
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.cursor = -1  # block id; -1: not placed yet
         self.zoom = Zoom.POOL
-        self.top = 0  # first row in sight
+        self.top = 0  # first visible row
         self.grid: Grid | None = None
-        self.pool: Grid | None = None  # the grid of the whole pool in this size
-        self._line: int | None = None  # line of the screen on which the cursor is to stay
+        self.pool: Grid | None = None  # the grid of the entire pool at this size
+        self._line: int | None = None  # line of the screen to keep the cursor on
 
     @property
     def foot(self) -> int:
         return 0
 
-    @property
-    def zoomed(self) -> bool:
-        return self.zoom is not Zoom.POOL
-
     # ------------------------------------------------------------ scrolling
 
     def keep_row(self) -> None:
-        """Lets the cursor's cell stay on its line of the screen in the next drawing."""
+        """Keeps the cursor's cell on its line of the screen in the next drawing."""
         if self.grid is not None:
             row = self.grid.row_of_block(self.cursor) - self.top
             self._line = row * self.grid.cell_height
 
     def scroll_to_cursor(self, room: int) -> None:
-        """Chooses the first row so that the cursor is in sight of `room` lines."""
+        """Sets the first row so that the cursor is visible in `room` lines."""
         grid = self.grid
         if grid is None:
             return
@@ -57,7 +53,7 @@ class Pointer(LinesWidget):
         self.top = max(row - rows + 1, min(self.top, row, max(0, grid.rows - rows)), 0)
 
     def scroll_rows(self, by: int) -> None:
-        """Moves the cells under the cursor's place by rows; the cursor goes with them."""
+        """Scrolls by rows; the cursor keeps its line of the screen."""
         self.keep_row()
         self.action_move(0, by)
 
@@ -95,7 +91,7 @@ class Pointer(LinesWidget):
         return None if cell is None else grid.blocks_of(cell)[0]
 
     def _point(self, event: events.MouseEvent) -> bool:
-        """Puts the cursor under the pointer; False outside the map."""
+        """Moves the cursor to the pointer; False outside the map."""
         block, grid = self._block_at(event), self.grid
         if block is None or grid is None:
             return False
@@ -109,14 +105,14 @@ class Pointer(LinesWidget):
 
     def on_click(self, event: events.Click) -> None:
         if self._point(event) and event.chain == 2:
-            self.post_message(self.Nearer(slots=True))
+            self.post_message(self.ZoomRequested(slots=True))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
         if event.shift or event.ctrl:
             self.scroll_rows(-1)
         elif self._point(event):
-            self.post_message(self.Nearer(slots=False))
+            self.post_message(self.ZoomRequested(slots=False))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()

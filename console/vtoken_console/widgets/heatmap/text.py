@@ -1,6 +1,6 @@
-"""The words around the heatmap: titles, legend, what is under the cursor, where the region lies.
+"""The text around the heatmap: titles, legend, cell under the cursor, overview of the pool.
 
-Knows no keys; reads the widget, changes nothing.
+Reads the widget without changing it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from vtoken_console.frame.view import View
 from vtoken_console.look import palette, units
 from vtoken_console.look.grid import Zoom
+from vtoken_console.look.ramp import FREE_LEVEL
+from vtoken_console.look.words import flag_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
@@ -23,28 +25,15 @@ if TYPE_CHECKING:
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
-MOVED_SHOWN_S = 3.0  # how long the line about a movement stays
-
-
-def flag_words(flags: int) -> list[str]:
-    """The flags in words, the pinning ones first."""
-    from vtoken import wire
-
-    names = (
-        (wire.FLAG_SHARED, "shared"),
-        (wire.FLAG_HASHED, "hashed"),
-        (wire.FLAG_IN_FLIGHT, "in flight"),
-        (wire.FLAG_TAIL, "tail"),
-    )
-    return [word for bit, word in names if flags & bit]
+MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
 
 
 def titles(
     pointer: Pointer, view: View, model: StreamState, mode: Mode, matching: int | None
 ) -> tuple[str, str]:
-    """The title, and what the lower border says: the newest movement, else nothing.
+    """The title, and the newest movement or nothing for the lower border.
 
-    `matching`: blocks that the filter takes; None without one.
+    `matching`: number of blocks that match the filter; None without a filter.
     """
     grid = pointer.grid
     assert grid is not None
@@ -66,32 +55,32 @@ def titles(
 
 
 def _movement(view: View) -> str:
-    """412 tok a91f 17 blk → 5 blk; empty when nothing moved just now."""
+    """412 tok a91f 17 blk → 5 blk; empty without a recent move."""
     newest = view.activity.movement if view.activity else None
     if newest is None or view.monotonic - newest.at > MOVED_SHOWN_S:
         return ""
-    who = f"{len(newest.requests)} requests"
+    requests = f"{len(newest.requests)} requests"
     if len(newest.requests) == 1:
-        who = units.short_id(newest.requests[0], 12).rstrip()
+        requests = units.short_id(newest.requests[0], 12).rstrip()
     tokens = f"{newest.moved_tokens:,} tok"
-    return f"» {tokens} {who} {newest.sources:,} blk → {newest.destinations:,} blk"
+    return f"» {tokens} {requests} {newest.sources:,} blk → {newest.destinations:,} blk"
 
 
 def overview(pointer: Pointer, view: View, model: StreamState, width: int, room: int) -> Line:
-    """The pool in one line, the part in sight tall; its block ids on the right."""
+    """The pool in one line, with the visible part taller and its block ids on the right."""
     from vtoken_console.look import cells
 
     grid = pointer.grid
     assert grid is not None
     last_row = min(grid.rows, pointer.top + max(1, room // grid.cell_height))
-    seen = grid.blocks_of_rows(pointer.top, last_row)
+    visible = grid.blocks_of_rows(pointer.top, last_row)
     digits = len(f"{grid.num_blocks:,}")
-    place = f" {seen.start:>{digits},}–{seen.stop - 1:<{digits},} of {grid.num_blocks:,} "
-    columns = max(1, width - len(place) - 1)
+    ids = f" {visible.start:>{digits},}–{visible.stop - 1:<{digits},} of {grid.num_blocks:,} "
+    columns = max(1, width - len(ids) - 1)
     per = -(-grid.num_blocks // columns)
     columns = -(-grid.num_blocks // per)
     levels = cells.levels(cells.summarize(model.live, model.flags, model.block_size, per).mean)
-    first, last = seen.start // per, (seen.stop - 1) // per
+    first, last = visible.start // per, (visible.stop - 1) // per
     spans: list[Span] = [(" ", palette.NO_STYLE)]
     ramp = view.ramp
     for column, level in enumerate(levels.tolist()):
@@ -100,14 +89,14 @@ def overview(pointer: Pointer, view: View, model: StreamState, width: int, room:
             glyph = SIGHT[view.ascii_only][inside]
             spans.append((glyph, palette.TEXT_STYLE if inside else palette.FAINT_STYLE))
         else:
-            color = palette.BORDER if level == cells.FREE_LEVEL else ramp.colors[level]
+            color = palette.BORDER if level == FREE_LEVEL else ramp.colors[level]
             spans.append(("█" if inside else "▂", palette.style(color)))
-    spans.append((place, palette.MUTED_STYLE))
+    spans.append((ids, palette.MUTED_STYLE))
     return merge(cut(spans, width))
 
 
 def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
-    """What the looks mean in this mode, in one line; what does not fit is left out from the end."""
+    """The legend of this mode in one line, truncated at the end."""
     muted = palette.MUTED_STYLE
     spans: list[Span] = [(" ", muted)]
     if mode is Mode.UTILISATION:
@@ -159,7 +148,7 @@ def _hue(view: View, letter: str, number: int) -> Span:
 
     if not view.ramp.colors:
         return letter, palette.TEXT_STYLE
-    back = view.theme.hues[(number - 1) % len(view.theme.hues)]
+    back = view.theme.hue(number)
     return letter, palette.style(ink_on(back), back)
 
 
@@ -170,7 +159,7 @@ def _hues(view: View) -> list[Span]:
 def under_cursor(
     pointer: Pointer, model: StreamState, activity: Activity, mode: Mode, width: int
 ) -> Line:
-    """What the cell under the cursor holds, with its figures."""
+    """The contents of the cell under the cursor."""
     grid = pointer.grid
     if grid is None:
         return EMPTY

@@ -1,7 +1,4 @@
-"""In the place of a server's REST interface: says what a recording holds of what was asked.
-
-Knows the calls of the client and the model, no file. Nothing is ever sent.
-"""
+"""The REST client of a replay: refuses every call and reports what the recording holds instead."""
 
 from __future__ import annotations
 
@@ -12,12 +9,13 @@ from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
 from vtoken.stream.reducer import StreamState
+from vtoken_console.look.words import flag_words
 
 T = TypeVar("T")
 
 
-class NotRecorded(AsyncClient):
-    """Refuses every call, with what the recording can say in its place."""
+class OfflineClient(AsyncClient):
+    """Raises ProblemError for every call; nothing is ever sent."""
 
     def __init__(self, model: Callable[[], StreamState]) -> None:
         self._model = model
@@ -30,12 +28,12 @@ class NotRecorded(AsyncClient):
         raise ProblemError(wire.Problem(status=0, title=title, detail=detail))
 
     def _detail(self, path: str) -> str:
-        what, _, name = path.strip("/").partition("/")
-        if what == "requests":
-            return "its text, tokens and blocks are not in it, only its row in the panel."
-        if what == "blocks" and name.isdigit():
-            return f"slots are not in it. {self._block(int(name))}"
-        return "there is no server to ask; nothing was sent"
+        resource, _, name = path.strip("/").partition("/")
+        if resource == "requests":
+            return "it holds the request's table row, not its text, tokens and blocks."
+        if resource == "blocks" and name.isdigit():
+            return f"it holds no slots. {self._block(int(name))}"
+        return "there is no server to query; nothing was sent"
 
     def _block(self, block: int) -> str:
         model = self._model()
@@ -44,15 +42,5 @@ class NotRecorded(AsyncClient):
         flags = int(model.flags[block])
         if not flags:
             return f"Block {block:,} is free."
-        words = [
-            word
-            for bit, word in (
-                (wire.FLAG_SHARED, "shared"),
-                (wire.FLAG_HASHED, "cached"),
-                (wire.FLAG_IN_FLIGHT, "being moved"),
-                (wire.FLAG_TAIL, "appended to"),
-            )
-            if flags & bit
-        ]
         live = f"Block {block:,}: {int(model.live[block])} of {model.block_size} live"
-        return ", ".join([live, *words]) + "."
+        return ", ".join([live, *flag_words(flags)]) + "."

@@ -1,6 +1,6 @@
-"""What the screen draws from, fed message by message: the model, its series, their marks.
+"""The data that the screen draws: the model, the chart series with their markers, audit entries.
 
-Knows the wire, no socket and no file. A live stream and a recording feed it alike.
+Live streams and recordings apply their messages in the same way.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from vtoken_console.feed.series import Series
 MAX_AUDIT = 200
 
 
-class Picture:
-    """`model` and `series` after every message taken.
+class FeedData:
+    """`model` and `series` after every applied message.
 
-    `audit`: of a recording, who changed or tried out what, oldest first; the newest MAX_AUDIT.
+    `audit`: the newest MAX_AUDIT audit entries of a recording, oldest first.
     """
 
     def __init__(self) -> None:
@@ -27,31 +27,31 @@ class Picture:
         self.audit: tuple[wire.AuditEntry, ...] = ()
         self._sampler = Sampler()
 
-    def take(self, message: wire.StreamMessage) -> None:
-        """Applies a message as a whole, or raises ResyncNeeded."""
+    def apply(self, message: wire.StreamMessage) -> None:
+        """Applies a message; raises ResyncNeeded without applying a part of it."""
         old = self.model
         self.model = apply(old, message)
         if self.model.epoch != old.epoch:
-            self.audit = ()  # of another run of the server
+            self.audit = ()  # they belong to another run of the server
         if isinstance(message, wire.EventMessage):
             self._mark(message.event)
         status = self.model.status
         if status is not None and status is not old.status:
-            self.sample(status)
+            self.add_sample(status)
 
-    def sample(self, status: wire.Status) -> None:
-        """A point of every chart."""
+    def add_sample(self, status: wire.Status) -> None:
+        """Adds a point to every chart."""
         self.series.add(status.ts, self._sampler.sample(status))
 
-    def remember(self, events: Iterable[wire.Event]) -> None:
-        """Events of before, into the log and onto the charts."""
+    def add_past_events(self, events: Iterable[wire.Event]) -> None:
+        """Adds earlier events to the log and their markers to the charts."""
         events = tuple(events)
         self.model = with_events(self.model, events)
         for event in events:
             self._mark(event)
 
     def add_audit(self, entries: Iterable[wire.AuditEntry]) -> None:
-        """Who changed or tried out what, of a recording, into the log."""
+        """Adds a recording's audit entries to the log."""
         self.audit = (*self.audit, *entries)[-MAX_AUDIT:]
 
     def _mark(self, event: wire.Event) -> None:
