@@ -388,7 +388,7 @@ def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
         engine.steps(1)
         engine.facts.waiting = 1
         assert f"first lacks {lacking} blocks" in diagnose(engine).sentence
-        engine.steps(ASKED_STEPS)
+        engine.steps(SHORTAGE_VALID_STEPS)
         engine.facts.waiting = 1
         assert "lacks" not in diagnose(engine).sentence
 
