@@ -1,5 +1,5 @@
-"""The seven rules of block sharing and late reports. Each rule that can be broken from outside has
-a control that breaks it and so shows that its test can fail.
+"""The seven rules of block writes, sharing and preemption. Each rule that tests can break from
+outside has a control that breaks it and so shows that its test can fail.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class Runtime:
         plan = StepPlan(self.state.step, requests=requests)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
-            self.scoring.request(plan, scheduled.request_ids, rows, before)
+            self.scoring.request_signals(plan, scheduled.request_ids, rows, before)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan

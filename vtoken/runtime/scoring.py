@@ -55,7 +55,9 @@ class Scoring:
                 request.signals, request.signals_for = {}, None
         return self.active
 
-    def request(self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints) -> None:
+    def request_signals(
+        self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints
+    ) -> None:
         """Write into `plan` the signals that the worker keeps, probes and reports.
 
         `rows` [k] of the scheduled requests; `num_before` [k]: their tokens before this step. With

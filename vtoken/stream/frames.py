@@ -21,7 +21,8 @@ import numpy.typing as npt
 from vtoken.arrays import Ints
 from vtoken.wire import BLOCK_ARRAYS, Frame
 
-MAX_CHANGED = 5 / 9  # of all blocks: beyond that, a complete frame is smaller
+# Share of all blocks: a changed block needs 4 more bytes, its id, than in a complete frame.
+MAX_CHANGED = 5 / 9
 
 Arrays = list[npt.NDArray[Any]]
 

@@ -26,7 +26,7 @@ from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 # Share of the engine's time. The limit is 1%, which includes the steps that send nothing.
 MAX_SHARE = 0.009
 SMOOTHING = 0.25  # of a frame's cost, so that a few expensive frames do not change the pace
-FIGURES_EVERY = 10  # one in as many frames, at `max_hz`, has figures
+FIGURES_EVERY = 10  # at `max_hz`, one frame in this many has figures
 POLL_S = 0.25  # interval of the polls for new subscribers
 
 
