@@ -267,7 +267,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
             step(llm, tokens, 15)
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
             held = [a for state in runtime.state.requests.values() for a in state.signals.values()]
-            assert all(item.scores is None for item in held)
+            assert all(signal.scores is None for signal in held)
             operations += [control.compact(Compact()), control.compact(Compact())]
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)
