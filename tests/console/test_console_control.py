@@ -180,7 +180,7 @@ async def test_invalid_terms_are_refused_before_anything_is_sent(served: Served)
         await open_trial(app, pilot, "backspace", "x", "enter")
         await until(lambda: "minutes = 'x' is not a number" in screen_text(app), "not refused")
         await pilot.press("backspace", "enter")
-        await until(lambda: "needs a time limit or a guard" in screen_text(app), "no limit is one")
+        await until(lambda: "needs a time limit or guard" in screen_text(app), "no limit is one")
         await pilot.press("escape")
         assert isinstance(app.screen, ControlScreen)
     assert applied(served) == []

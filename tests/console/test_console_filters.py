@@ -59,7 +59,7 @@ def test_filter_matches_these_blocks_and_requests(
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("colour:red", "colour: is unknown"), ("state:purple", "state:purple is unknown")],
+    [("colour:red", "colour: unknown"), ("state:purple", "state:purple is unknown")],
 )
 def test_invalid_filter_is_reported_and_hides_nothing(text: str, problem: str) -> None:
     wanted = parse(text)

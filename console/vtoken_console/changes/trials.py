@@ -49,7 +49,7 @@ def parse_terms(
     least = _number("agreement", agreement, "in 0..1")
     most = _number("log-probability lost", lost, "in nats, 0 or more")
     if all(term is None for term in (limit, p95, count, least, most)):
-        raise ValueError("a trial needs a time limit or a guard; enter applies without a trial")
+        raise ValueError("a trial needs a time limit or guard; enter applies without a trial")
     for name, value, smallest in (("minutes", limit, 1 / 60), ("inter-token p95", p95, 0.001)):
         if value is not None and value < smallest:
             raise ValueError(f"{name} = {value:g} is not above 0")

@@ -33,7 +33,7 @@ class OfflineClient(AsyncClient):
             return "it holds the request's table row, not its text, tokens and blocks."
         if resource == "blocks" and name.isdigit():
             return f"it holds no slots. {self._block(int(name))}"
-        return "there is no server to query; nothing was sent"
+        return "there is no server; nothing was sent"
 
     def _block(self, block: int) -> str:
         model = self._model()

@@ -94,7 +94,7 @@ def parse(text: str) -> Filter:
             continue
         if key not in KEYS:
             known = ", ".join(f"{k}:" for k in KEYS)
-            return Filter(text, problem=f"{key}: is unknown; known: {known}")
+            return Filter(text, problem=f"{key}: unknown; known: {known}")
         values = tuple(v for v in rest.split(",") if v)
         if key == "state":
             states = (*BLOCK_STATES, *REQUEST_STATES)
