@@ -242,7 +242,7 @@ async def test_a_refused_call_is_counted_and_the_next_turn_waits(
     assert await turns.turn(1.0) > 0
     assert {page.request_id for page in turns.pages} == {"a", "b"}
     (said,) = turns.reader.skipped()
-    assert said.startswith("failed calls for text: 1, the last: too many calls of this kind (read)")
+    assert said.startswith("failed calls for text: 1; the last: too many calls of this kind (read)")
     turns.close()
 
 

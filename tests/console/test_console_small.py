@@ -55,7 +55,7 @@ async def test_sentence_is_complete_on_eighty_columns(served: Served) -> None:
 async def test_waiting_page_shows_the_full_reason_on_eighty_columns() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
     async with app.run_test(size=SMALL):
-        await until(lambda: "(connection refused)" in words(app), "the reason is cut")
+        await until(lambda: "connection refused; no server listens there" in words(app), "the reason is cut")
         await until(lambda: "tried once" in words(app) or "times" in words(app), "not counted")
 
 

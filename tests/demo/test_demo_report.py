@@ -147,7 +147,7 @@ def test_the_summary_shows_an_answer_of_each_kind_preferably_one_that_was_not_cu
     assert samples(answers) == answers[1:]
     assert samples(answers[:1]) == answers[:1]
     text = shown(make_report(traffic=TrafficReport(done=3, answers=answers[:1])))
-    assert "asked about Python's topic 'for': What is it about? (1,200 tokens in, 9 out)" in text
+    assert "question about Python's topic 'for': What is it about? (1,200 tokens in, 9 out)" in text
     assert "answer: It is about [loops]" in text
 
 
