@@ -28,9 +28,6 @@ ROOT = Path(__file__).parents[2]
 # Sections with results that are older than the JSON files. This set may only shrink.
 WITHOUT_JSON = {
     "console",
-    "evaluation-frontier",
-    "evaluation-long",
-    "evaluation-relocation",
     "gpu",
     "overhead",
     "overhead-canary",
