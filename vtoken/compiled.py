@@ -53,7 +53,7 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     return compiled
 
 
-def tell_compiled() -> str:
+def describe_kernels() -> str:
     """One line: how many kernels this process compiled and how many it loaded from disk."""
     if config.DISABLE_JIT:
         return f"{len(KERNELS)} kernels run as plain Python (NUMBA_DISABLE_JIT is set)"

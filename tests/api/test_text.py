@@ -82,7 +82,7 @@ async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() 
         await client.aclose()
     assert (problem.status, problem.title) == (403, "Text is not shown")
     assert problem.bound == "a server started with --vtoken-show-text"
-    assert not served.asked("text")
+    assert not served.calls_of("text")
     assert served.service.auth.refusals.counts[403] == 1
 
 
@@ -96,7 +96,7 @@ async def test_with_tokens_only_the_control_token_reads_text(tmp_path: Path) -> 
     async with serving(make_evicting(), show_text=True, **files) as served:
         reader, controller = (AsyncClient(Server(served.url, t)) for t in (READ, CONTROL))
         problem = await refused(reader)
-        assert not served.asked("text")
+        assert not served.calls_of("text")
         assert (await controller.text("a")).total == 203
         await reader.aclose()
         await controller.aclose()

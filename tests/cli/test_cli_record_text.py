@@ -38,7 +38,7 @@ async def served(core: LiveEngine) -> AsyncIterator[Served]:
 
 
 def starts(served: Served, request_id: str) -> list[int]:
-    return [call.start for call in served.asked("text") if call.request_id == request_id]
+    return [call.start for call in served.calls_of("text") if call.request_id == request_id]
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
@@ -101,7 +101,7 @@ async def test_without_the_flag_no_word_is_in_the_file_and_none_is_asked_for(
     plain, texts = tmp_path / "plain.jsonl", tmp_path / "texts.jsonl"
     async with core.stepping(0.05):
         assert (await run("record", str(plain), "--duration", "1", "--url", served.url)).code == 0
-        assert not served.asked("text")
+        assert not served.calls_of("text")
         assert (await record(served, texts, num_calls=1)).code == 0
     assert "w40" in texts.read_text()
     assert "w40" not in plain.read_text()
@@ -118,7 +118,7 @@ async def test_a_server_that_shows_no_text_is_refused_and_no_file_is_left(
     file = tmp_path / "run.jsonl"
     async with serve(core.handle) as served:
         ran = await run("record", str(file), "--with-text", "--url", served.url)
-        assert not served.asked("text")
+        assert not served.calls_of("text")
     assert (ran.code, file.exists()) == (1, False)
     assert "shows no text" in ran.err
     assert "--vtoken-show-text" in ran.err
@@ -158,13 +158,13 @@ class Turns:
     async def turn(self, after_s: float = 0.0) -> int:
         """The number of calls for text."""
         self.now += after_s
-        before = len(self._served.asked("text"))
+        before = len(self._served.calls_of("text"))
         async with AsyncClient(self._served.url) as client:
             rows = {row.id: row for row in await client.requests()}
             config = await client.config()
         state = replace(StreamState(), requests=MappingProxyType(rows), config=config)
         await asyncio.to_thread(self.reader.turn, state)
-        return len(self._served.asked("text")) - before
+        return len(self._served.calls_of("text")) - before
 
     def close(self) -> None:
         self.reader.close()

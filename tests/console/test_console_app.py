@@ -72,7 +72,7 @@ async def test_c_compacts_once_and_shows_the_outcome(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("c")
         await until(lambda: "Compacted all requests: moved" in notice(app), "no outcome shown")
-    assert served.asked("compact") == [commands.Compact()]
+    assert served.calls_of("compact") == [commands.Compact()]
 
 
 async def test_capital_c_is_a_dry_run(core: LiveEngine, served: Served) -> None:
@@ -81,7 +81,7 @@ async def test_capital_c_is_a_dry_run(core: LiveEngine, served: Served) -> None:
         await pilot.press("C")
         await until(lambda: "Dry run" in notice(app), "no answer shown")
         assert core.runtime.counters.relocations == before
-    assert served.asked("compact") == [commands.Compact(dry_run=True)]
+    assert served.calls_of("compact") == [commands.Compact(dry_run=True)]
 
 
 async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
@@ -101,13 +101,13 @@ async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
 async def test_theta_is_previewed_before_it_is_applied(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left", "left")
-        await until(lambda: served.asked("patch_config"), "no request was sent")
+        await until(lambda: served.calls_of("patch_config"), "no request was sent")
         await until(lambda: "frees now" in app.screen._outcome.text, "no what-if shown")
         assert applied(served) == []
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("enter")
         await until(lambda: core.runtime.config.theta_f == 0.23, "not applied")
-        (sent,) = (asked for asked in served.asked("patch_config") if not asked.validate_only)
+        (sent,) = (asked for asked in served.calls_of("patch_config") if not asked.validate_only)
         assert (sent.patch, sent.if_match) == ({"theta_f": 0.23}, 1)
         await until(lambda: "Accepted: revision 2" in app.screen._outcome.text, "not shown")
         await until(lambda: app.source.feed.model.config.effective.theta_f == 0.23, "not seen")
@@ -143,7 +143,7 @@ async def test_text_in_a_number_field_is_refused_by_the_server(
 async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left")
-        await until(lambda: served.asked("patch_config"), "not asked")
+        await until(lambda: served.calls_of("patch_config"), "not asked")
         core.call("patch_config", actor="ana", patch={"batch_size": 8})  # not received yet
         await pilot.press("enter")
         await until(lambda: "412" in app.screen._outcome.text, "conflict not shown")
@@ -177,7 +177,7 @@ async def test_read_only_console_sends_nothing_and_shows_why(served: Served, key
         assert app.screen is app.dashboard
         assert "read-only" in screen_text(app).splitlines()[0]
         assert " compact" not in screen_text(app).splitlines()[-1]
-    assert served.asked(*CHANGES) == []
+    assert served.calls_of(*CHANGES) == []
 
 
 async def test_server_that_grants_no_control_makes_the_console_read_only() -> None:
@@ -190,7 +190,7 @@ async def test_server_that_grants_no_control_makes_the_console_read_only() -> No
         names = [c.title for c in app.get_system_commands(app.screen)]
         assert not any(n.startswith(("compact", "undo (", "pause", "keep")) for n in names)
         assert any(n.startswith("undo?") for n in names), "what undo would do is not offered"
-    assert served.asked("compact") == []
+    assert served.calls_of("compact") == []
 
 
 async def test_request_page_shows_the_token_table_with_one_cursor(
@@ -266,7 +266,7 @@ async def test_keys_typed_into_the_filter_are_text_not_commands(served: Served) 
         await pilot.press("slash", "p", "c", "u", "q")
         await pilot.pause(0.2)
         assert app.dashboard.filter.text == "pcuq"
-    assert served.asked(*CHANGES) == []
+    assert served.calls_of(*CHANGES) == []
 
 
 async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: Served) -> None:
@@ -274,7 +274,7 @@ async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: S
         for key, character in (("slash", "/"), ("p", "p"), ("c", "c"), ("u", "u")):
             app.post_message(events.Key(key, character))
         await until(lambda: app.dashboard.filter.text == "pcu", "not typed into the filter")
-    assert served.asked(*CHANGES) == []
+    assert served.calls_of(*CHANGES) == []
 
 
 async def test_empty_pool_shows_how_to_send_a_request() -> None:
@@ -359,7 +359,9 @@ async def test_palette_runs_a_command_by_name(served: Served) -> None:
         await pilot.press(*"dry run")
         await pilot.pause(0.6)
         await pilot.press("enter")
-        await until(lambda: served.asked("compact") == [commands.Compact(dry_run=True)], "not run")
+        await until(
+            lambda: served.calls_of("compact") == [commands.Compact(dry_run=True)], "not run"
+        )
         assert not isinstance(app.screen, ControlScreen)
 
 

@@ -42,13 +42,13 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
         await pilot.press("c")
         await pilot.press("f5")
         await until(lambda: core.runtime.config.reclamation == "paused", "f5 does not pause")
-        assert served.asked("compact") == []
+        assert served.calls_of("compact") == []
         await pilot.press("!")
         await until(
             lambda: core.runtime.config.reclamation == "auto", "the second key does nothing"
         )
         await pilot.press("p")
-        await until(lambda: served.asked("compact"), "p does not compact")
+        await until(lambda: served.calls_of("compact"), "p does not compact")
         bar = screen_text(app).splitlines()[-1]
         assert "f5 pause" in bar
         assert "p compact" in bar

@@ -55,7 +55,9 @@ async def test_sentence_is_complete_on_eighty_columns(served: Served) -> None:
 async def test_waiting_page_shows_the_full_reason_on_eighty_columns() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
     async with app.run_test(size=SMALL):
-        await until(lambda: "connection refused; no server listens there" in words(app), "the reason is cut")
+        await until(
+            lambda: "connection refused; no server listens there" in words(app), "the reason is cut"
+        )
         await until(lambda: "tried once" in words(app) or "times" in words(app), "not counted")
 
 
@@ -100,7 +102,7 @@ async def test_request_page_shows_policy_and_holes_on_eighty_columns(
         assert "preempted" in lines[3]
         assert "quit" in lines[-1]
         await pilot.press("c")
-        await until(lambda: served.asked("compact"), "not sent")
+        await until(lambda: served.calls_of("compact"), "not sent")
         core.steps(2)
         summary = app.screen.query_one(Summary)
         await until(lambda: summary.message[0], "no outcome shown")

@@ -89,7 +89,7 @@ async def test_cursor_follows_the_end_while_the_request_decodes(
         await until(lambda: panel.cursor == 133, "does not follow")
         assert panel.has_focus
         assert "follows" in str(panel.border_subtitle)
-        assert len(served.asked("text")) > 1
+        assert len(served.calls_of("text")) > 1
         await pilot.press("home")
         await until(lambda: panel.cursor == 0, "not moved")
         core.steps()
@@ -108,12 +108,12 @@ async def test_only_new_tokens_are_requested_until_an_eviction(
         core.steps(4)
         await until(lambda: len(panel._tokens) == 126, "no new tokens")
         assert core.runtime.tables["a"].num_dead == dead
-        starts = [call.start for call in served.asked("text")]
+        starts = [call.start for call in served.calls_of("text")]
         assert starts[0] == 0
         assert all(start >= 122 for start in starts[1:])
         while core.runtime.tables["a"].num_dead == dead:
             core.steps()
-        await until(lambda: [c.start for c in served.asked("text")].count(0) == 2, "not again")
+        await until(lambda: [c.start for c in served.calls_of("text")].count(0) == 2, "not again")
         live = core.runtime.tables["a"].live_ids().tolist()
         await until(lambda: [t.token_id for t in panel._tokens if t.live] == live, "old flags")
 

@@ -25,7 +25,7 @@ async def test_value_typed_right_after_its_key_reaches_the_field(served: Served)
         burst(app, "t", *"0.07")
         await until(lambda: isinstance(app.screen, ControlScreen), "no settings")
         await until(lambda: app.screen.patch == {"theta_f": 0.07}, "not the value typed")
-    assert [asked for asked in served.asked("patch_config") if not asked.validate_only] == []
+    assert [asked for asked in served.calls_of("patch_config") if not asked.validate_only] == []
 
 
 async def test_command_typed_right_after_its_key_runs_no_other(served: Served) -> None:
@@ -33,7 +33,7 @@ async def test_command_typed_right_after_its_key_runs_no_other(served: Served) -
         burst(app, ":", *"pcuq")
         await until(lambda: isinstance(app.screen, CommandPalette), "no palette")
         await until(lambda: app.screen.query_one(Input).value == "pcuq", "not all of the text")
-    assert served.asked(*CHANGES) == []
+    assert served.calls_of(*CHANGES) == []
 
 
 async def test_terms_typed_right_after_the_trial_key_reach_the_fields(served: Served) -> None:
@@ -59,13 +59,13 @@ async def test_key_held_down_acts_once(served: Served) -> None:
         burst(app, *"cccccc", "u", *"ccc", "/", "x")
         await until(lambda: app.dashboard.filter.text == "x", "not handled to the end")
         await until(
-            lambda: len(served.asked("compact")) == 2 and len(served.asked("undo")) == 1,
+            lambda: len(served.calls_of("compact")) == 2 and len(served.calls_of("undo")) == 1,
             "not acted",
         )
         app.controls.HELD_S = 0.0
         burst(app, "escape", "c")
         await until(
-            lambda: len(served.asked("compact")) == 3, "a key that was let go of acts no more"
+            lambda: len(served.calls_of("compact")) == 3, "a key that was let go of acts no more"
         )
 
 
@@ -82,4 +82,4 @@ async def test_paste_onto_the_map_runs_nothing(served: Served) -> None:
         app.post_message(events.Paste("pcuyq"))
         burst(app, "/", "x")
         await until(lambda: app.dashboard.filter.text == "x", "not handled to the end")
-    assert served.asked(*CHANGES) == []
+    assert served.calls_of(*CHANGES) == []

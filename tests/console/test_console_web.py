@@ -121,7 +121,7 @@ async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
         hosts = {address.split("/")[2] for address in page.requested if "//" in address}
         assert hosts == {page_url.removeprefix("http://")}
         assert page.problems == []
-    assert served.asked("patch_config")[0].patch == {"reclamation": "paused"}
+    assert served.calls_of("patch_config")[0].patch == {"reclamation": "paused"}
 
 
 async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
@@ -131,7 +131,7 @@ async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
         await read_until(socket, b"read-only")
         await socket.send('["stdin", "p"]')
         await read_until(socket, b"started with --read-only")
-    assert served.asked("patch_config") == []
+    assert served.calls_of("patch_config") == []
 
 
 async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path:
             shown_to_all = command_lines()
             for secret in (SECRET, key, page_key(tmp_path), shown["Cookie"].partition("=")[2]):
                 assert secret.encode() not in shown_to_all
-    assert served.asked("patch_config")[0].patch == {"reclamation": "paused"}
+    assert served.calls_of("patch_config")[0].patch == {"reclamation": "paused"}
     assert list(tmp_path.glob("vtoken/*")) == [], "the key outlives the console"
 
 

@@ -135,10 +135,10 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
     engine.configure(policy={"name": "random"}, interval_tokens=0, recycle=False)
     engine.steps(4)
     assert engine.runtime.counters.relocations == 0  # enough blocks are free
-    engine.runtime.admission.asked(engine.store.num_free_blocks() - 4)
+    engine.runtime.admission.record_demand(engine.store.num_free_blocks() - 4)
     engine.steps()
     assert engine.runtime.counters.relocations == 0  # it would fit and leave more than it needs
-    engine.runtime.admission.asked(engine.store.num_free_blocks() + 40)
+    engine.runtime.admission.record_demand(engine.store.num_free_blocks() + 40)
     engine.steps()
     assert engine.runtime.counters.relocations > 0
 
@@ -146,9 +146,9 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
 def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     admission, free = engine.runtime.admission, engine.store.num_free_blocks()
-    admission.asked(4, withheld_blocks=free - 4)
+    admission.record_demand(4, withheld_blocks=free - 4)
     assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
-    admission.asked(4, withheld_blocks=free + 3, compressed=False)
+    admission.record_demand(4, withheld_blocks=free + 3, compressed=False)
     assert (admission.lacking_blocks, admission.withheld_blocks) == (7, free + 3)
     # None of the withheld blocks is free for it, whatever the rule of admission.
     assert engine.runtime.state.wanted_blocks == 7 + free + 3

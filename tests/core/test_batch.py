@@ -15,7 +15,7 @@ from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.arrays import Ragged
 from vtoken.policies import Policy, View, make_policy
-from vtoken.policies.base import Batch, chooses_together, lowest, oldest
+from vtoken.policies.base import Batch, lowest, oldest, supports_batches
 from vtoken.policies.streaming_llm import StreamingLLM
 from vtoken.runtime.batch import TableBatch
 from vtoken.tables.token_tables import TokenTables
@@ -109,7 +109,7 @@ def test_the_lowest_of_many_random_scores(seed: int) -> None:
     [("streaming_llm", True), ("tova", True), ("h2o", True), ("random", False), ("snapkv", True)],
 )
 def test_which_policies_choose_together(name: str, together: bool) -> None:
-    assert chooses_together(type(make_policy(name, {}))) == together
+    assert supports_batches(type(make_policy(name, {}))) == together
 
 
 def test_a_subclass_with_another_choice_runs_request_by_request() -> None:
@@ -119,7 +119,7 @@ def test_a_subclass_with_another_choice_runs_request_by_request() -> None:
         def select_victims(self, view: View) -> Any:
             return view.token_ids[-1 - view.num_victims : -1]
 
-    assert not chooses_together(Newest)
+    assert not supports_batches(Newest)
     engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
     engine.runtime.state.config = replace(engine.runtime.config, policy=Newest())
     engine.add("a", 12)

@@ -390,10 +390,10 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
 # ---------------------------------------------------------------- borrowed blocks
 
 
-class GreedyLender(SimpleStore):
+class GreedyBorrower(SimpleStore):
     """Lends free blocks even if they are hashed."""
 
-    def lend(self, num_blocks: int) -> list[int]:
+    def borrow(self, num_blocks: int) -> list[int]:
         return sorted(self.free, key=lambda block: self.hash[block] is None)[:num_blocks]
 
 
@@ -415,4 +415,4 @@ def test_lent_blocks_hold_nothing_that_is_read_or_cached() -> None:
 
 def test_control_lending_a_cached_block_spoils_a_later_prefix_hit() -> None:
     with pytest.raises(AssertionError):
-        lending(GreedyLender)
+        lending(GreedyBorrower)

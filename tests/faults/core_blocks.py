@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from tests.core.test_rules import EagerlyFreeingStore, GreedyLender
+from tests.core.test_rules import EagerlyFreeingStore, GreedyBorrower
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_relocation
 from tests.support.core.harness import CoreEngine
@@ -203,13 +203,13 @@ def allocate_too_little(engine: CoreEngine, hit: Hit) -> None:
 @BLOCKS.fault("borrowed blocks are free", "wrong contents are read", config={"reclamation": "off"})
 def borrow_cached_blocks(engine: CoreEngine, hit: Hit) -> None:
     """Free blocks that the prefix cache still needs are borrowed: the rule is switched off."""
-    engine.store.__class__ = GreedyLender
-    lend = engine.store.lend
+    engine.store.__class__ = GreedyBorrower
+    borrow = engine.store.borrow
 
     def note(num_blocks: int) -> list[int]:
-        borrowed = lend(num_blocks)
+        borrowed = borrow(num_blocks)
         if any(engine.store.hash[block] is not None for block in borrowed):
             hit()
         return borrowed
 
-    engine.store.lend = note  # type: ignore[method-assign]
+    engine.store.borrow = note  # type: ignore[method-assign]

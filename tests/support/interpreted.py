@@ -6,7 +6,7 @@ prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vT
 and `engines`, one engine a configuration (a merge patch as for `PATCH /vtoken/v1/config`).
 
 It needs its own process, because importing Triton selects the interpreter; vLLM, which disables
-Triton on a CPU, is patched to keep it. Tested: `DeviceHalf`, page tables, metadata builder and
+Triton on a CPU, is patched to keep it. Tested: `DeviceExecutor`, page tables, metadata builder and
 attention implementation, in vLLM's V1 runner and engine, with vLLM's own Triton attention kernel.
 Not tested: CUDA, streams, graphs, and the execution of kernels on a GPU.
 """
@@ -237,8 +237,8 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     class Runner(DeviceRunnerMixin, GuardedRunnerMixin, CPUModelRunner):
         def _vtoken_prepare(self, layers: dict[str, Any]) -> Any:
             executor = super()._vtoken_prepare(layers)
-            assert self.vtoken_half is not None
-            self.vtoken_half.triton_probe = True  # as on a device
+            assert self.vtoken_device is not None
+            self.vtoken_device.triton_probe = True  # as on a device
             return executor
 
     class Worker(CPUWorker):

@@ -90,7 +90,7 @@ class Served:
     def stream_url(self) -> str:
         return self.url.replace("http://", "ws://") + "/vtoken/v1/stream"
 
-    def asked(self, *ops: str) -> list[Any]:
+    def calls_of(self, *ops: str) -> list[Any]:
         """The received calls of kinds `ops`, in order."""
         return [command.call for command in self.client.calls if command.op in ops]
 

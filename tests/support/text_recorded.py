@@ -40,7 +40,7 @@ async def record(served: Served, path: Path, num_calls: int, *flags: str) -> Ran
     """
 
     def monotonic() -> float:
-        calls = Counter(call.request_id for call in served.asked("text"))
+        calls = Counter(call.request_id for call in served.calls_of("text"))
         return math.inf if min(calls["a"], calls["b"]) >= num_calls else 0.0
 
     with pytest.MonkeyPatch.context() as patch:

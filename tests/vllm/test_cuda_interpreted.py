@@ -109,7 +109,7 @@ def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:
 def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
     result: Any, engine: Any, greedy: Any
 ) -> None:
-    """`DeviceHalf` makes and reports the signals; the kernel probes single queries."""
+    """`DeviceExecutor` makes and reports the signals; the kernel probes single queries."""
     found = result["engines"][2]
     with engine(**interpreted.ENGINE, **engine_args(READING)) as llm:
         runtime = runtime_of(llm)

@@ -1,4 +1,4 @@
-"""`DeviceHalf` in vLLM's runners, up to the device calls: V1 in the interpreted engine, V2 here
+"""`DeviceExecutor` in vLLM's runners, up to the device calls: V1 in the interpreted engine, V2 here
 over a stand-in that keeps only the order of calls and the block tables' arithmetic.
 """
 
@@ -20,7 +20,7 @@ from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.half import DeviceHalf
+from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
 from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
 from vtoken.vllm.cuda.support import OPT_IN, check_layers, cuda_rules
@@ -95,8 +95,8 @@ class Runner(VTokenV2Mixin, StandIn):  # type: ignore[misc]
         torch.manual_seed(0)
         memory = torch.randn(2, BLOCKS, S, 2, 8)
         self.memory = memory
-        half = DeviceHalf([m.permute(0, 2, 1, 3) for m in memory], 2, torch.device("cpu"))
-        self.vtoken_half, self.vtoken_blocks = half, {}
+        half = DeviceExecutor([m.permute(0, 2, 1, 3) for m in memory], 2, torch.device("cpu"))
+        self.vtoken_device, self.vtoken_blocks = half, {}
         stages = half.copies.stages
         for name in ("begin", "guard", "forward_ended"):
             self._note(stages, name)
@@ -227,8 +227,8 @@ def test_v2_reports_signals_of_the_step_launched_before_sampling() -> None:
     runner = admitted()
     plan, signal = evicting(dense=True), Signal("key_norm", layers=(1,))
     plan.want_scores, plan.signals = (("a", signal),), {"a": (signal,)}
-    assert runner.vtoken_half is not None
-    runner._note(runner.vtoken_half.executor._scores, "finish")
+    assert runner.vtoken_device is not None
+    runner._note(runner.vtoken_device.executor._scores, "finish")
     decode(runner, plan)
     sent = runner.sample_tokens(None)
     assert runner.log[-4:] == ["forward", "finish", "forward_ended", "sample"]
@@ -258,7 +258,7 @@ def test_v2_drops_finished_and_preempted_requests() -> None:
     for reason in ("finished_req_ids", "preempted_req_ids"):
         runner = admitted()
         decode(runner, evicting(dense=False))
-        half = runner.vtoken_half
+        half = runner.vtoken_device
         assert half is not None
         assert half.executor.mirrors
         runner.execute_model(message(StepPlan(3), **{reason: {"a"}}))
@@ -279,7 +279,7 @@ def test_v1_is_no_uniform_decode_in_a_step_with_holes() -> None:
     runner = V1()
     assert runner._determine_batch_execution_and_padding()
     for leaves in (False, True):
-        runner.vtoken_half = SimpleNamespace(leaves_full_graphs=leaves)  # type: ignore[assignment]
+        runner.vtoken_device = SimpleNamespace(leaves_full_graphs=leaves)  # type: ignore[assignment]
         assert runner._determine_batch_execution_and_padding() is not leaves
 
 

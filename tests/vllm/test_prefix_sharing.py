@@ -228,11 +228,11 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     taken: list[int] = []
     borrowed: list[int] = []
     store = run.runtime.state.store
-    take, lend = store.take, store.lend
+    take, borrow = store.take, store.borrow
     store.take = lambda n: (taken.extend(new := take(n)), new)[1]
-    store.lend = lambda n: (borrowed.extend(new := lend(n)), new)[1]
+    store.borrow = lambda n: (borrowed.extend(new := borrow(n)), new)[1]
     run.step(1)
-    store.take, store.lend = take, lend
+    store.take, store.borrow = take, borrow
     assert operation.state == "done"
     moved = [e.data for e in run.runtime.events.page(0, 10_000).events if e.kind == "relocation"]
     emptied = {b for data in moved[-2:] for b in data["source_blocks"]} & shared

@@ -107,7 +107,7 @@ class Calls:
 class Decoding:
     """`num_requests` prompts of `num_tokens` in one pool, ready to decode.
 
-    `lends_blocks`: blocks are borrowed for packing, as the CPU worker needs them. `mirrored`: the
+    `borrows_blocks`: blocks are borrowed for packing, as the CPU worker needs them. `mirrored`: the
     worker's mirrors are kept too. `scores`: the score of each token id, equal for all requests.
     """
 
@@ -117,7 +117,7 @@ class Decoding:
         num_tokens: int,
         patch: dict[str, Any],
         *,
-        lends_blocks: bool = True,
+        borrows_blocks: bool = True,
         mirrored: bool = False,
         scores: Floats | None = None,
         blocks: Blocks = DEFAULT_BLOCKS,
@@ -129,7 +129,7 @@ class Decoding:
         self.scores = scores
         config = self.merged(default_config(num_blocks), patch)
         geometry = Geometry(num_blocks, blocks.size, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
-        self.runtime = Runtime(geometry, self.store, config, lends_blocks=lends_blocks)
+        self.runtime = Runtime(geometry, self.store, config, borrows_blocks=borrows_blocks)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]
         self.calls = Calls(self.runtime, self.store, self.ids)
         if mirrored:

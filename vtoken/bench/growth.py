@@ -182,7 +182,7 @@ def _time(size: Size, num_steps: int, timings: dict[Size, Timings]) -> None:
 def bytes_a_token(size: Size) -> tuple[float, float]:
     """Bytes a token in the scheduler's process and in the worker's, half of the tokens dead."""
     engine = Decoding(
-        size.requests, size.tokens, PAUSED, lends_blocks=False, mirrored=True, blocks=size.blocks
+        size.requests, size.tokens, PAUSED, borrows_blocks=False, mirrored=True, blocks=size.blocks
     )
     evict_half(engine, size.tokens)
     engine.steps(2)

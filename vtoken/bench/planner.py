@@ -58,13 +58,15 @@ def quiet(
     *,
     fragment: bool,
     dense: bool = False,
-    lends_blocks: bool = False,
+    borrows_blocks: bool = False,
     blocks: Blocks = DEFAULT_BLOCKS,
 ) -> Measure:
     """Steps with nothing due: tables are positional, half-evicted (`fragment`) or `dense` again."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-        engine = Decoding(num_requests, num_tokens, patch, lends_blocks=lends_blocks, blocks=blocks)
+        engine = Decoding(
+            num_requests, num_tokens, patch, borrows_blocks=borrows_blocks, blocks=blocks
+        )
         if fragment:
             evict_half(engine, num_tokens)
         if dense:
@@ -90,7 +92,7 @@ def evict_half(engine: Decoding, num_tokens: int, num_steps: int = 1) -> None:
 
 def every_step(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
     """Every step evicts one token and recycles one slot per request."""
-    engine = Decoding(num_requests, num_tokens, PAUSED, lends_blocks=False)
+    engine = Decoding(num_requests, num_tokens, PAUSED, borrows_blocks=False)
     evict_half(engine, num_tokens)
     engine.configure({"interval_tokens": 0, "policy": {"name": "streaming_llm"}})
     engine.steps(WARM_STEPS)
@@ -134,7 +136,7 @@ def rounds_of_evictions(
         num_requests,
         num_tokens,
         PAUSED,
-        lends_blocks=False,
+        borrows_blocks=False,
         mirrored=mirrored,
         scores=scores,
         blocks=blocks,
@@ -151,7 +153,7 @@ def plan(planner: str, batch_size: int | None) -> Measure:
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         timings: list[list[float]] = []
         while len(timings) < min(count, 40):
-            engine = Decoding(num_requests, num_tokens, PAUSED, lends_blocks=False)
+            engine = Decoding(num_requests, num_tokens, PAUSED, borrows_blocks=False)
             evict_half(engine, num_tokens)
             engine.configure(
                 EAGER
@@ -186,7 +188,7 @@ SCENARIOS = (
     ),
     Scenario(
         "holes, recycling, blocks borrowed for packing",
-        quiet(PAUSED, fragment=True, lends_blocks=True),
+        quiet(PAUSED, fragment=True, borrows_blocks=True),
     ),
     Scenario("1 eviction + 1 recycled slot a request", every_step, (Goal(64, 4096, 3800, 400),)),
     Scenario(

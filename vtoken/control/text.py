@@ -85,7 +85,7 @@ def _rows(
 def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
     """The shadow's choice at the request's newest eviction; None if it made none then."""
     compared = runtime.state.requests[table.request_id].compared
-    if compared is None or compared.policy is not runtime.state.shadow.asked:
+    if compared is None or compared.policy is not runtime.state.shadow.active_policy:
         return None
     return compared if compared.num_dead == table.num_dead else None
 

@@ -178,7 +178,7 @@ class LowestScores(Policy):
         return int(self.params.sinks + self.recent)
 
 
-def chooses_together(cls: type[Policy]) -> bool:
+def supports_batches(cls: type[Policy]) -> bool:
     """Whether `cls` has a `select_many` that matches its `select_victims`.
 
     An inherited `select_many` does not match if a subclass has overridden `select_victims`.

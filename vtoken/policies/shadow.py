@@ -14,20 +14,20 @@ from vtoken.wire import PolicyChoice, Shadow
 
 
 class ShadowTally:
-    """Counts agreement with the shadow. `asked`: the policy to call; None without one or after it
+    """Counts agreement with the shadow. `active_policy`: the policy to call; None without one or after it
     failed.
     """
 
     def __init__(self) -> None:
         self._policy: Policy | None = None
-        self.asked: Policy | None = None
+        self.active_policy: Policy | None = None
         self._compared = self._victims = self._agreed = self._waiting = 0
         self._error: str | None = None
 
     def follow(self, policy: Policy | None) -> None:
         """Set the configuration's shadow; another object than before restarts the counts."""
         if policy is not self._policy:
-            self._policy = self.asked = policy
+            self._policy = self.active_policy = policy
             self._compared = self._victims = self._agreed = self._waiting = 0
             self._error = None
 
@@ -42,7 +42,7 @@ class ShadowTally:
         self._waiting += 1
 
     def fail(self, error: Exception) -> None:
-        self._error, self.asked = repr(error), None
+        self._error, self.active_policy = repr(error), None
 
     def document(self) -> Shadow | None:
         policy = self._policy

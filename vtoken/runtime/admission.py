@@ -76,7 +76,9 @@ class Admission:
         growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
         return growth + self._outstanding_blocks() + config.headroom_blocks
 
-    def asked(self, num_blocks: int, *, withheld_blocks: int = 0, compressed: bool = True) -> None:
+    def record_demand(
+        self, num_blocks: int, *, withheld_blocks: int = 0, compressed: bool = True
+    ) -> None:
         """Record that a waiting request needs `num_blocks` free blocks.
 
         The engine withholds `withheld_blocks` more from it. A shortage also opens the gates if

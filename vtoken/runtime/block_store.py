@@ -29,7 +29,7 @@ class BlockStore(Protocol):
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         """Set the request's block table to `blocks`; removed blocks are not freed yet."""
 
-    def lend(self, num_blocks: int) -> list[int]:
+    def borrow(self, num_blocks: int) -> list[int]:
         """Up to `num_blocks` free blocks without a prefix hash, as scratch space for the step being
         planned. They stay free, and their contents are undefined afterwards."""
 

@@ -89,7 +89,7 @@ class Evictor:
         """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy
-        if not state.own_policies and runner.chooses_together(policy):
+        if not state.own_policies and runner.supports_batches(policy):
             found = runner.victims_together(policy, rows)
             if found is not None:
                 return *found, {policy.name}

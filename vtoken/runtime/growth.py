@@ -168,7 +168,7 @@ class TokenAppender:
             return steps.scratch
         partial = columns.num_live[rows] - columns.num_full[rows] * size
         needs = np.where(with_holes, -(-partial // size), 0)
-        borrowed = np.array(self._state.store.lend(int(needs.sum())), dtype=np.int64)
+        borrowed = np.array(self._state.store.borrow(int(needs.sum())), dtype=np.int64)
         # If too few blocks are free, the last requests use the worker's side buffer.
         needs[np.cumsum(needs) > len(borrowed)] = 0
         starts = starts_of(needs)

@@ -16,7 +16,7 @@ from vtoken.arrays import Floats, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
-from vtoken.policies.base import chooses_together
+from vtoken.policies.base import supports_batches
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.requests import ShadowComparison
@@ -68,13 +68,13 @@ class PolicyRunner:
             self._suspend(self._state.rules(table.request_id, config).policy, error)
             return None
 
-    def chooses_together(self, policy: Policy) -> bool:
+    def supports_batches(self, policy: Policy) -> bool:
         """Whether `policy` may run on many requests at once, without a shadow to compare."""
         return (
-            chooses_together(type(policy))
+            supports_batches(type(policy))
             and not policy.profiles
             and not self.is_suspended(policy)
-            and self._state.shadow.asked is None
+            and self._state.shadow.active_policy is None
         )
 
     def victims_together(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged] | None:
@@ -123,7 +123,7 @@ class PolicyRunner:
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
         state = self._state
-        shadow = state.shadow.asked
+        shadow = state.shadow.active_policy
         return (
             state.config.policy.profiles
             or (shadow is not None and shadow.profiles)
@@ -133,7 +133,7 @@ class PolicyRunner:
     def compare(self, table: TokenTable, victims: Ints) -> None:
         """Run the shadow, if there is one, on a request whose `victims` are about to die."""
         shadow = self._state.shadow
-        policy = shadow.asked
+        policy = shadow.active_policy
         if policy is None:
             return
         try:
@@ -159,7 +159,7 @@ class PolicyRunner:
         state = self._state
         request, shadow = state.requests[table.request_id], state.shadow
         acting = state.rules(table.request_id).policy
-        policies = [acting] if shadow.asked is None else [acting, shadow.asked]
+        policies = [acting] if shadow.active_policy is None else [acting, shadow.active_policy]
         if table.num_tokens < request.prefill_end:
             return
         for policy in policies:

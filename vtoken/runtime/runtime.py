@@ -77,12 +77,12 @@ class Runtime:
         check_every_step: bool = False,
         report_lag_steps: int = 0,
         max_chunk_tokens: int = MAX_TOKENS,
-        lends_blocks: bool = True,
+        borrows_blocks: bool = True,
         vocabulary: Vocabulary | None = None,
         calibration: CalibrationProfile | None = None,
     ) -> None:
         self.check_every_step = check_every_step
-        self.lends_blocks = lends_blocks
+        self.borrows_blocks = borrows_blocks
         self.state = RuntimeState(
             geometry,
             store,
@@ -242,7 +242,7 @@ class Runtime:
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
         """Append the tokens of the scheduled requests; returns the plan for the worker."""
         rows, grown = self.appender.append(scheduled)
-        requests = self.appender.plan(rows, grown, borrows=self.lends_blocks)
+        requests = self.appender.plan(rows, grown, borrows=self.borrows_blocks)
         plan = StepPlan(self.state.step, requests=requests)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)

@@ -42,7 +42,7 @@ class Scoring:
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal. If none does, drops all scores."""
         state = self._state
-        shadow = state.shadow.asked
+        shadow = state.shadow.active_policy
         if (
             state.config.policy.reads is not None
             or (shadow is not None and shadow.reads is not None and state.may_evict)
@@ -65,7 +65,7 @@ class Scoring:
         """
         state = self._state
         probes_decode = state.step % state.config.probe_every_steps == 0
-        shadow = state.shadow.asked
+        shadow = state.shadow.active_policy
         probed, want = [], []
         own, rules = state.request_rules, state.config
         numbers = rows.tolist(), num_before.tolist(), self.soon_due(rows).tolist()
@@ -111,7 +111,7 @@ class Scoring:
 
         Existing signals continue, others start from zero; the policy is the reader of a common one.
         """
-        shadow = self._state.shadow.asked if rules.evicts else None
+        shadow = self._state.shadow.active_policy if rules.evicts else None
         before, request.signals = request.signals, {}
         for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
             if reader.reads is None:

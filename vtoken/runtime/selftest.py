@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.compiled import tell_compiled
+from vtoken.compiled import describe_kernels
 from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import default_config, merge_patch
 from vtoken.protocol.step import WorkerReport
@@ -73,7 +73,7 @@ class Pool:
             self.references[block], self.hashed[block] = 1, False
         return taken
 
-    def lend(self, num_blocks: int) -> list[int]:
+    def borrow(self, num_blocks: int) -> list[int]:
         return list(islice(self.free, num_blocks))
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ def run() -> str:
     for patch in PHASES:
         _Serving(BUDGET | patch).run()
     seconds = time.perf_counter() - started
-    return f"self-test of the token tables: {seconds:.1f} s, {tell_compiled()}"
+    return f"self-test of the token tables: {seconds:.1f} s, {describe_kernels()}"
 
 
 class _Serving:

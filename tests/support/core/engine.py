@@ -225,7 +225,7 @@ class CoreEngine:
             missing = -(-(len(hit) * s + num_new) // s) - len(hit)
             withheld = self.watermark_blocks if self.running else 0
             if missing + withheld > len(self.store.free) - hit_free:
-                self.runtime.admission.asked(
+                self.runtime.admission.record_demand(
                     missing + hit_free, withheld_blocks=withheld, compressed=False
                 )
                 return

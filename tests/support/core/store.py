@@ -52,7 +52,7 @@ class SimpleStore:
             self.ref_cnt[block] = 1
         return blocks
 
-    def lend(self, num_blocks: int) -> list[int]:
+    def borrow(self, num_blocks: int) -> list[int]:
         return [block for block in self.free if self.hash[block] is None][:num_blocks]
 
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:

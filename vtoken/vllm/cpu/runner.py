@@ -10,7 +10,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vtoken.compiled import tell_compiled
+from vtoken.compiled import describe_kernels
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
@@ -41,7 +41,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         started = time.perf_counter()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         seconds = time.perf_counter() - started
-        log.info("vToken: self-test of the data path: %.1f s, %s", seconds, tell_compiled())
+        log.info("vToken: self-test of the data path: %.1f s, %s", seconds, describe_kernels())
         scores = HostScores(self._vtoken_keys, layer.impl.num_heads)
         return StepExecutor(block_size, self.vtoken_copies.contents, scores)
 

@@ -1,4 +1,4 @@
-"""vToken in vLLM's V1 model runner on CUDA: calls `DeviceHalf` from the runner's steps.
+"""vToken in vLLM's V1 model runner on CUDA: calls `DeviceExecutor` from the runner's steps.
 
 Never run on a GPU. It relies on these facts of vLLM 0.32: `_model_forward` launches the model;
 before it, only the clearing and copying of blocks in `_update_states` touches the KV cache;
@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.data_path import CUDADataPath
-from vtoken.vllm.cuda.half import DeviceHalf
+from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
@@ -26,8 +26,8 @@ def writes_blocks(scheduler_output: Any) -> bool:
     return bool(scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
 
 
-def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
-    """Run the self-test of `runner`'s data path, then make its `DeviceHalf`. The caches must exist.
+def make_executor(runner: Any, layers: dict[str, Any]) -> DeviceExecutor:
+    """Run the self-test of `runner`'s data path, then make its `DeviceExecutor`. The caches must exist.
 
     Raises UnsupportedError, see `support`, and SelfTestError.
     """
@@ -37,7 +37,7 @@ def make_half(runner: Any, layers: dict[str, Any]) -> DeviceHalf:
     SelfTest(CUDADataPath(layer, builder, runner.kv_caches[0])).run()
     settings = read_settings(runner.vllm_config.additional_config or {})
     num_heads = layer.impl.num_heads
-    return DeviceHalf(runner.kv_caches, num_heads, runner.device, copy_sync=settings.copy_sync)
+    return DeviceExecutor(runner.kv_caches, num_heads, runner.device, copy_sync=settings.copy_sync)
 
 
 class GuardedRunnerMixin:
@@ -46,23 +46,23 @@ class GuardedRunnerMixin:
     Put it between `VTokenRunnerMixin`, which launches the copies, and a V1 runner.
     """
 
-    vtoken_half: DeviceHalf | None = None
+    vtoken_device: DeviceExecutor | None = None
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        if self.vtoken_half is not None and writes_blocks(scheduler_output):
-            self.vtoken_half.copies.stages.guard()
+        if self.vtoken_device is not None and writes_blocks(scheduler_output):
+            self.vtoken_device.copies.stages.guard()
         return super()._update_states(scheduler_output)  # type: ignore[misc]
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.vtoken_half is None:
+        if self.vtoken_device is None:
             return super()._model_forward(*args, **kwargs)  # type: ignore[misc]
-        self.vtoken_half.copies.stages.guard()
+        self.vtoken_device.copies.stages.guard()
         output = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
-        self.vtoken_half.forward_ended()
+        self.vtoken_device.forward_ended()
         return output
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
-        if self.vtoken_half is not None and self.vtoken_half.leaves_full_graphs:
+        if self.vtoken_device is not None and self.vtoken_device.leaves_full_graphs:
             # Full graphs exist only for uniform decodes (`support` refuses other modes). All other
             # batches run piecewise, with attention outside the graphs, or eagerly.
             kwargs["force_uniform_decode"] = False
@@ -70,22 +70,22 @@ class GuardedRunnerMixin:
 
 
 class DeviceRunnerMixin(VTokenRunnerMixin):
-    """Implements the device's three methods of `VTokenRunnerMixin` with a `DeviceHalf`."""
+    """Implements the device's three methods of `VTokenRunnerMixin` with a `DeviceExecutor`."""
 
-    vtoken_half: DeviceHalf | None = None
+    vtoken_device: DeviceExecutor | None = None
 
     def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
-        self.vtoken_half = make_half(self, layers)
-        return self.vtoken_half.executor
+        self.vtoken_device = make_executor(self, layers)
+        return self.vtoken_device.executor
 
     def _vtoken_copy(self, plan: StepPlan) -> None:
-        assert self.vtoken_half is not None
-        self.vtoken_half.relocate(plan)
+        assert self.vtoken_device is not None
+        self.vtoken_device.relocate(plan)
 
     def _vtoken_present(self, step: PhysicalStep | None) -> None:
-        assert self.vtoken_half is not None
+        assert self.vtoken_device is not None
         slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
-        self.vtoken_half.present(step, slot_mapping)
+        self.vtoken_device.present(step, slot_mapping)
 
 
 class VTokenGPURunner(DeviceRunnerMixin, GuardedRunnerMixin, GPUModelRunner):

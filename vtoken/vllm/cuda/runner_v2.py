@@ -1,4 +1,4 @@
-"""vToken in vLLM's Model Runner V2, CUDA's default: calls `DeviceHalf` from V2's steps.
+"""vToken in vLLM's Model Runner V2, CUDA's default: calls `DeviceExecutor` from V2's steps.
 
 Never run on a GPU. It relies on these facts of vLLM 0.32:
 
@@ -25,8 +25,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vtoken.arrays import Ints
 from vtoken.protocol.mirror import BlockTables
-from vtoken.vllm.cuda.half import DeviceHalf
-from vtoken.vllm.cuda.runner import make_half, writes_blocks
+from vtoken.vllm.cuda.device_executor import DeviceExecutor
+from vtoken.vllm.cuda.runner import make_executor, writes_blocks
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch
@@ -36,7 +36,7 @@ from vtoken.vllm.worker.ranks import Ranks
 class VTokenV2Mixin:
     """Put before a V2 model runner class in the bases."""
 
-    vtoken_half: DeviceHalf | None = None
+    vtoken_device: DeviceExecutor | None = None
     vtoken_blocks: dict[str, list[int]]  # V2 keeps block tables on the device only
     block_tables: Any
     req_states: Any
@@ -54,13 +54,13 @@ class VTokenV2Mixin:
         with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             support.check_layers(layers)
-            self.vtoken_half = make_half(self, layers)
-        self.vtoken_half.executor.ranks = Ranks.of_this_worker()
+            self.vtoken_device = make_executor(self, layers)
+        self.vtoken_device.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward
 
     def finish_requests(self, scheduler_output: Any) -> None:
-        half = self.vtoken_half
+        half = self.vtoken_device
         if half is not None:
             half.present(None, None)
             restarted = set(_restarted(scheduler_output))
@@ -70,13 +70,13 @@ class VTokenV2Mixin:
         super().finish_requests(scheduler_output)  # type: ignore[misc]
 
     def add_requests(self, scheduler_output: Any) -> None:
-        if self.vtoken_half is not None:
+        if self.vtoken_device is not None:
             for request in scheduler_output.scheduled_new_reqs:
                 self.vtoken_blocks[request.req_id] = list(request.block_ids[0])
         super().add_requests(scheduler_output)  # type: ignore[misc]
 
     def update_requests(self, scheduler_output: Any) -> None:
-        half = self.vtoken_half
+        half = self.vtoken_device
         if half is None:
             super().update_requests(scheduler_output)  # type: ignore[misc]
             return
@@ -101,13 +101,17 @@ class VTokenV2Mixin:
         state, uniform = super().gather_batch_req_state(  # type: ignore[misc]
             scheduler_output, dummy_run
         )
-        if not dummy_run and self.vtoken_half is not None and self.vtoken_half.leaves_full_graphs:
+        if (
+            not dummy_run
+            and self.vtoken_device is not None
+            and self.vtoken_device.leaves_full_graphs
+        ):
             uniform = None
         return state, uniform
 
     def prepare_attn(self, input_batch: Any) -> Any:
         block_tables, slot_mappings = super().prepare_attn(input_batch)  # type: ignore[misc]
-        half = self.vtoken_half
+        half = self.vtoken_device
         if half is not None:
             step = half.executor.physical(self._vtoken_batch(input_batch))
             half.present(step, slot_mappings[0])
@@ -127,7 +131,7 @@ class VTokenV2Mixin:
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
-        half = self.vtoken_half
+        half = self.vtoken_device
         if half is None:
             return output
         if output is not None:  # a step without tokens: the output is a singleton, do not change it
@@ -137,10 +141,10 @@ class VTokenV2Mixin:
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        if self.vtoken_half is None:
+        if self.vtoken_device is None:
             return output
-        self.vtoken_half.present(None, None)
-        return self.vtoken_half.executor.attach(output)
+        self.vtoken_device.present(None, None)
+        return self.vtoken_device.executor.attach(output)
 
 
 def _restarted(scheduler_output: Any) -> Iterator[str]:

@@ -89,7 +89,7 @@ class VTokenAttentionManager(FullAttentionManager):
             prefill_end,
         )
         if admission is not None:
-            admission.asked(
+            admission.record_demand(
                 needed + extra, withheld_blocks=self.num_withheld(), compressed=extra > 0
             )
         return needed + extra
@@ -172,7 +172,7 @@ class VLLMBlockStore:
         self._manager.hashed[ids] = False
         return ids
 
-    def lend(self, num_blocks: int) -> list[int]:
+    def borrow(self, num_blocks: int) -> list[int]:
         borrowed: list[int] = []
         queue = self._pool.free_block_queue
         block = queue.fake_free_list_head.next_free_block

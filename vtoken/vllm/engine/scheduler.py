@@ -93,7 +93,7 @@ class VTokenSchedulerMixin:
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
-            lends_blocks=config.device_config.device_type == "cpu",
+            borrows_blocks=config.device_config.device_type == "cpu",
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
             calibration=calibration.profile,
         )

@@ -22,7 +22,7 @@ from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 
 
-class DeviceHalf:
+class DeviceExecutor:
     """One worker's device state.
 
     `caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
