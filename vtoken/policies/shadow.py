@@ -14,8 +14,8 @@ from vtoken.wire import PolicyChoice, Shadow
 
 
 class ShadowTally:
-    """Counts agreement with the shadow. `active_policy`: the policy to call; None without one or after it
-    failed.
+    """Counts agreement with the shadow. `active_policy`: the policy to call; None without
+    one or after it failed.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def writes_blocks(scheduler_output: Any) -> bool:
 
 
 def make_executor(runner: Any, layers: dict[str, Any]) -> DeviceExecutor:
-    """Run the self-test of `runner`'s data path, then make its `DeviceExecutor`. The caches must exist.
+    """Run the self-test of `runner`'s data path, then make its executor. The caches must exist.
 
     Raises UnsupportedError, see `support`, and SelfTestError.
     """
