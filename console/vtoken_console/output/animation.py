@@ -27,7 +27,9 @@ QUALITY = 60  # lossless WebP: how long the encoder searches, not how the pictur
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`keys` are pressed with `focus` focused; then `seconds` are filmed under `title`."""
+    """`keys` are pressed, on the dashboard with `focus` focused; then `seconds` are filmed under
+    `title`.
+    """
 
     title: str
     seconds: float
@@ -37,10 +39,11 @@ class Scene:
 
 TOUR = (
     Scene("every KV block of a running server", 3.0, focus="#pool"),
-    Scene("a policy is chosen …", 2.5, ("P", "right")),
-    Scene("… and switched while requests run", 3.0, ("enter", "right", "enter")),
-    Scene("planning paused: evicted tokens leave holes", 6.0, ("p",), "#pool"),
-    Scene("one compaction: live tokens move together, whole blocks come back", 4.0, ("c",)),
+    Scene("another policy, and what it would do", 2.5, ("P", *"random")),
+    Scene("confirmed, since evicted tokens do not come back", 1.5, ("enter", "right")),
+    Scene("switched while requests run", 3.0, ("enter", "escape"), "#pool"),
+    Scene("planning paused: evicted tokens leave holes", 6.0, ("p",)),
+    Scene("one compaction: tokens move together, whole blocks come back", 4.0, ("c",)),
     Scene("planning resumed", 2.0, ("p",)),
     Scene("the text of a request: evicted words are struck through", 8.0, ("enter",), "#requests"),
 )
@@ -61,7 +64,7 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
     frames: list[tuple[str, float]] = []
     try:
         for scene in TOUR:
-            if scene.focus is not None:
+            if scene.focus is not None and app.screen is app.dashboard:
                 app.dashboard.query_one(scene.focus).focus()
             for key in scene.keys:
                 await pilot.press(key)
