@@ -20,7 +20,7 @@ from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 
 SIZE = (100, 30)
-FRAMES_PER_S = 3.0
+FRAMES_PER_S = 1.5
 ZOOM = 0.72  # of Textual's SVG: 100 columns are 890 pixels, the width of a repository page
 QUALITY = 60  # lossless WebP: how long the encoder searches, not how the picture looks
 
