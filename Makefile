@@ -83,7 +83,8 @@ bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model
 
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
-		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) $(FORWARD) $(ARGS)
+		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) \
+		$(FORWARD) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -56,7 +57,8 @@ SLOW_PARTS = (
 )
 BULKY = ("requests", "output_ids")  # a number or more for every request or token
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
-MOST_ENGINES = {"cpu": 4, "cuda": 2}
+MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time, over all parts
+LEAST_ENGINES = 2  # of a part: it alternates between stock vLLM and vToken
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +72,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(targets.NAMES)} or a folder (default: {' '.join(targets.MODELS)})",
     )
     parser.add_argument("--repeats", type=int, default=3, help="of every point (default: 3)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="parts that run side by side, each on cores of its own: with --threads 1 as many as"
+        " there are cores (default: 1)",
+    )
     parser.add_argument("--again", action="store_true", help="measure anew what is in the log")
     targets.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.jobs < 1:
+        print(f"--jobs {args.jobs}: at least one part runs at a time", file=sys.stderr)
+        return 2
     try:
         target = targets.target(args)
         for model in args.model:
@@ -83,13 +95,20 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     folder = args.json.parent if args.json else FOLDER
+    pool = ThreadPoolExecutor(args.jobs)
+    parts = {
+        name: pool.submit(_part, EXPERIMENTS[name], target, folder, args) for name in args.parts
+    }
     failed = 0
-    for name in args.parts:
-        try:
-            _part(EXPERIMENTS[name], target, folder, args)
-        except EngineError as error:  # of this part alone
-            print(f"{name}: {error}", file=sys.stderr)
-            failed = 1
+    try:
+        for name, part in parts.items():
+            try:
+                part.result()
+            except EngineError as error:  # of this part alone
+                print(f"{name}: {error}", file=sys.stderr)
+                failed = 1
+    finally:  # after Ctrl-C no further part starts; the engines have got the signal, too
+        pool.shutdown(wait=False, cancel_futures=True)
     return failed
 
 
@@ -102,9 +121,13 @@ def _part(
         log = Log(log.path)
     command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
-    result = new_result(name, command, target.described() | {"repeats": args.repeats})
+    setup = target.described() | {"repeats": args.repeats}
+    if args.jobs > 1:
+        setup["parts side by side"] = args.jobs
+    result = new_result(name, command, setup)
     result.raw = []
-    with closing(Engines(target, MOST_ENGINES[target.device])) as engines:
+    most = max(LEAST_ENGINES, MOST_ENGINES[target.device] // args.jobs)
+    with closing(Engines(target, most)) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
     finish(result, path=folder / f"{name}.json", markdown=args.markdown)
