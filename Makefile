@@ -2,6 +2,7 @@
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
 #   THREADS=         per forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
+#   JOBS=            parts of `make bench-evaluation` side by side, each on cores of its own (1)
 #   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
