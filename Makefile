@@ -2,7 +2,7 @@
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
 #   THREADS=         per forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
-#   JOBS=            parts of `make bench-evaluation` side by side, each on cores of its own (1)
+#   BENCH_JOBS=      parts of `make bench-evaluation` side by side, each on cores of its own (1)
 #   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -85,7 +85,7 @@ bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
 		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) \
-		$(FORWARD) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
+		$(FORWARD) $(if $(BENCH_JOBS),--jobs $(BENCH_JOBS)) $(ARGS)
 
 bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)
