@@ -56,7 +56,7 @@ tables: $(SETUP) ## regenerate the tables of docs/ that are made from code
 	@$(BIN)/python -m tests.docs
 
 screenshots: $(SETUP) ## every screenshot of docs/console.md, from a live run, into screenshots/
-	$(BIN)/vtoken demo --headless --duration 30 --screenshots screenshots $(ARGS)
+	$(BIN)/python -m scripts.screenshots $(ARGS)
 
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
 	$(BIN)/vtoken bench planner $(ARGS)

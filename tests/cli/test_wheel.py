@@ -53,12 +53,20 @@ async def test_it_looks_at_a_server_and_replays_what_it_recorded(
 
 
 async def test_what_needs_an_engine_says_so_and_not_more(vtoken: str) -> None:
-    for command in ("serve", "demo", "bench"):
+    for command in ("serve", "demo"):
         ran = await spawn(vtoken, command, "MODEL")
         assert ran.code == 1
         assert f"vtoken {command}: the module 'vllm' is not installed" in ran.err
         assert len(ran.err.splitlines()) == 2
     assert "vLLM is not installed" in (await spawn(vtoken, "doctor")).out
+
+
+async def test_benchmarks_are_in_the_repository_only(vtoken: str) -> None:
+    for arguments in (["--help"], ["planner"]):
+        ran = await spawn(vtoken, "bench", *arguments)
+        assert ran.code == 1
+        assert "the benchmarks are not part of the installed package" in ran.err
+        assert "in a checkout of the repository" in ran.err
 
 
 async def test_it_completes_commands_and_carries_its_types(vtoken: str) -> None:

@@ -1,16 +1,9 @@
-"""Which modules the console imports and when; screenshots without a terminal."""
+"""Which modules the console imports and when."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-
-from tests.support.console_harness import make_busy
-from tests.support.served_core import serving
-from vtoken_console.output import screenshot
 
 FORBIDDEN = ("vllm", "torch", "fastapi", "zmq", "vtoken_api", "transformers")
 LATE = ("numpy", "httpx", "websockets", "msgspec")
@@ -37,28 +30,3 @@ def test_console_imports_the_wire_only() -> None:
 
 def test_first_frame_waits_for_neither_numpy_nor_the_network_libraries() -> None:
     assert not modules_after("import vtoken_console.app.app") & set(LATE)
-
-
-@pytest.mark.slow
-async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
-    async with serving(make_busy(100, 3)) as served:
-        written = await screenshot.take(
-            served.url, tmp_path, size=(100, 30), views=["pool", "request"], settle_s=0.2
-        )
-    names = {p.name for p in written if p.suffix == ".svg"}
-    assert names == {"console-pool.svg", "console-request.svg"}
-    assert "100" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")
-
-
-def test_screenshot_of_no_server_fails_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(screenshot, "TIMEOUT_S", 0.5)
-    assert screenshot.main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 1
-    assert "no data from http://127.0.0.1:9" in capsys.readouterr().err
-
-
-def test_screenshot_size_must_be_a_size(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as usage:
-        screenshot.main(["--out", str(tmp_path), "--size", "wide"])
-    assert usage.value.code == 2

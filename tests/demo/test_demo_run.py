@@ -39,4 +39,7 @@ def test_a_headless_run_works_every_control_and_the_answers_are_english(tmp_path
     assert len(said) > 100
     assert sum(word in known for word in said) > 0.6 * len(said)  # random text: next to none
     assert (tmp_path / "recording.jsonl.gz").stat().st_size > 0
+    screenshots = [path.read_text() for path in (tmp_path / "screenshots").glob("*.svg")]
+    assert len(screenshots) == 2
+    assert all("vToken" in svg for svg in screenshots)
     assert "answer:" in done.stdout

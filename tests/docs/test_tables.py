@@ -15,12 +15,12 @@ from tests.faults.core_blocks import BLOCKS
 from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
-from vtoken.bench import overhead, planner
-from vtoken.bench.evaluation import variants
 from vtoken.policies.signals import Kind
 from vtoken_api.auth.limits import RATES
 from vtoken_api.rest.inputs import MAX_BODY_BYTES
 from vtoken_api.stream.endpoint import MAX_CLIENTS
+from vtoken_bench import overhead, planner
+from vtoken_bench.evaluation import variants
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

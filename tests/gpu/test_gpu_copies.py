@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vtoken.vllm.cuda.checks import copies, overlap
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.streams import CUDAStreams
 from vtoken.vllm.cuda.layout import slot_rows
+from vtoken_bench.checks import copies, overlap
 
 LAYERS, BLOCKS, S = 4, 512, 16
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vtoken.vllm.cuda.checks import pages
+from vtoken_bench.checks import pages
 
 
 @pytest.fixture(scope="module")

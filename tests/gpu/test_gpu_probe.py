@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken.vllm.cuda.checks import probe
+from vtoken_bench.checks import probe
 
 
 def test_probed_scores_equal_plain_torch(cuda: torch.device) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from vtoken.vllm.bench_worker import V1_HOOKS, V2_HOOKS, HookTimer, _extended, _runner_hooks
 from vtoken.vllm.cpu.runner import VTokenCPURunner
 from vtoken.vllm.cuda.runner import VTokenGPURunner
 from vtoken.vllm.cuda.runner_v2 import VTokenGPURunnerV2, VTokenV2Mixin
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
+from vtoken_bench.vllm.worker import V1_HOOKS, V2_HOOKS, HookTimer, _extended, _runner_hooks
 
 pytestmark = pytest.mark.vllm
 
@@ -48,7 +48,7 @@ def test_code_between_the_mixin_and_vllm_counts_as_vtokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("vtoken.vllm.bench_worker.time", clock)
+    monkeypatch.setattr("vtoken_bench.vllm.worker.time", clock)
 
     class Stock:
         def step(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vtoken.bench.engines import Engine
-from vtoken.bench.evaluation.variants import NAIVE, VARIANTS, configuration
-from vtoken.bench.evaluation.workloads import requests
-from vtoken.bench.target import Target, model_folder
+from vtoken_bench.engines import Engine
+from vtoken_bench.evaluation.variants import NAIVE, VARIANTS, configuration
+from vtoken_bench.evaluation.workloads import requests
+from vtoken_bench.target import Target, model_folder
 
 pytestmark = pytest.mark.vllm
 

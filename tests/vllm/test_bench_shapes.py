@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from vtoken.bench.shapes import LLAMA_3_1_8B, build_shape
-from vtoken.bench.target import ModelShape, Target, as_flags, model_folder
 from vtoken.vllm import engine_args
+from vtoken_bench.shapes import LLAMA_3_1_8B, build_shape
+from vtoken_bench.target import ModelShape, Target, as_flags, model_folder
 
 pytestmark = pytest.mark.vllm
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from vtoken.bench.engines import Engine
-from vtoken.bench.overhead import GROUPS
-from vtoken.bench.slices import LIFE_STEPS, longest_tokens
-from vtoken.bench.target import Target, model_folder
-from vtoken.bench.texts import texts
+from vtoken_bench.engines import Engine
+from vtoken_bench.overhead import GROUPS
+from vtoken_bench.slices import LIFE_STEPS, longest_tokens
+from vtoken_bench.target import Target, model_folder
+from vtoken_bench.texts import texts
 
 pytestmark = pytest.mark.vllm
 

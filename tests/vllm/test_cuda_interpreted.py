@@ -127,7 +127,7 @@ def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
 def test_the_checks_run_on_the_cpu_and_find_the_kernels_exact() -> None:
     names = ("pages", "copies", "overlap", "probe")
     done = subprocess.run(
-        [sys.executable, "-m", "vtoken.vllm.cuda.checks", *names, "--device", "cpu", "--tiny"],
+        [sys.executable, "-m", "vtoken_bench.checks", *names, "--device", "cpu", "--tiny"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -145,7 +145,7 @@ def test_the_checks_run_on_the_cpu_and_find_the_kernels_exact() -> None:
 
 def test_a_check_without_a_device_reports_it_and_exits_with_2() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vtoken.vllm.cuda.checks", "pages"],
+        [sys.executable, "-m", "vtoken_bench.checks", "pages"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

@@ -14,13 +14,13 @@ import pytest
 
 from tests.support import reference
 from tests.support.observe import Observer, runtime_of
-from vtoken.bench.forcing import ARGUMENT, PROCESSOR
-from vtoken.bench.quality.command import exact_variants
-from vtoken.bench.quality.measures import string_match_all
-from vtoken.bench.quality.ruler import TASKS, Sample, fitted
 from vtoken.commands import Command, PatchConfig
 from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
 from vtoken.vllm import engine_args
+from vtoken_bench.forcing import ARGUMENT, PROCESSOR
+from vtoken_bench.quality.command import exact_variants
+from vtoken_bench.quality.measures import string_match_all
+from vtoken_bench.quality.ruler import TASKS, Sample, fitted
 
 pytestmark = pytest.mark.vllm
 

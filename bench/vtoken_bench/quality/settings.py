@@ -1,0 +1,117 @@
+"""Settings: policies with the share of the prompt that they keep; keys of model and dtype."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtoken.calibration.model_files import fingerprint
+from vtoken.policies import Policy, make_policy, params_dict, policy_names
+from vtoken_bench.target import Target
+
+INTERVAL_TOKENS = 8
+# The paper's parameters where a default differs.
+PAPER_PARAMS: dict[str, dict[str, Any]] = {
+    "h2o": {"sinks": 0},
+    "knorm": {"pool_radius": 0},
+    "r_kv": {"pool": "max"},
+    "tova": {"pool_radius": 0},
+}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`policy` keeps the share `keep` of the prompt; the policy `none` keeps all of it."""
+
+    label: str
+    policy: Policy
+    keep: float
+
+    @property
+    def full(self) -> bool:
+        return self.policy.name == "none"
+
+    def budget_tokens(self, num_prompt: int) -> int:
+        return max(1, round(self.keep * num_prompt))
+
+    def fits(self, num_prompt: int) -> bool:
+        """Whether the budget reaches the policy's minimum."""
+        return self.full or self.budget_tokens(num_prompt) >= self.policy.min_budget_tokens()
+
+    def arguments(self, num_prompt: int) -> dict[str, Any]:
+        """`vllm_xargs` of a request with a prompt of `num_prompt` tokens."""
+        if self.full:
+            return {"vtoken_policy": "none"}
+        return {
+            "vtoken_policy": self.policy.name,
+            "vtoken_policy_params": json.dumps(params_dict(self.policy)),
+            "vtoken_budget_tokens": self.budget_tokens(num_prompt),
+            "vtoken_interval_tokens": INTERVAL_TOKENS,
+        }
+
+    def key(self) -> dict[str, Any]:
+        """What an answer depends on besides its prompt."""
+        if self.full:
+            return {"policy": "none"}
+        return {
+            "policy": self.policy.name,
+            "params": params_dict(self.policy),
+            "keep": self.keep,
+            "interval": INTERVAL_TOKENS,
+        }
+
+
+FULL = Setting("full cache", make_policy("none", {}), 1.0)
+
+
+def parsed(text: str) -> tuple[str, Policy]:
+    """Label and policy of `NAME` or `NAME:PARAM=VALUE,…`. Raises RefusedError."""
+    name, _, rest = text.partition(":")
+    params: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        param, _, value = pair.partition("=")
+        try:
+            params[param] = json.loads(value)
+        except ValueError:
+            params[param] = value
+    shown = " ".join(f"{param}={value}" for param, value in params.items())
+    return f"{name} {shown}".strip(), make_policy(name, params)
+
+
+def every_policy() -> list[tuple[str, Policy]]:
+    """All policies with their defaults, and with the papers' parameters where they differ."""
+    found = [(name, make_policy(name, {})) for name in policy_names() if name != "none"]
+    found += [
+        (f"{name}, paper", make_policy(name, params))
+        for name, params in PAPER_PARAMS.items()
+        if name in policy_names()
+    ]
+    return found
+
+
+def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Setting]:
+    return [Setting(label, policy, keep) for label, policy in policies for keep in keeps]
+
+
+def model_key(model: Path) -> dict[str, str]:
+    """The parts of a model that answers depend on: weights, tokenizer, template.
+
+    Raises ProfileError if the folder has no model.
+    """
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        path = model / name
+        digest.update(path.read_bytes() if path.is_file() else b"none")
+    return {"model": fingerprint(model), "tokenizer": digest.hexdigest()[:16]}
+
+
+def numbers_key(target: Target) -> dict[str, str]:
+    """Device, dtype and graphs, on which answers depend; empty for float32 on CPU, the default."""
+    if (target.device, target.dtype) == ("cpu", "float32"):
+        return {}
+    graphs = ", graphs" if target.graphs else ""
+    return {"numbers": f"{target.device}, {target.dtype}{graphs}"}

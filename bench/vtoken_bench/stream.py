@@ -1,0 +1,216 @@
+"""Cost of the stream: bytes and lost frames per client, CPU of the API server and the engine.
+
+The publisher runs in this process (70,000 blocks, 64 requests that decode and evict, a step every
+30 ms), the API server in a second one, the clients in a third; no model runs. On a machine with few
+cores the three compete for them: read the server's CPU time, not the clients' latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from vtoken.control.controller import Controller
+from vtoken.control.report import EngineFacts, Reporter
+from vtoken.stream.telemetry import Publisher
+from vtoken.wire import Frame
+from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
+from vtoken_bench.output import Table, finish, new_result
+from vtoken_bench.stream_clients import Counted
+
+NUM_BLOCKS = 70_000
+NUM_REQUESTS = 64
+STEP_S = 0.03
+FPS = 10
+GOAL_FPS = 9.0  # of 10 requested
+GOAL_PERCENT = 1.0  # of the engine's thread
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run; a second is one of wall time."""
+
+    clients: int
+    bytes_per_second: float  # per client, mean
+    snapshot_bytes: int
+    frames_per_second: float  # of the slowest client
+    missed_events: int  # summed over the clients
+    gaps: int  # lost messages that no `dropped` message reports, summed
+    server_cpu_percent: float  # of one core
+    engine_share_percent: float  # of the engine thread's time, in publishing
+    frame_us: float  # the same, per frame
+    steps_per_second: float  # of 33; fewer if the machine is too slow
+    sending_percent: float  # of one core, in ZMQ's own thread of the engine's process
+
+
+class Engine:
+    """The engine's thread: steps, publishes, and answers commands between two steps."""
+
+    def __init__(self, folder: Path) -> None:
+        num_tokens = NUM_BLOCKS // NUM_REQUESTS * BLOCK_SIZE - SLACK_TOKENS
+        decoding = Decoding(NUM_REQUESTS, num_tokens, {"reclamation": "auto"})
+        patch = {"policy": {"name": "random"}, "budget_tokens": num_tokens // 2}
+        decoding.configure({**patch, "interval_tokens": 16})
+        decoding.step(decoding.ids)
+        self._decoding = decoding
+        self._publisher = Publisher(decoding.runtime.events)
+        hashed = np.zeros(decoding.num_blocks, dtype=np.bool_)
+        facts = EngineFacts("bench", "0", "0", "none", "cpu")
+        reporter = Reporter(decoding.runtime, facts, hashed)
+        self._controller = Controller(reporter, self._publisher.endpoint)
+        self.endpoint = f"ipc://{folder / 'commands'}"
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
+        self._socket.bind(self.endpoint)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine")
+        self.published_s = 0.0  # CPU time of the engine's thread in publishing
+        self.num_frames = self.num_steps = 0
+
+    def __enter__(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._publisher.close()
+        self._socket.close(linger=0)
+
+    def _make_frame(self, *, figures: bool) -> Frame:
+        self.num_frames += 1
+        return self._controller.frame(figures=figures)
+
+    def sending_s(self) -> float:
+        """CPU time of the process outside of the engine's and the caller's threads."""
+        assert self._thread.ident is not None
+        of_engine = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        return time.process_time() - of_engine - time.thread_time()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._ended.is_set():
+            self._decoding.step(self._decoding.ids)
+            self.num_steps += 1
+            started = time.thread_time()
+            self._publisher.publish(self._make_frame)
+            self.published_s += time.thread_time() - started
+            due = max(due + STEP_S, time.monotonic())
+            while (left := due - time.monotonic()) > 0:
+                if self._socket.poll(max(1, int(left * 1000))):
+                    self._socket.send(self._controller.handle_bytes(self._socket.recv()))
+
+
+class ApiServer:
+    """`vtoken_bench.api_server` in a process of its own."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        module = [sys.executable, "-m", "vtoken_bench.api_server"]
+        self._process = subprocess.Popen(
+            [*module, "--engine", engine.endpoint, "--state-dir", str(folder / "state")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        port = int(self._line())
+        query = f"format=msgpack&fps={FPS}"
+        self.stream_url = f"ws://127.0.0.1:{port}/vtoken/v1/stream?{query}"
+
+    def __enter__(self) -> ApiServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def cpu_s(self) -> float:
+        """CPU time that the process has used so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("cpu\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the API server exited, see its messages above")
+        return line
+
+
+def _measure(engine: Engine, server: ApiServer, num_clients: int, seconds: float) -> Row:
+    module = [sys.executable, "-m", "vtoken_bench.stream_clients"]
+    with subprocess.Popen(
+        [*module, server.stream_url, str(num_clients), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as clients:
+        assert clients.stdout is not None
+        if clients.stdout.readline() != "ready\n":
+            raise RuntimeError("the clients exited, see their messages above")
+        started, published_s, cpu_s = time.monotonic(), engine.published_s, server.cpu_s()
+        sending_s, num_frames, num_steps = engine.sending_s(), engine.num_frames, engine.num_steps
+        counted = msgspec.json.decode(clients.stdout.readline(), type=list[Counted])
+        elapsed = time.monotonic() - started
+        published_s, cpu_s = engine.published_s - published_s, server.cpu_s() - cpu_s
+        sending_s = engine.sending_s() - sending_s
+    return Row(
+        clients=num_clients,
+        bytes_per_second=sum(c.bytes for c in counted) / num_clients / seconds,
+        snapshot_bytes=counted[0].snapshot_bytes,
+        frames_per_second=min(c.state_messages for c in counted) / seconds,
+        missed_events=sum(c.missed_events for c in counted),
+        gaps=sum(c.gaps for c in counted),
+        server_cpu_percent=100 * cpu_s / elapsed,
+        engine_share_percent=100 * published_s / elapsed,
+        frame_us=1e6 * published_s / (engine.num_frames - num_frames),
+        steps_per_second=(engine.num_steps - num_steps) / elapsed,
+        sending_percent=100 * sending_s / elapsed,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 10, 50])
+    parser.add_argument("--seconds", type=float, help="of each run (default 20, quick 3)")
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    seconds = args.seconds or (3.0 if args.quick else 20.0)
+    setup = {"blocks": NUM_BLOCKS, "requests": NUM_REQUESTS, "frames a second asked for": FPS}
+    result = new_result("stream", "make bench-stream", setup)
+    with tempfile.TemporaryDirectory(prefix="vtoken-bench-") as name:
+        folder = Path(name)
+        with Engine(folder) as engine, ApiServer(engine, folder) as server:
+            rows = [_measure(engine, server, n, seconds) for n in args.clients]
+    table = Table(
+        f"{NUM_BLOCKS:,} blocks, msgpack, {seconds:g} s each",
+        ["clients", "KB/s a client", "KB a snapshot", "frames/s, slowest", "events missed",
+         "gaps", "server CPU %", "engine %", "µs a frame", "steps/s", "sending %"],
+        [["goal", None, None, f">= {GOAL_FPS:g}", "0", "0", None, f"<= {GOAL_PERCENT:g}", None,
+          None, None]],
+        ["server CPU: of one core, the flight recorder in it; engine: of its thread's time, in "
+         "publishing, and that a frame", "steps: of 33 a second, fewer where the machine has no "
+         "time for them; sending: of one core, in ZMQ's own thread"],
+    )  # fmt: skip
+    for row in rows:
+        table.rows.append(
+            [str(row.clients), row.bytes_per_second / 1e3, row.snapshot_bytes / 1e3,
+             row.frames_per_second, row.missed_events, row.gaps, row.server_cpu_percent,
+             row.engine_share_percent, row.frame_us, row.steps_per_second, row.sending_percent]
+        )  # fmt: skip
+    result.tables = [table]
+    result.raw = [asdict(row) for row in rows]
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
+    return 0

@@ -1,0 +1,222 @@
+"""One load on one engine: requests of given lengths, and the times of their tokens.
+
+The clock advances only during steps and jumps to the next arrival when the engine is idle, so
+measuring between steps takes no time on it. A request arrives at its arrival time or, in a closed
+loop, when an earlier one finishes. Latencies count from the arrival and include waiting.
+
+    requests          [{"prompt": [ids], "num_new": n, "arguments": {...}, "arrival_s": t}]
+    concurrency       closed loop: requests at a time (default: all); excludes arrival times
+    config            a patch of the configuration, applied first
+    sample_every      steps between two samples of the memory
+    stop_on_overflow  stop when a request is preempted, or waits while all others only decode
+    keep_tokens       return the tokens of every request too
+    natural_end       requests end at the model's end-of-sequence token
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vtoken_bench.samples import sample, summary
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """The times of one request, in seconds of the load's clock, and its tokens."""
+
+    arrived: float
+    times: list[float] = field(default_factory=list)  # one per token
+    tokens: list[int] = field(default_factory=list)
+    finished: float | None = None
+
+
+class Load:
+    """One load; `run` executes it."""
+
+    def __init__(self, engine: Any, spec: dict[str, Any], tag: int) -> None:
+        self._engine, self._spec, self._tag = engine, spec, tag
+        self._scheduler = engine.engine_core.engine_core.scheduler
+        self._pool = self._scheduler.kv_cache_manager.block_pool
+        self._runtime = getattr(self._scheduler, "vtoken", None)
+        self._queue = list(enumerate(spec["requests"]))
+        self._closed = not any("arrival_s" in request for request in spec["requests"])
+        self._times: dict[str, RequestTimes] = {}
+        self._clock = 0.0
+        self._stalled = 0  # requests that waited after the last step while all others decoded
+        self._preemptions: dict[str, int] = {}
+        self._most_running = 0
+        self._overflowed = False
+        self._busy_s: float | None = None  # arrival of the last request, in a closed loop
+        self._used: list[int] = []
+        self._samples: list[dict[str, Any]] = []
+
+    def run(self) -> dict[str, Any]:
+        """Run the load; return its measurements, see `_result`."""
+        cpu, steps_ms = time.process_time(), []
+        every, stops = self._spec.get("sample_every", 0), self._spec.get("stop_on_overflow")
+        if self._closed:
+            self._add(self._spec.get("concurrency") or len(self._queue))
+        while self._arrive():
+            started = time.perf_counter()
+            outputs = self._engine.step()
+            taken = time.perf_counter() - started
+            self._clock += taken
+            steps_ms.append(taken * 1e3)
+            finished = self._record(outputs)
+            self._check_overflow(finished)
+            if self._overflowed and stops:
+                break
+            if every and len(steps_ms) % every == 0:
+                self._sample()
+            if self._closed:
+                self._add(finished)
+        result = self._result(steps_ms, time.process_time() - cpu)
+        self._stop()
+        return result
+
+    # ------------------------------------------------------------ requests
+
+    def _arrive(self) -> bool:
+        """Add arrived requests, jumping to the next arrival if idle; return whether any run."""
+        if not self._closed and self._queue:
+            if not self._engine.has_unfinished_requests():
+                self._clock = max(self._clock, self._queue[0][1]["arrival_s"])
+            while self._queue and self._queue[0][1]["arrival_s"] <= self._clock:
+                self._add(1)
+        return bool(self._engine.has_unfinished_requests())
+
+    def _add(self, count: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        for number, request in self._queue[:count]:
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=request["num_new"],
+                ignore_eos=not self._spec.get("natural_end"),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args=request.get("arguments"),
+            )
+            name = f"{self._tag}-{number}"
+            self._times[name] = RequestTimes(request.get("arrival_s", self._clock))
+            self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
+        del self._queue[:count]
+        if self._closed and not self._queue and self._busy_s is None:
+            self._busy_s = self._clock
+
+    def _record(self, outputs: Any) -> int:
+        """Record the tokens of one step; return the number of finished requests."""
+        finished = 0
+        for output in outputs:
+            times, ids = self._times[output.request_id], output.outputs[0].token_ids
+            times.tokens += ids
+            times.times += [self._clock] * len(ids)
+            if output.finished:
+                times.finished = self._clock
+                finished += 1
+        return finished
+
+    def _stop(self) -> None:
+        """Abort requests left by an early stop; reset the prefix cache."""
+        unfinished = [r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting)]
+        if unfinished:
+            self._engine.abort_request(unfinished, internal=True)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        self._engine.reset_prefix_cache()
+
+    # ------------------------------------------------------------ measuring
+
+    def _check_overflow(self, finished: int) -> None:
+        """Detect that the load does not fit: a preemption, or a request that cannot start.
+
+        A request cannot start if it waits for two consecutive steps in which all others decode.
+        """
+        scheduler = self._scheduler
+        for request in (*scheduler.running, *scheduler.waiting):
+            if request.num_preemptions:
+                self._preemptions[request.request_id] = request.num_preemptions
+                self._overflowed = True
+        running, waiting = scheduler.get_request_counts()
+        self._most_running = max(self._most_running, running)
+        before, self._stalled = self._stalled, 0
+        decode = all(r.num_computed_tokens >= r.num_prompt_tokens for r in scheduler.running)
+        if waiting and decode and not finished:
+            self._stalled = waiting
+        if waiting and waiting == before == self._stalled:
+            self._overflowed = True
+
+    def _sample(self) -> None:
+        self._used.append(self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks())
+        memory = None if self._runtime is None else sample(self._runtime)
+        if memory is not None:
+            self._samples.append(memory)
+
+    def _result(self, steps_ms: list[float], cpu_seconds: float) -> dict[str, Any]:
+        """Times in ms and seconds, memory in blocks; `requests`: arrival, first token, end, tokens.
+
+        `itl`: between two tokens of a request; `ttft`: to its first token; `e2e`: to its last one.
+        `busy`: the time in which every client of the closed loop had a request.
+        """
+        all_times = self._times.values()
+        done = [times for times in all_times if times.finished is not None]
+        gaps = [gap for times in all_times for gap in np.diff(times.times).tolist()]
+        result: dict[str, Any] = {
+            "seconds": self._clock,
+            "cpu_seconds": cpu_seconds,
+            "steps": len(steps_ms),
+            "step_ms": _percentiles(steps_ms),
+            "tokens": sum(len(times.tokens) for times in all_times),
+            "prompt_tokens": sum(len(r["prompt"]) for r in self._spec["requests"]),
+            "requests": [
+                [
+                    round(value, 5)
+                    for value in (t.arrived, t.times[0], t.finished or 0.0, len(t.tokens))
+                ]
+                for t in done
+            ],
+            "itl_ms": _percentiles([gap * 1e3 for gap in gaps]),
+            "ttft_ms": _percentiles([1e3 * (t.times[0] - t.arrived) for t in done]),
+            "e2e_ms": _percentiles([1e3 * ((t.finished or 0) - t.arrived) for t in done]),
+            "tokens_hash": self._hash(),
+            "most_running": self._most_running,
+            "overflowed": self._overflowed,
+            "preemptions": sum(self._preemptions.values()),
+        }
+        if self._busy_s:
+            before = sum(t <= self._busy_s for times in all_times for t in times.times)
+            result["busy"] = {"seconds": self._busy_s, "tokens": before}
+        if self._used:
+            result["used_blocks"] = {
+                "mean": float(np.mean(self._used)),
+                "peak": int(np.max(self._used)),
+            }
+        if self._samples:
+            result["memory"] = summary(self._samples)
+        if self._spec.get("keep_tokens"):
+            result["output_ids"] = [self._times[name].tokens for name in self._in_order()]
+        return result
+
+    def _in_order(self) -> list[str]:
+        return sorted(self._times, key=lambda name: int(name.split("-")[1]))
+
+    def _hash(self) -> str:
+        """A hash of all tokens of all requests, in the order of the load."""
+        text = json.dumps([list(map(int, self._times[name].tokens)) for name in self._in_order()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _percentiles(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    percentiles = np.percentile(values, PERCENTILES).tolist()
+    return {f"p{p}": value for p, value in zip(PERCENTILES, percentiles, strict=True)}

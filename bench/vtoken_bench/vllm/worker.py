@@ -1,0 +1,170 @@
+"""One engine in one process, measured on demand; the worker process of `vtoken_bench`.
+
+Reads JSON lines on stdin: first the engine's description, then one workload a line. Writes one JSON
+line for each on the file descriptor in the first argument, because vLLM uses stdout. A workload is
+a load (`vtoken_bench.vllm.load`), or `hold` and then `slice` (`vtoken_bench.vllm.slices`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vtoken_bench.counters import Instructions
+from vtoken_bench.vllm.load import Load
+from vtoken_bench.vllm.slices import HeldRequests
+
+
+def _engine(spec: dict[str, Any]) -> Any:
+    """Make the engine. With and without vToken it uses the same model runner: V1, unless the
+    environment selects V2, which only CUDA supports.
+    """
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    extra: dict[str, Any] = {}
+    if spec["vtoken"] is not None:
+        from vtoken.vllm import engine_args
+
+        extra = engine_args(spec["vtoken"], **spec["settings"])
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(EngineArgs(**spec["engine"], **extra))
+
+
+V1_HOOKS = ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens")
+V2_HOOKS = (
+    "finish_requests",
+    "add_requests",
+    "update_requests",
+    "gather_batch_req_state",
+    "prepare_attn",
+    "execute_model",
+    "sample_tokens",
+)
+
+
+class HookTimer:
+    """Sums the time of vToken's methods, less the time of the vLLM methods that they extend.
+
+    `seconds`: by scheduler and worker. Includes publishing; excludes code inside the forward and in
+    the block manager. On CUDA this is the host's time.
+    """
+
+    def __init__(self, scheduler: Any, runner: Any) -> None:
+        self.seconds = {"scheduler": 0.0, "worker": 0.0}
+        if getattr(scheduler, "vtoken", None) is None:
+            return
+        from vtoken.vllm.engine.scheduler import VTokenSchedulerMixin
+
+        for name in ("schedule", "update_from_output"):
+            self._wrap("scheduler", type(scheduler), VTokenSchedulerMixin, name)
+        mixin, names = _runner_hooks(type(runner))
+        for name in names:
+            self._wrap("worker", type(runner), mixin, name)
+
+    def reset(self) -> None:
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+
+    def _wrap(self, side: str, owner: type, mixin: type, name: str) -> None:
+        stock = _extended(owner, mixin, name)
+        for cls, sign in ((mixin, 1.0), (stock, -1.0)):
+            setattr(cls, name, self._timed(vars(cls)[name], side, sign))
+
+    def _timed(self, inner: Callable[..., Any], side: str, sign: float) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.seconds[side] += sign * (time.perf_counter() - started)
+
+        return timed
+
+
+def _extended(owner: type, mixin: type, name: str) -> type:
+    """The vLLM class whose method `name` the `mixin` extends in `owner`."""
+    bases = owner.__mro__[owner.__mro__.index(mixin) + 1 :]
+    return next(b for b in bases if name in vars(b) and not b.__module__.startswith("vtoken."))
+
+
+def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
+    """vToken's mixin of a model runner, V1 or V2, and the names of its methods in a step."""
+    from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
+
+    if issubclass(runner, VTokenRunnerMixin):
+        return VTokenRunnerMixin, V1_HOOKS
+    from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
+
+    return VTokenV2Mixin, V2_HOOKS
+
+
+CUMULATIVE = (
+    "recycled_slots",
+    "evicted_tokens",
+    "relocations",
+    "moved_tokens",
+    "reclaimed_blocks",
+    "shared_skipped_blocks",
+    "verified_relocations",
+    "plan_us",
+    "copy_us",
+    "packed_tokens",
+    "pack_us",
+)
+
+
+def _facts(scheduler: Any) -> dict[str, Any]:
+    runtime = getattr(scheduler, "vtoken", None)
+    if runtime is None:
+        return {"endpoint": None}
+    return {
+        "endpoint": scheduler.vtoken_controller.telemetry_endpoint,
+        "num_blocks": runtime.geometry.num_blocks,
+        "block_size": runtime.geometry.block_size,
+        "violations": runtime.counters.violations,
+        **{name: getattr(runtime.counters, name) for name in CUMULATIVE},
+    }
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "w")
+
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    instructions = Instructions()  # before any thread, because it counts only later threads
+    engine = _engine(json.loads(sys.stdin.readline()))
+    scheduler = engine.engine_core.engine_core.scheduler
+    answer(_facts(scheduler) | {"instructions_missing": instructions.missing})
+    worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
+    hooks = HookTimer(scheduler, worker.model_runner)
+    held: HeldRequests | None = None
+    for tag, line in enumerate(sys.stdin):
+        workload = json.loads(line)
+        if held is not None and "slice" not in workload:
+            held.close()
+            held = None
+        before = _facts(scheduler)
+        hooks.reset()
+        if "slice" in workload:
+            assert held is not None, "`slice` without `hold`"
+            result = held.slice(workload["slice"])
+        elif "hold" in workload:
+            held, result = HeldRequests(engine, hooks, instructions, workload["hold"]), {}
+        else:
+            if workload.get("config"):
+                scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
+            result = Load(engine, workload, tag).run()
+        after = _facts(scheduler)
+        for name in CUMULATIVE:
+            if name in after:
+                after[name] -= before[name]
+        answer(result | after | {"hook_seconds": hooks.seconds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""`python -m scripts.screenshots [--out DIR] [--views pool,…] [--url URL]`.
+
+Without `--url` it starts the demo's server and traffic, and uses every control once, so that the
+charts and the log have contents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts.screenshots.take import VIEWS, take
+from vtoken.client import Client
+from vtoken.demo import run as demo
+from vtoken.demo.choice import choose
+from vtoken.demo.exercise import Exercise, Row
+from vtoken.demo.recorder import Recorder
+from vtoken.demo.server import DemoError, pick_port
+
+EXERCISE_S = 30.0
+
+
+@contextmanager
+def demo_server() -> Iterator[str]:
+    """The URL of the demo's server, with traffic on it, after every control was used."""
+
+    def announce(row: Row) -> None:
+        print(f"{row.control}: {row.outcome}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="vtoken-screenshots-") as folder:
+        arguments, flags = demo.parse(["--headless", "--out", folder])
+        choice = choose(None, arguments.out, flags)
+        server = demo.make_server(choice, pick_port(None), arguments, flags)
+        with server, demo.traffic(server, arguments, drain_s=0.0):
+            start = time.monotonic()
+            with (
+                Client(server.url, timeout_s=30.0) as client,
+                Recorder(client, Path(folder) / "recording.jsonl.gz") as recorder,
+            ):
+                exercise = Exercise(client, recorder, on_row=announce)
+                exercise.run(exercise.plan(), until=start + EXERCISE_S)
+            yield server.url
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.screenshots", description=__doc__)
+    parser.add_argument("--url", help="a running server (default: start the demo's)")
+    parser.add_argument("--out", type=Path, default=Path("screenshots"), help="(screenshots)")
+    parser.add_argument("--views", default=",".join(VIEWS), help=f"some of {','.join(VIEWS)}")
+    args = parser.parse_args(argv)
+    views = [view for view in args.views.split(",") if view]
+    if unknown := [view for view in views if view not in VIEWS]:
+        parser.error(f"unknown views {', '.join(unknown)}; known: {', '.join(VIEWS)}")
+    token = os.environ.get("VTOKEN_TOKEN")
+    try:
+        if args.url is not None:
+            written = asyncio.run(take(args.url, args.out, views=views, token=token))
+        else:
+            with demo_server() as url:
+                written = asyncio.run(take(url, args.out, views=views))
+    except (DemoError, TimeoutError) as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,148 @@
+"""Takes screenshots of the real application, headless, connected to a running server.
+
+Each view is an SVG, and a PNG where resvg-py and a monospaced font are installed. The view `tour`
+is a moving picture instead, `console-tour.webp`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from scripts.screenshots import tour
+from scripts.screenshots.scenarios import SCENARIOS, Scenario
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.export.dots import with_dots
+from vtoken_console.export.raster import PngUnavailable, svg_to_png
+from vtoken_console.look.themes import NAMES
+from vtoken_console.widgets.heatmap.colouring import Mode
+
+TIMEOUT_S = 30.0  # until the first data
+REPLAY_S = 120  # length of the flight recording that is replayed
+TOUR = "tour"
+VIEWS = (*SCENARIOS, TOUR)
+
+
+async def take(
+    url: str,
+    out: Path,
+    *,
+    views: Sequence[str] = VIEWS,
+    token: str | None = None,
+    settle_s: float = 3.0,
+) -> list[Path]:
+    """Writes `out`/console-VIEW.svg (and .png) for each view.
+
+    Raises TimeoutError if no data arrives.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    runs: dict[tuple[str, tuple[int, int]], list[str]] = {}
+    for name in views:
+        if name == TOUR:
+            continue
+        scenario = SCENARIOS[name]
+        runs.setdefault((scenario.source, scenario.size), []).append(name)
+    for (source, columns_rows), names in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            if source == "replay":
+                recording = await _flight(url, token, Path(folder))
+                app = ConsoleApp(recording.name, recording=recording)
+            else:
+                guided = source == "guide"
+                app = ConsoleApp(url, token=token, guided=guided)
+            async with app.run_test(size=columns_rows) as pilot:
+                await _first_data(app, pilot, url)
+                await pilot.pause(settle_s)
+                for name in names:
+                    await _drive(app, pilot, SCENARIOS[name])
+                    written += _save(app, out, name)
+                    await _back(app, pilot, SCENARIOS[name])
+    if TOUR in views:
+        app = ConsoleApp(url, token=token)
+        async with app.run_test(size=tour.SIZE) as pilot:
+            await _first_data(app, pilot, url)
+            await pilot.pause(settle_s)
+            try:
+                written.append(await tour.film(app, pilot, out / f"console-{TOUR}.webp"))
+            except PngUnavailable as reason:
+                print(f"no moving picture: {reason}", file=sys.stderr)
+    return written
+
+
+async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while app.source is None or not app.source.feed.connection.is_live:
+        if time.monotonic() > deadline:
+            why = app.source.feed.connection.error if app.source else "not started"
+            raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
+        await pilot.pause(0.1)
+
+
+async def _flight(url: str, token: str | None, folder: Path) -> Path:
+    """Downloads the server's flight recording into `folder`."""
+    from vtoken.client import AsyncClient, Server
+
+    client = AsyncClient(Server(url, token))
+    try:
+        content = await client.recording(REPLAY_S)
+    finally:
+        await client.aclose()
+    path = folder / "incident.ndjson.gz"
+    path.write_bytes(content)
+    return path
+
+
+async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
+    app.dashboard.set_view(scenario.view)
+    if scenario.appearance in NAMES:
+        app.colours.set_theme(scenario.appearance, "truecolor")
+    elif scenario.appearance:
+        app.colours.set_mode(Mode(scenario.appearance))
+    if scenario.config is not None and app.source is not None:
+        await app.source.rest.patch_config(dict(scenario.config))
+    target = app.dashboard.query_one(scenario.focus)
+    if scenario.view in ("all", scenario.focus.removeprefix("#")):
+        target.focus()
+    for key in scenario.keys:
+        await pilot.press(key)
+        await pilot.pause(0.1)
+    await pilot.pause(scenario.settle_s)
+
+
+def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
+    svg = with_dots(app.export_screenshot(title=f"vtoken console: {name}"))
+    path = out / f"console-{name}.svg"
+    path.write_text(svg, encoding="utf-8")
+    try:
+        path.with_suffix(".png").write_bytes(svg_to_png(svg))
+    except PngUnavailable as reason:
+        print(f"{path.name}: no PNG: {reason}", file=sys.stderr)
+        return [path]
+    return [path, path.with_suffix(".png")]
+
+
+async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
+    """Restores the dashboard to its state before the scenario."""
+    while app.screen is not app.dashboard:
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+    app.dashboard.query_one("#pool").focus()
+    for _ in range(3):
+        app.panels.zoom_out()
+    app.dashboard.set_view("all")
+    if scenario.appearance in NAMES:
+        app.colours.set_theme("dark", "truecolor")
+    elif scenario.appearance:
+        app.colours.set_mode(Mode.UTILISATION)
+    if scenario.undo:
+        await pilot.press("u")
+        await pilot.pause(1.0)
+    if "e" in scenario.keys:
+        app.panels.event_kinds()
+    app.dashboard.dismiss_notes()

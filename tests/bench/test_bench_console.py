@@ -1,0 +1,50 @@
+"""The basis of `vtoken bench console`: a consistent feed and a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from vtoken_bench.console_feed import BLOCK_SIZE, BUDGET, INTERVAL, Traffic
+from vtoken_bench.terminal import Terminal
+
+
+def test_feed_is_consistent() -> None:
+    traffic = Traffic(4000, 14)
+    kinds = set()
+    for _ in range(400):
+        kinds |= {event.kind for event in traffic.frame()}
+    held = [block for table in traffic.tables for block in table]
+    assert len(held) == len(set(held))
+    assert sorted(held + traffic.free) == list(range(1, traffic.num_blocks))
+    assert traffic.live.max() <= BLOCK_SIZE
+    assert np.flatnonzero(traffic.flags).tolist() == sorted(held)
+    for request, table in enumerate(traffic.tables):
+        assert set(traffic.owner[table].tolist()) <= {request + 1}
+        assert traffic.live[table].sum() == traffic.tokens[request] <= BUDGET + INTERVAL
+    assert kinds == {"relocation"}
+
+
+def test_terminal_has_its_size_and_passes_keys_on() -> None:
+    code = "import os; print(os.get_terminal_size()); print('got', input())"
+    terminal = Terminal([sys.executable, "-c", code], 91, 17)
+    try:
+        assert terminal.wait_for("columns=91, lines=17") >= terminal.started
+        mark = terminal.mark()
+        typed = terminal.type(b"key\n")
+        assert terminal.wait_for("got key", mark) >= typed
+        assert terminal.num_bytes > 0
+    finally:
+        terminal.close()
+
+
+def test_terminal_timeout_reports_the_last_output() -> None:
+    terminal = Terminal([sys.executable, "-c", "print('other'); input()"], 80, 24)
+    try:
+        terminal.wait_for("other")
+        with pytest.raises(TimeoutError, match=r"'wanted' was not written in 0\.3 s; last: 'other"):
+            terminal.wait_for("wanted", limit_s=0.3)
+    finally:
+        terminal.close()

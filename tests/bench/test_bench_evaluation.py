@@ -1,0 +1,243 @@
+"""The evaluation without an engine: lengths, points, what is made of runs, and what is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtoken.config.values import default_config, merge_patch
+from vtoken.wire import ConfigValues
+from vtoken_bench.evaluation import capacity, frontier, goodput, memory
+from vtoken_bench.evaluation.command import EXPERIMENTS
+from vtoken_bench.evaluation.points import (
+    Comparison,
+    EngineSpec,
+    Point,
+    Run,
+    Setting,
+    ratios,
+    speed,
+    spread,
+)
+from vtoken_bench.evaluation.running import measure
+from vtoken_bench.evaluation.variants import (
+    DEFAULTS,
+    NAIVE,
+    NATIVE,
+    NEUTRAL,
+    VARIANTS,
+    configuration,
+)
+from vtoken_bench.evaluation.workloads import Workload, budget_tokens, requests
+from vtoken_bench.log import Log
+from vtoken_bench.output import new_result
+from vtoken_bench.target import ModelShape, TargetError, model_folder
+
+SETTINGS = [
+    Setting("demo", 32, slow=False, quick=False, repeats=3),
+    Setting("trained", 32, slow=True, quick=False, repeats=3),
+    Setting("demo", 32, slow=False, quick=True, repeats=1),
+    Setting("llama-8b", 16, slow=False, quick=False, repeats=3, on_gpu=True),
+]
+
+
+def run(labels: Mapping[str, str | int | float], repeat: int = 0, **figures: Any) -> Run:
+    return Run(labels, repeat, figures)
+
+
+@pytest.mark.parametrize("name", ["chat", "long-context"])
+def test_a_file_of_lengths_names_its_source_and_scales(name: str) -> None:
+    folder = Path(__file__).parents[2] / "bench/vtoken_bench/evaluation/lengths"
+    text = (folder / f"{name}.csv").read_text()
+    assert text.startswith("# ")
+    assert "github.com/" in text
+    whole, half = (Workload(name, name, scale, scale).sizes(8, 0) for scale in (1.0, 0.5))
+    assert all(abs(h[0] - w[0] / 2) <= 32 for w, h in zip(whole, half, strict=True))
+    cut = Workload(name, name, longest_tokens=512).sizes(50, 0)
+    assert max(map(sum, cut)) == 512
+    assert all(prompt > 0 and output > 0 for prompt, output in cut)
+
+
+def test_another_repeat_has_other_lengths_and_other_text() -> None:
+    workload = Workload("chat", "chat", 1 / 8, 1 / 2, 1024)
+    assert workload.sizes(16, 0) != workload.sizes(16, 1)
+    folder = model_folder("demo")
+    once, again, other = (requests(folder, [(64, 8)] * 3, seed, keep=0.5) for seed in (0, 0, 1))
+    assert once == again
+    assert once != other
+    assert once[0]["arguments"] == {"vtoken_budget_tokens": budget_tokens(64, 8, 0.5)}
+
+
+def test_requests_of_a_group_share_their_beginning_and_nothing_else() -> None:
+    found = requests(model_folder("demo"), [(64, 8)] * 4, 0, keep=None, shared=(2, 32))
+    prompts = [request["prompt"] for request in found]
+    assert prompts[0][:32] == prompts[1][:32] != prompts[2][:32] == prompts[3][:32]
+    assert len({tuple(prompt[32:]) for prompt in prompts}) == 4
+    assert "arguments" not in found[0]
+
+
+def test_poisson_arrivals_come_at_the_rate() -> None:
+    found = requests(model_folder("demo"), [(32, 8)] * 2000, 0, keep=None, rate=4.0)
+    arrivals = [request["arrival_s"] for request in found]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(500, rel=0.1)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("setting", SETTINGS, ids=["tiny", "trained", "quick", "gpu"])
+def test_every_point_is_a_valid_configuration_of_one_workload(name: str, setting: Setting) -> None:
+    """Each comparison's points have the same workload, and each patch is one the engine takes."""
+    for comparison in EXPERIMENTS[name].comparisons(setting):
+        keys = [str(point.key(0)) for point in comparison.points]
+        assert len(set(keys)) == len(keys)
+        for point in comparison.points:
+            assert max(map(sum, point.workload.sizes(96, 0))) <= point.engine.max_model_len
+            if point.engine.stock:
+                assert point.config == {}
+                continue
+            blocks = point.engine.num_blocks
+            patch = configuration(point.config, blocks)
+            merge_patch(default_config(blocks), patch, num_blocks=blocks, num_layers=4)
+
+
+def test_a_variant_sets_back_what_the_one_before_it_had_set() -> None:
+    touched = {field for patch in VARIANTS.values() for field in patch}
+    assert touched <= set(NEUTRAL)
+    assert set(NEUTRAL) <= set(ConfigValues.__struct_fields__)
+    defaults = default_config(256)
+    patch = configuration({}, 256)
+    assert patch.pop("interval_tokens") == 16  # outputs are short: the default would end no phase
+    merged = merge_patch(defaults, patch, num_blocks=256, num_layers=4)
+    assert merged == defaults
+
+
+def test_ratios_are_of_the_same_repeat() -> None:
+    runs = [
+        run({"variant": "a"}, 0, tokens=20, seconds=1.0),
+        run({"variant": "b"}, 0, tokens=10, seconds=1.0),
+        run({"variant": "a"}, 1, tokens=20, seconds=10.0),
+        run({"variant": "b"}, 1, tokens=10, seconds=10.0),
+    ]
+    found = ratios(runs, speed, {"variant": "a"}, {"variant": "b"})
+    assert found is not None
+    assert (found.low, found.median, found.high, found.count) == (2.0, 2.0, 2.0, 2)
+    assert str(spread([1.0, 3.0, 2.0])) == "2.00 [1.00 .. 3.00]"
+
+
+def test_the_best_concurrency_is_the_fastest_within_the_bound() -> None:
+    runs = [
+        run({"clients": c}, tokens=tokens, seconds=1.0, itl_ms={"p95": p95})
+        for c, tokens, p95 in ((4, 10, 1.0), (8, 20, 2.0), (16, 30, 3.0))
+    ]
+    assert frontier.best_under(runs, 2.5) == (8, 20.0)
+    assert frontier.best_under(runs, 0.5) is None
+
+
+def test_the_largest_concurrency_ends_at_the_first_that_does_not_fit() -> None:
+    runs = [
+        run({"concurrency": c}, overflowed=overflowed)
+        for c, overflowed in ((12, False), (4, False), (8, False), (10, True))
+    ]
+    assert capacity.largest(runs) == 8
+    assert capacity.largest(runs[-1:]) == 0
+
+
+def test_goodput_counts_waiting_and_stops_at_natives_median() -> None:
+    # arrival, first token, end, tokens: 0.1, 0.2 and 0.4 s a token
+    native = run({}, requests=[[0, 1, 1, 10], [0, 1, 2, 10], [0, 3, 4, 10]], seconds=4.0)
+    assert goodput.native_median_s(native) == pytest.approx(0.2)
+    assert goodput.within(native, 0.2) == pytest.approx(2 / 4.0)
+    busy = {"tokens": 15, "seconds": 2.0}
+    packed = run({}, busy=busy, seconds=4.0, pack_us=1_000_000)
+    assert goodput.unpacked_speed(packed) == pytest.approx(10.0)
+    assert goodput.unpacked_speed(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
+
+
+def held(variant: str, blocks: float, f: float, tokens: str) -> Run:
+    memory = {
+        "blocks_per_request": blocks,
+        "f": f,
+        "over_bound_ratio": blocks / 10 - 1,
+        "bins_ratio": [0.25, 0.5, 0.25, 0.0],
+    }
+    labels = {"workload": "chat", "policy": "h2o", "variant": variant}
+    return run(labels, memory=memory, moved_tokens=5, tokens_hash=tokens)
+
+
+def test_memory_claims_are_against_naive_evict_of_the_same_repeat() -> None:
+    result = new_result("evaluation-memory", "make bench-evaluation", {})
+    memory.report(result, "demo", [held(NAIVE, 20.0, 0.5, "x"), held(DEFAULTS, 10.0, 0.1, "y")])
+    claims = {claim.what: claim.value for claim in result.claims}
+    assert claims["blocks at most half full, naive-evict, chat"] == 75.0
+    assert claims[f"utilisation over naive-evict, chat, {DEFAULTS}, mean"] == pytest.approx(40.0)
+    assert claims[f"blocks against naive-evict, chat, {DEFAULTS}"] == pytest.approx(-50.0)
+    row = result.tables[0].rows[-1]
+    assert row[0] == f"h2o, {DEFAULTS}"
+    assert row[-1] == "no"  # other tokens than naive-evict's
+
+
+class FakeEngines:
+    """Counts what it is asked for; fails once `fails_at` loads are done."""
+
+    def __init__(self, fails_at: int = 1000) -> None:
+        self.loads: list[tuple[str, int]] = []
+        self.key: dict[str, Any] = {"device": "cpu"}
+        self.closed = 0
+        self._fails_at = fails_at
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def load(self, point: Point, repeat: int) -> dict[str, Any]:
+        if len(self.loads) == self._fails_at:
+            raise KeyboardInterrupt
+        self.loads.append((str(point.labels["variant"]), repeat))
+        return {"tokens": len(self.loads)}
+
+
+def points() -> list[Point]:
+    spec = EngineSpec("demo", False, 32, 64, 256)
+    workload = Workload("w", (64, 8))
+    return [Point({"variant": name}, spec, {}, workload, 2, None, concurrency=2) for name in "ABC"]
+
+
+def test_repeats_are_interleaved_forwards_and_backwards(tmp_path: Path) -> None:
+    engines = FakeEngines()
+    comparison = Comparison("c", points(), 3)
+    measure([comparison], Log(tmp_path / "log.jsonl"), engines, "t")  # type: ignore[arg-type]
+    assert "".join(name for name, _ in engines.loads) == "ABCCBAABC"
+
+
+def test_repeats_have_engines_of_their_own_where_that_is_asked_for(tmp_path: Path) -> None:
+    for fresh, closed in ((False, 0), (True, 3)):
+        engines = FakeEngines()
+        log = Log(tmp_path / f"{fresh}.jsonl")
+        comparison = Comparison("c", points(), 3, fresh=fresh)
+        measure([comparison], log, engines, "t")  # type: ignore[arg-type]
+        assert engines.closed == closed
+
+
+def test_an_interrupted_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    comparison, path = Comparison("c", points(), 2), tmp_path / "log.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        measure([comparison], Log(path), FakeEngines(fails_at=2), "t")  # type: ignore[arg-type]
+    rest = FakeEngines()
+    runs = measure([comparison], Log(path), rest, "t")  # type: ignore[arg-type]
+    assert len(rest.loads) == 4
+    assert [r.labels["variant"] for r in runs] == list("ABCCBA")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        ModelShape.of(tmp_path)
+
+
+def test_native_is_stock_in_every_comparison_that_has_it() -> None:
+    for experiment in EXPERIMENTS.values():
+        for comparison in experiment.comparisons(SETTINGS[0]):
+            for point in comparison.points:
+                if str(point.labels["variant"]).startswith(NATIVE):
+                    assert point.engine.stock

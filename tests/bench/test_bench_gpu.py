@@ -1,0 +1,536 @@
+"""Benchmarks for a GPU, tested without one: arguments, checks, report, `make bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from vtoken_bench import gpu, main, overhead, target
+from vtoken_bench.gpu_report import Finished, Outcome, fill, read_tests
+from vtoken_bench.output import Result, as_markdown, new_result
+from vtoken_bench.overhead import GROUPS, Run
+from vtoken_bench.quality.server import arguments, environment
+from vtoken_bench.quality.settings import numbers_key
+from vtoken_bench.report import as_report, read_results
+from vtoken_bench.shapes import LLAMA_3_1_8B
+from vtoken_bench.slices import METRICS
+from vtoken_bench.target import ModelShape, Target, as_flags, paged_attention
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+DEVICE = "a device"
+
+
+# ---------------------------------------------------------------- targets
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the machine has a Hopper GPU."""
+    monkeypatch.setattr(target, "found_device", lambda: "cuda")
+    monkeypatch.setattr(target, "_capability", lambda: 9)
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "found_device", lambda: "cpu")
+    monkeypatch.setattr(gpu, "found_device", lambda: "cpu")
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B.config()))
+    return tmp_path
+
+
+def parsed(*argv: str) -> Target:
+    parser = argparse.ArgumentParser()
+    target.add_arguments(parser)
+    return target.target(parser.parse_args(argv))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_gpu_serves_in_bfloat16_with_graphs_on_a_kernel_that_reads_page_size_one() -> None:
+    found = parsed()
+    assert (found.device, found.dtype, found.graphs) == ("cuda", "bfloat16", True)
+    assert found.attention == "FLASH_ATTN"
+    assert found.stock_block_size == 16
+    assert found.settings() == {"experimental_cuda": True}
+    assert parsed("--no-graphs").graphs is False
+    assert parsed("--dtype", "float32").attention == "TRITON_ATTN"
+    assert parsed("--attention-backend", "FLASHINFER").attention == "FLASHINFER"
+    assert parsed("--device", "cpu") == Target()
+
+
+@pytest.mark.usefixtures("cpu")
+def test_without_a_gpu_benchmarks_run_on_cpu_and_refuse_what_needs_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert parsed() == Target()
+    for bench in ("overhead", "quality"):
+        assert main([bench, "--device", "cuda"]) == 1
+        message = capsys.readouterr().err
+        assert message == f"vtoken bench {bench}: --device cuda: torch finds no CUDA device here\n"
+        assert main([bench, "--graphs"]) == 1
+        assert "CUDA graphs need --device cuda" in capsys.readouterr().err
+    assert main(["gpu"]) == 1
+    assert capsys.readouterr().err == "vtoken bench gpu: torch finds no CUDA device here\n"
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_folder_without_a_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for bench in ("overhead", "quality"):
+        assert main([bench, "--model", str(tmp_path)]) == 1
+        assert f"{tmp_path} is no model folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "backend"),
+    [
+        (8, "bfloat16", "TRITON_ATTN"),  # FlashAttention 2 wants pages of 16
+        (9, "bfloat16", "FLASH_ATTN"),
+        (9, "float32", "TRITON_ATTN"),
+        (10, "bfloat16", "TRITON_ATTN"),
+    ],
+)
+def test_the_kernel_is_one_that_reads_page_size_one_there(
+    capability: int, dtype: str, backend: str
+) -> None:
+    assert paged_attention(capability, dtype) == backend
+
+
+def test_engines_of_one_gpu_take_what_their_cache_needs(llama: Path) -> None:
+    on_gpu = Target(device="cuda", dtype="bfloat16", graphs=True, attention="FLASH_ATTN")
+    blocks = on_gpu.num_blocks(llama, 7 * 1600, block_size=16)
+    assert blocks == 800
+    args = on_gpu.engine_args(llama, block_size=16, max_model_len=2048, num_blocks=blocks)
+    assert args["kv_cache_memory_bytes"] == 801 * 16 * 128 * 1024  # 128 KiB a token
+    assert args["num_gpu_blocks_override"] == 801
+    assert args["attention_backend"] == "FLASH_ATTN"
+    assert args["enforce_eager"] is False
+    assert args["gpu_memory_utilization"] < 0.1
+    alone = on_gpu.engine_args(llama, block_size=16, max_model_len=2048)
+    assert alone["gpu_memory_utilization"] > 0.5
+
+
+def test_a_cache_of_given_size_has_the_blocks_that_fit(llama: Path) -> None:
+    given = Target(device="cuda", dtype="bfloat16", cache_bytes=2 * GIB)
+    assert given.num_blocks(llama, 10**9, block_size=16) == 2 * GIB // (16 * 128 * 1024) - 1
+
+
+def test_engine_arguments_are_flags_of_the_server(llama: Path) -> None:
+    on_gpu = Target(device="cuda", dtype="bfloat16", graphs=True, dummy_weights=True)
+    flags = as_flags(on_gpu.engine_args(llama, block_size=16, max_model_len=2048))
+    assert {"--dtype=bfloat16", "--no-enforce-eager", "--load-format=dummy"} <= {*flags}
+    assert "--enforce-eager" in as_flags(
+        Target().engine_args(llama, block_size=16, max_model_len=9)
+    )
+    assert not any(str(llama) in flag for flag in flags)
+
+
+def test_the_quality_server_is_started_for_the_target(llama: Path) -> None:
+    def flags(where: Target) -> list[str]:
+        return arguments(
+            where,
+            llama,
+            num_blocks=100,
+            length=512,
+            in_flight=4,
+            calibration=None,
+            state=Path("state"),
+        )
+
+    on_gpu = Target(
+        device="cuda", dtype="bfloat16", graphs=True, cache_bytes=GIB, attention="TRITON_ATTN"
+    )
+    given = {
+        "--vtoken-experimental-cuda",
+        "--dtype=bfloat16",
+        "--no-enforce-eager",
+        f"--kv-cache-memory-bytes={GIB}",
+        "--attention-backend=TRITON_ATTN",
+        "--max-model-len=513",
+        "--max-num-seqs=4",
+        "--no-enable-prefix-caching",
+    }
+    assert given <= {*flags(on_gpu)}
+    on_cpu = {*flags(Target())}
+    assert {"--dtype=float32", "--enforce-eager", "--num-gpu-blocks-override=101"} <= on_cpu
+    assert "--vtoken-experimental-cuda" not in on_cpu
+    assert environment(on_gpu)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert "OMP_NUM_THREADS" not in environment(Target())
+    assert environment(Target(threads=1))["OMP_NUM_THREADS"] == "1"
+
+
+def test_samples_of_other_devices_or_dtypes_have_other_keys() -> None:
+    keys = [
+        numbers_key(where)
+        for where in (
+            Target(),
+            Target(dtype="bfloat16"),
+            Target(device="cuda", dtype="bfloat16"),
+            Target(device="cuda", dtype="bfloat16", graphs=True),
+        )
+    ]
+    assert len({str(key) for key in keys}) == len(keys)
+    assert keys[0] == {}
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_dead_engine_fails_its_group_alone(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(
+        name: str, folder: Path, where: Target, counts: Any, group: str, *_: Any
+    ) -> list[Run]:
+        assert (folder, where) == (llama, Target())
+        if group == "eviction":
+            raise RuntimeError("the engine of 'h2o' died:\nno kernel")
+        metrics = dict.fromkeys([*METRICS, "cpu_ms", "tokens_per_second"], 1.0)
+        metrics |= {"scheduler_us": 1.0, "worker_us": 1.0}
+        return [Run(name, 8, group, [{v.name: metrics for v in GROUPS[group]}] * 9)]
+
+    monkeypatch.setattr(overhead, "_measure", measured)
+    path = tmp_path / "overhead.json"
+    options = ["--model", str(llama), "--groups", "indirection", "eviction", "canary"]
+    assert main(["overhead", *options, "--json", str(path)]) == 1
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    assert result.tables[0].rows == [[f"{llama.name}, eviction", "no kernel"]]
+    assert {row["group"] for row in result.raw["rows"]} == {"indirection", "canary"}
+
+
+def test_the_shape_is_that_of_llama_3_1_8b(llama: Path) -> None:
+    shape = LLAMA_3_1_8B
+    attention = 2 * shape.hidden_size * (shape.num_heads + shape.num_kv_heads) * shape.head_size
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
+    total = shape.num_layers * layer + (2 * shape.vocab_size + 1) * shape.hidden_size
+    assert total == 8_030_261_248  # as Meta's checkpoint has
+    assert ModelShape.of(llama).token_bytes(2) == 128 * 1024
+
+
+# ---------------------------------------------------------------- checks
+
+FACTS = {"device": DEVICE, "python": "3", "torch": "2", "triton": "3.6", "cuda": "13.0"}
+
+
+def pages_row(kernel: str, ratio: float, equal: bool = True) -> dict[str, Any]:
+    ways = {"page 16": 1.0, "page 1, blocks in order": ratio - 0.01, "page 1, scattered": ratio}
+    return {
+        "kernel": kernel,
+        "batch": 16,
+        "context": 8192,
+        "max_error": 0.001,
+        "equal_bits_scattered": equal,
+        "equal_bits_block_size": False,
+        "us": {way: 100 * share for way, share in ways.items()},
+        "ratio_to_block_size": ways,
+        "share_of_ceiling": {way: 0.7 / share for way, share in ways.items()},
+    }
+
+
+def copied(tokens: int, share: float | None, exact: bool = True) -> dict[str, Any]:
+    one = {"us": 100.0, "gbs": 2000.0, "share": share}
+    return {
+        "tokens": tokens,
+        "triton": one,
+        "torch": one,
+        "triton_exact": exact,
+        "torch_exact": True,
+    }
+
+
+def stepped(variant: str, us: float, syncs: int) -> dict[str, Any]:
+    return {
+        "variant": variant,
+        "step_us": us,
+        "host_us": us / 2,
+        "host_synchronisations_in_4_steps": syncs,
+    }
+
+
+def printed() -> dict[str, dict[str, Any]]:
+    """What the four checks print on a device, shortened."""
+    flash, stand_in = "flash attention 3", "triton stand-in"
+    return {
+        "pages": {
+            "check": "pages",
+            "facts": FACTS,
+            "ceiling_gbs": 4000.0,
+            "rows": [
+                pages_row(stand_in, 1.02),
+                pages_row(stand_in, 1.30, equal=False),
+                pages_row(flash, 1.05),
+            ],
+            "failed": {},
+        },
+        "copies": {
+            "check": "copies",
+            "facts": FACTS,
+            "ceiling_gbs": 4000.0,
+            "layers": 32,
+            "bytes_a_token_and_layer": 4096,
+            "rows": [copied(64, 0.1), copied(4096, 0.84), copied(65536, 0.93)],
+        },
+        "overlap": {
+            "check": "overlap",
+            "facts": FACTS,
+            "tokens": 4096,
+            "rows": [
+                stepped("no copies", 1000.0, 0),
+                stepped("own stream", 1040.0, 0),
+                stepped("host waits", 1300.0, 4),
+            ],
+        },
+        "probe": {
+            "check": "probe",
+            "facts": FACTS,
+            "rows": [
+                {
+                    "batch": 1,
+                    "context": 2048,
+                    "max_error": 1e-6,
+                    "probe_us": 30.0,
+                    f"attention_us, {flash}": 20.0,
+                    f"ratio, {flash}": 1.5,
+                }
+            ],
+            "failed": {},
+        },
+    }
+
+
+def reported(outcomes: dict[str, Outcome], tests: Path | None = None) -> Result:
+    result = new_result("gpu", "make bench-gpu", {"GPU": DEVICE})
+    fill(result, outcomes, None if tests is None else read_tests(tests))
+    return result
+
+
+def finished(found: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
+    return {name: Finished(name, DEVICE, "today", 1.0, result) for name, result in found.items()}
+
+
+def verdicts(result: Result) -> dict[str, Any]:
+    return {str(row[0]): row[3] for row in result.tables[0].rows}
+
+
+def test_each_expectation_is_met_or_missed_by_the_worst_case() -> None:
+    result = reported(finished(printed()))
+    assert verdicts(result) == {
+        "make test-gpu": None,
+        "1: time at page size 1 against 16, triton stand-in": "missed",
+        "1: time at page size 1 against 16, flash attention 3": "met",
+        "2: equal bits wherever the tokens lie, triton stand-in": "missed",
+        "2: equal bits wherever the tokens lie, flash attention 3": "met",
+        "3: relocation over 32 layers, share of a large device copy": "met",
+        "4: host synchronisations in 4 steps, copies on their own stream": "met",
+        "4: step time, copies on their own stream against none": "",
+        "5: time of the score probe against attention, flash attention 3": "",
+    }
+    claims = {(claim.row, claim.what): claim for claim in result.claims}
+    flash = claims["GPU check 1", "time at page size 1 against 16, flash attention 3"]
+    assert (flash.low, flash.high, flash.goal) == (1.04, 1.05, "at most 1.10")
+    (copies,) = (claim for claim in result.claims if claim.row == "GPU check 3")
+    assert (copies.low, copies.high, copies.unit) == (84, 93, "%")
+    assert "| flash attention 3, 16, 8192 | 100 | 1.04 | 1.05 | 67% | yes |" in as_markdown(result)
+
+
+def test_a_fast_copy_that_loses_a_row_misses_the_goal() -> None:
+    found = printed()
+    found["copies"]["rows"].append(copied(16384, 0.95, exact=False))
+    (row,) = (r for r in reported(finished(found)).tables[0].rows if "relocation" in str(r[0]))
+    assert row[1] == "84 .. 95%, rows differ"
+    assert row[3] == "missed"
+
+
+def test_a_host_that_waits_for_copies_misses_the_goal() -> None:
+    found = printed()
+    found["overlap"]["rows"][1] = stepped("own stream", 1040.0, 4)
+    question = "4: host synchronisations in 4 steps, copies on their own stream"
+    assert verdicts(reported(finished(found)))[question] == "missed"
+
+
+def test_a_kernel_that_refuses_is_named_and_the_others_are_shown() -> None:
+    found = printed()
+    found["pages"]["failed"] = {"flash attention 3": "RuntimeError: page size 1"}
+    found["pages"]["rows"] = found["pages"]["rows"][:1]
+    shown = as_markdown(reported(finished(found)))
+    assert "| pages, flash attention 3 | failed: RuntimeError: page size 1 |" in shown
+    assert "| triton stand-in, 16, 8192 |" in shown
+
+
+JUNIT = """<testsuites><testsuite timestamp="2026-01-02T03:04:05.6" tests="3">
+<testcase classname="tests.gpu.test_gpu_copies" name="test_a"/>
+<testcase classname="tests.gpu.test_gpu_copies" name="test_b"><failure>no</failure></testcase>
+<testcase classname="tests.gpu.test_gpu_pages" name="test_c"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_failing_tests_are_in_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "tests.xml"
+    path.write_text(JUNIT)
+    result = reported(finished(printed()), path)
+    assert result.tables[0].rows[0] == [
+        "make test-gpu",
+        "1 of 2 pass, 1 skipped",
+        "all pass",
+        "missed",
+        "2026-01-02 03:04:05",
+    ]
+    assert "failed: test_gpu_copies: test_b" in result.tables[0].notes
+    assert read_tests(tmp_path / "none.xml") is None
+
+
+class Checks:
+    """Stand-ins for the checks: each prints the output of a device and is recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.scripts = folder, {}
+        for name, result in printed().items():
+            path = folder / f"{name}.printed"
+            path.write_text(f"[1] a library says hello\n{json.dumps([result], indent=2)}\n")
+            self.scripts[name] = f"print(open({str(path)!r}).read())"
+        self.ran: list[str] = []
+
+    def command(self, name: str) -> Sequence[str]:
+        self.ran.append(name)
+        return [sys.executable, "-c", self.scripts[name]]
+
+    def measure(self, *, device: str = DEVICE, limit_s: float = 60.0, **how: bool) -> Any:
+        self.ran.clear()
+        return gpu.measure(
+            gpu.CHECKS, self.folder / "gpu", device, self.command, limit_s=limit_s, **how
+        )
+
+
+def test_a_finished_check_runs_again_only_on_request_or_on_another_device(tmp_path: Path) -> None:
+    checks = Checks(tmp_path)
+    found = checks.measure()
+    assert checks.ran == [*gpu.CHECKS]
+    assert {name: outcome.result for name, outcome in found.items()} == printed()
+    assert checks.measure() == found
+    assert checks.ran == []
+    (tmp_path / "gpu" / "overlap.json").write_text("{ cut off")
+    checks.measure()
+    assert checks.ran == ["overlap"]
+    checks.measure(again=True)
+    assert checks.ran == [*gpu.CHECKS]
+    checks.measure(device="another device")
+    assert checks.ran == [*gpu.CHECKS]
+
+
+def test_a_failed_or_hung_check_stops_no_other_and_runs_again(tmp_path: Path) -> None:
+    checks = Checks(tmp_path)
+    good = dict(checks.scripts)
+    checks.scripts |= {
+        "pages": "raise SystemExit('out of memory')",
+        "copies": "import time; time.sleep(600)",
+        "probe": "print('nothing')",
+    }
+    found = checks.measure(limit_s=3.0)
+    assert found["pages"].startswith("status 1: out of memory, see")
+    assert found["copies"].startswith("not finished after 3 s, see")
+    assert found["probe"].startswith("its output is no result")
+    assert isinstance(found["overlap"], Finished)
+    shown = as_markdown(reported(found))
+    assert "| pages | failed: status 1: out of memory" in shown
+    assert "Check 4" in shown
+    checks.scripts = good
+    assert all(isinstance(outcome, Finished) for outcome in checks.measure().values())
+    assert checks.ran == ["pages", "copies", "probe"]
+
+
+@pytest.mark.parametrize(("test_fails", "status"), [(False, 0), (True, 1)])
+def test_the_bench_writes_a_result_and_fails_with_its_tests(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    test_fails: bool,
+    status: int,
+) -> None:
+    monkeypatch.setattr(gpu, "found_device", lambda: "cuda")
+    monkeypatch.setattr(gpu, "device_name", lambda: DEVICE)
+    for name, result in printed().items():
+        path = tmp_path / "gpu" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(msgspec.json.encode(Finished(name, DEVICE, "today", 1.0, result)))
+    junit = JUNIT if test_fails else JUNIT.replace("<failure>no</failure>", "")
+    (tmp_path / "gpu" / "tests.xml").write_text(junit)
+    assert main(["gpu", "--json", str(tmp_path / "gpu.json")]) == status
+    assert ("1 tests failed" in capsys.readouterr().err) == test_fails
+    result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes(), type=Result)
+    assert result.setup["GPU"] == DEVICE
+    assert result.raw["overlap"]["result"] == printed()["overlap"]
+    assert len(result.claims) == 8
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_the_report_has_every_result_and_its_claims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--folder", str(tmp_path)]) == 1
+    assert "no result" in capsys.readouterr().err
+    (tmp_path / "gpu.json").write_bytes(msgspec.json.encode(reported(finished(printed()))))
+    (tmp_path / "else.json").write_text('{"not": "a result"}')
+    assert main(["report", "--folder", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert text == as_report(read_results(tmp_path))
+    assert "| GPU check 3 | relocation over 32 layers, share of a large device copy |" in text
+    assert "## gpu" in text
+    assert "else" not in text
+
+
+def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    calls = tmp_path / "calls"
+    for name in ("pytest", "vtoken"):
+        stub = stubs / name
+        stub.write_text(
+            f'#!/bin/sh\necho "{name} $*" >>{calls}\n'
+            'case "$*" in tests/gpu*|*overhead*) exit 1;; esac\n'
+        )
+        stub.chmod(0o755)
+
+    def made(accel: str, **values: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        calls.unlink(missing_ok=True)
+        settings = {"ACCEL": accel, "SETUP": "", "BIN": str(stubs), **values}
+        done = subprocess.run(
+            ["make", "bench", *(f"{name}={value}" for name, value in settings.items())],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done, [" ".join(line.split()) for line in calls.read_text().splitlines()]
+
+    done, ran = made("cuda", ARGS="--quick")
+    assert done.returncode != 0
+    assert "failed: test-gpu bench-overhead" in done.stderr
+    assert ran == [
+        "pytest tests/gpu -n 4 --junitxml=.bench/gpu/tests.xml",
+        "vtoken bench gpu --quick",
+        "vtoken bench evaluation --model llama-8b --dummy-weights --quick",
+        "vtoken bench overhead --quick",
+        "vtoken bench results --file docs/gpu.md",
+        "vtoken bench report",
+    ]
+    _, ran = made("cuda", EVAL_MODEL="/a/model")
+    assert "vtoken bench evaluation --model /a/model" in ran
+    _, ran = made("cpu")
+    assert ran[:2] == ["vtoken bench evaluation", "vtoken bench overhead"]
+    assert ran[-2:] == ["vtoken bench results", "vtoken bench report"]
+    assert not any("gpu" in line for line in ran)

@@ -1,0 +1,302 @@
+"""Committed results: pages and charts match their JSON files, and claims are compared."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vtoken_bench import main
+from vtoken_bench.charts import Bars, Chart, Line, Panel, digest, draw, file_names, source_of
+from vtoken_bench.output import (
+    KEPT,
+    PAGES,
+    SECTION,
+    Claim,
+    Result,
+    Table,
+    commit_of,
+    fill_in,
+    new_result,
+    read,
+)
+
+ROOT = Path(__file__).parents[2]
+# Sections with results that are older than the JSON files. This set may only shrink.
+WITHOUT_JSON = {
+    "console",
+    "gpu",
+    "overhead",
+    "overhead-canary",
+    "overhead-tiny",
+    "quality-continuations",
+    "quality-exact",
+    "quality-later",
+    "quality-lengths",
+    "quality-needles",
+    "quality-quick",
+    "quality-tasks",
+    "stream",
+}
+
+PAGE = (
+    "# Results\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n"
+    "\n<!-- bench:none -->\n<!-- /bench -->\n"
+)
+
+
+def stale(root: Path) -> list[str]:
+    """Sections and charts below `root` that differ from their JSON; sections without JSON."""
+    found, sections, shown = [], set(), set()
+    for page in PAGES:
+        text = (root / page).read_text()
+        sections |= {match[2] for match in SECTION.finditer(text)}
+        for match in SECTION.finditer(text):
+            now, filled, _ = fill_in(match[0], root / page.parent / KEPT)
+            shown |= set(filled)
+            if now != match[0]:
+                found.append(f"{page}, {match[2]}")
+    kept = root / PAGES[0].parent / KEPT
+    drawn = {path.name for path in kept.glob("*.svg")}
+    for path in sorted(kept.glob("*.json")):
+        if path.stem not in shown:
+            found.append(f"{path.name} has no section")
+        for file, chart in file_names(path.stem, read(path).charts).items():
+            if file not in drawn or source_of(kept / file) != digest(chart):
+                found.append(file)
+            drawn.discard(file)
+    found += [f"{file} belongs to no chart" for file in sorted(drawn)]
+    return found + sorted(sections - shown)
+
+
+def test_pages_and_charts_are_those_of_the_json_files() -> None:
+    """`vtoken bench results` updates them. Once a section has JSON, remove it from the set."""
+    assert stale(ROOT) == sorted(WITHOUT_JSON)
+
+
+def some_result(bench: str = "planner", commit: str = "abc1234") -> Result:
+    line = Line("a", [1, 64], [2.0, 3.0], [1.5, 2.5], [2.5, 3.5])
+    result = Result(bench, f"make bench-{bench}", {"steps": 1}, [Table("T", ["a"], [["x"], [1.5]])])
+    result.machine = {"cpu": "c", "python": "3", "versions": {}}
+    result.started, result.commit = "2026-01-02 00:00:00 UTC", commit
+    result.charts = [
+        Chart("Cost", [Panel("P", "x", "y", lines=[line], x_scale="log")]),
+        Chart("Other", [Panel("P", "x", "y", lines=[line])], part="other"),
+    ]
+    return result
+
+
+def save(result: Result, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(result))
+    return path
+
+
+def published(root: Path) -> Path:
+    """Make a checkout with one published result; return the folder of its JSON."""
+    pytest.importorskip("matplotlib")
+    (root / "docs").mkdir()
+    for page in PAGES:
+        (root / page).write_text("# Page\n")
+    page = root / PAGES[0]
+    page.write_text(PAGE)
+    save(some_result(), root / ".bench" / "planner.json")
+    assert main(["results", "--folder", str(root / ".bench"), "--file", str(page)]) == 0
+    return root / "docs" / KEPT
+
+
+def test_results_copies_the_json_draws_its_charts_and_shows_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = published(tmp_path)
+    assert "none: no " in capsys.readouterr().err
+    names = sorted(path.name for path in kept.iterdir())
+    assert names == ["planner-other.svg", "planner.json", "planner.svg"]
+    text = (tmp_path / PAGES[0]).read_text()
+    assert "![Cost](results/planner.svg)\n\n![Other](results/planner-other.svg)\n\n**T**" in text
+    assert stale(tmp_path) == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (b"1.5]]", b"1.6]]", ["docs/results.md, planner"]),
+        (b"[2.0,3.0]", b"[2.0,3.1]", ["planner.svg", "planner-other.svg"]),
+        (b"abc1234", b"abc1235", ["docs/results.md, planner"]),
+    ],
+)
+def test_a_number_changed_in_the_json_makes_page_or_chart_stale(
+    tmp_path: Path, old: bytes, new: bytes, expected: list[str]
+) -> None:
+    path = published(tmp_path) / "planner.json"
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
+    assert stale(tmp_path) == [*expected, "none"]
+
+
+def test_files_that_no_page_shows_are_named(tmp_path: Path) -> None:
+    kept = published(tmp_path)
+    save(Result("memory", "", {}, []), kept / "memory.json")
+    shutil.copyfile(kept / "planner.svg", kept / "gone.svg")
+    assert stale(tmp_path) == [
+        "memory.json has no section", "gone.svg belongs to no chart", "none"
+    ]  # fmt: skip
+
+
+def test_a_newer_result_in_the_repository_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = published(tmp_path)
+    old = some_result(commit="0000000")
+    old.started = "2026-01-01 00:00:00 UTC"
+    save(old, tmp_path / ".bench" / "planner.json")
+    arguments = ["--folder", str(tmp_path / ".bench"), "--file", str(tmp_path / PAGES[0])]
+    assert main(["results", *arguments]) == 0
+    assert "is older than" in capsys.readouterr().err
+    assert read(kept / "planner.json").commit == "abc1234"
+
+
+# ---------------------------------------------------------------- charts
+
+
+def test_a_chart_is_drawn_reproducibly_with_its_source(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    bars = [
+        Bars("a", [1.0, None], [0.5, None], [1.5, None]),
+        Bars("b", [2.0, 3.0], [1.0, 2.0], [2.5, 3.5]),
+    ]
+    lines = [Line("b", [1, 64], [1.0, 2.0]), Line("bound", [1], [1.5], reference=True)]
+    panels = [
+        Panel("Bars", "model", "ms", bars=bars, groups=["one", "two"]),
+        Panel("Lines", "requests", "µs", lines=lines, x_scale="log", y_scale="log"),
+    ]
+    paths = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for path in paths:
+        draw(Chart("Cost", panels * 2), path, source="0123")
+    one, two = (path.read_text() for path in paths)
+    assert one == two
+    assert source_of(paths[0]) == "0123"
+    assert all(f">{text}<" in one for text in ("a", "b", "bound", "Bars", "64", "two", "Cost"))
+    # A name has one colour in bars and lines: here the second bars and the line of a panel each.
+    assert one.count("#ff7f0e") >= 3
+
+
+def test_a_chart_has_the_same_digest_after_its_file() -> None:
+    chart = some_result().charts[0]
+    again = msgspec.json.decode(msgspec.json.encode(chart), type=Chart)
+    assert digest(again) == digest(chart)
+    again.panels[0].lines[0].y[0] += 1e-9
+    assert digest(again) != digest(chart)
+
+
+def test_two_charts_do_not_share_a_file() -> None:
+    with pytest.raises(ValueError, match="2 charts, but only 1 different parts"):
+        file_names("planner", [Chart("A", []), Chart("B", [])])
+
+
+# ---------------------------------------------------------------- the commit
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@localhost", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_is_the_packages_and_marks_uncommitted_changes(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    source = package / "__init__.py"
+    source.write_text("")
+    assert commit_of(package) == ""
+    git(tmp_path, "init")
+    assert commit_of(package) == ""  # in a checkout that does not track it
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    commit = git(tmp_path, "rev-parse", "--short", "HEAD")
+    (tmp_path / "beside.py").write_text("")
+    (package / "untracked.py").write_text("")
+    assert commit_of(package) == commit
+    source.write_text("1\n")
+    assert commit_of(package) == f"{commit}+"
+    git(tmp_path, "add", "package/__init__.py")
+    assert commit_of(package) == f"{commit}+"
+
+
+def test_a_change_of_any_package_marks_the_commit(tmp_path: Path) -> None:
+    measured, benchmarks = tmp_path / "measured", tmp_path / "benchmarks"
+    for package in (measured, benchmarks):
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    commit = commit_of(measured, benchmarks)
+    (benchmarks / "__init__.py").write_text("1\n")
+    assert commit_of(measured, benchmarks) == f"{commit}+"
+    assert commit_of(measured) == commit
+
+
+def test_a_new_result_records_its_commit() -> None:
+    assert new_result("planner", "", {}).commit == commit_of(
+        ROOT / "vtoken", ROOT / "bench/vtoken_bench"
+    )
+
+
+# ---------------------------------------------------------------- claims
+
+
+def claim(what: str, value: float, spread: float = 1.0, unit: str = "%") -> Claim:
+    return Claim("Memory", what, "demo", value, value - spread, value + spread, unit, 5)
+
+
+def with_claims(path: Path, *claims: Claim) -> Path:
+    result = some_result()
+    result.claims = list(claims)
+    return save(result, path)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict", "code"),
+    [
+        (claim("fewer blocks", 31.5), "reproduced", 0),
+        (claim("fewer blocks", 32.1), "differs", 1),
+        (claim("fewer blocks", 27.9), "differs", 1),
+        (claim("fewer blocks", 30.0, unit="blocks"), "differs", 1),
+        (claim("fewer requests", 30.0), "only in old", 2),
+    ],
+)
+def test_a_claim_is_reproduced_when_the_ranges_overlap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], new: Claim, verdict: str, code: int
+) -> None:
+    old = with_claims(tmp_path / "old" / "memory.json", claim("fewer blocks", 30.0))
+    file = with_claims(tmp_path / "new" / "memory.json", new)
+    assert main(["compare", str(old.parent), str(file)]) == code
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if "Memory: fewer blocks" in line]
+    assert "30 [29 .. 31] %" in line
+    assert line.endswith(verdict)
+
+
+def test_claims_in_one_result_only_are_listed_and_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = with_claims(tmp_path / "one.json", claim("both", 1.0), claim("old", 1.0))
+    two = with_claims(tmp_path / "two.json", claim("both", 1.0), claim("new", 1.0))
+    assert main(["compare", str(one), str(two)]) == 0
+    ends = [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert ends == ["reproduced", "only in new", "only in old"]
+
+
+def test_what_cannot_be_compared_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = with_claims(tmp_path / "one.json", claim("a", 1.0))
+    assert main(["compare", str(one), str(tmp_path / "gone.json")]) == 2
+    assert "gone.json" in capsys.readouterr().err
+    with_claims(tmp_path / "two.json", claim("a", 2.0))
+    assert main(["compare", str(one), str(tmp_path)]) == 2
+    assert "duplicate claim Memory, a, demo" in capsys.readouterr().err
