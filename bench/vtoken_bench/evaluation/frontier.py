@@ -57,8 +57,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
             for policy in policies(setting):
                 named = replace(evicting, labels={**evicting.labels, "policy": policy})
                 points += variant_points((NAIVE, DEFAULTS), stock, named, {"name": policy})
-        repeats = 1 if setting.slow else setting.repeats
-        found.append(Comparison(workload.name, points, repeats))
+        found.append(Comparison(workload.name, points, setting.repeats))
     return found
 
 

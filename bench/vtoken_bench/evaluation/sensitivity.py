@@ -53,8 +53,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
             points: list[Point] = []
             for value in values[:2] if setting.quick else values:
                 points += _point(setting, workload, sweep, value)
-            repeats = 1 if setting.slow else setting.repeats
-            found.append(Comparison(f"{workload.name}, {sweep}", points, repeats))
+            found.append(Comparison(f"{workload.name}, {sweep}", points, setting.repeats))
     return found
 
 
