@@ -259,7 +259,7 @@ def _measure(
     common = where.engine_args(
         folder,
         block_size=where.stock_block_size,
-        max_model_len=max(2048, check + 1),
+        max_model_len=max(2048, longest, check + 1),
         num_blocks=num_blocks,
     )
     prompts = texts(None if name == DEMO else folder, max(counts), max(longest, check))

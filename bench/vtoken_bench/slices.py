@@ -25,8 +25,11 @@ from vtoken_bench.engines import Engine
 LIVE_TOKENS = 384  # read by a request on average; the budget of evicting requests
 EVICTED_TOKENS = 256  # evicted by an evicting request at the end of its prompt
 LIFE_STEPS = 320
-SPARE_STEPS = 8  # most steps of a slice that are not measured
 CHECKED_TOKENS = 64  # of a canary check, computed per step
+SPARE_STEPS = 8  # that a check runs longer than its slice
+# Most steps between two slices: prompts of new requests, warm steps, and with a check the end of
+# the last one and the request that the next one checks.
+UNMEASURED_STEPS = SPARE_STEPS + 16
 Metric = Literal["step_ms", "p50_ms", "cpu_ms", "instructions"]
 METRICS: tuple[Metric, ...] = ("step_ms", "p50_ms", "cpu_ms", "instructions")
 Rounds = list[dict[str, dict[str, Any]]]
@@ -51,7 +54,7 @@ class Variant:
     def hold_message(self, texts: Sequence[Sequence[int]], slice_steps: int) -> dict[str, Any]:
         """The `hold` message to a worker: one request per text, spread over phases of a life."""
         lives = max(1, LIFE_STEPS // slice_steps)
-        num_new = lives * (slice_steps + SPARE_STEPS)
+        num_new = lives * (slice_steps + UNMEASURED_STEPS)
         before = LIVE_TOKENS - LIFE_STEPS // 2
         length = before if self.lengths == "growing" else LIVE_TOKENS + EVICTED_TOKENS
         requests = []
@@ -76,7 +79,7 @@ def longest_check_tokens(slice_steps: int) -> int:
 def longest_tokens(slice_steps: int) -> int:
     """Length of the longest request of any variant, prompt and output."""
     lives = max(1, LIFE_STEPS // slice_steps)
-    return LIVE_TOKENS + EVICTED_TOKENS + LIFE_STEPS + lives * (slice_steps + SPARE_STEPS)
+    return LIVE_TOKENS + EVICTED_TOKENS + LIFE_STEPS + lives * (slice_steps + UNMEASURED_STEPS)
 
 
 @dataclass(frozen=True)

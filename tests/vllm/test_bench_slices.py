@@ -8,7 +8,7 @@ import pytest
 
 from vtoken_bench.engines import Engine
 from vtoken_bench.overhead import GROUPS
-from vtoken_bench.slices import LIFE_STEPS, longest_tokens
+from vtoken_bench.slices import LIFE_STEPS, longest_check_tokens, longest_tokens
 from vtoken_bench.target import Target, model_folder
 from vtoken_bench.texts import texts
 
@@ -43,3 +43,24 @@ def test_forced_indirection_evicts_one_token_a_request_and_nothing_in_its_steps(
         assert found["tokens"] == COUNT * STEPS
         assert len(found["steps_ms"]) == STEPS
         assert found["hook_seconds"]["scheduler"] > 0
+
+
+def test_held_requests_last_until_they_are_replaced_while_checks_run() -> None:
+    (variant,) = (v for v in GROUPS["canary"] if v.checked)
+    folder, longest = model_folder(None), longest_tokens(STEPS)
+    check = longest_check_tokens(STEPS)
+    target = Target(threads=1)
+    size = target.stock_block_size
+    num_blocks = target.num_blocks(folder, COUNT * longest + 2 * check, block_size=size)
+    common = target.engine_args(
+        folder, block_size=size, max_model_len=check + 1, num_blocks=num_blocks
+    )
+    engine = Engine(
+        "checked", variant.config, common, threads=target.threads, settings=target.settings()
+    )
+    try:
+        engine.ask(variant.hold_message(texts(None, COUNT, max(longest, check)), STEPS))
+        for _ in range(LIFE_STEPS // STEPS + 2):
+            assert engine.ask({"slice": STEPS})["tokens"] == COUNT * STEPS
+    finally:
+        engine.close()

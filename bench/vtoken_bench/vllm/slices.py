@@ -68,6 +68,8 @@ class HeldRequests:
             last = now
         cpu = time.process_time() - cpu
         after = self._instructions.read()
+        if len(self._running()) != count:
+            raise RuntimeError("a held request ended before it was replaced: it needs more tokens")
         if self._check_runs() != (self._ends is not None):
             raise RuntimeError("a canary check ran unexpectedly, or ended before the slice did")
         self._slices += 1
