@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
+from tests.support.core.request_step import part_of, parts_of
 from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
@@ -346,8 +347,8 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     engine._schedule_running = skip_r1  # type: ignore[method-assign,assignment]
     plan = engine.step()
     engine._schedule_running = schedule  # type: ignore[method-assign]
-    assert len(plan.requests.of("r1").new_slots) == 0
-    assert len(plan.requests.of("r1").moved_ids) > 0
+    assert len(part_of(plan.requests, "r1").new_slots) == 0
+    assert len(part_of(plan.requests, "r1").moved_ids) > 0
     engine.check()
     run(engine, 20)
 
@@ -368,7 +369,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
     for _ in range(40):
         plan = engine.step()
         engine.check()
-        for name, part in plan.requests.parts().items():
+        for name, part in parts_of(plan.requests).items():
             if len(part.moved_ids):
                 steps.setdefault(name, []).append(plan.step)
     assert max(len(moved) for moved in steps.values()) > 2
