@@ -99,7 +99,6 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "request": lambda p: setattr(p.requests, "names", ["a", "c"]),
     "order of requests": lambda p: setattr(p.requests, "names", ["b", "a"]),
     "wanted scores": lambda p: setattr(p, "want_scores", (("b", HITS),)),
-    "probing": lambda p: setattr(p, "probing", True),
     "kept signal": lambda p: setattr(p, "signals", {"a": (LAST,)}),
     "second signal": lambda p: setattr(p, "signals", {"a": (HITS, LAST)}),
     "wanted signal": lambda p: setattr(p, "want_scores", (("a", LAST),)),
@@ -131,7 +130,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A new field must be covered by the digest and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("probing", "want_scores", "signals", "probed"),
+        *("want_scores", "signals", "probed"),
     }
     assert set(RequestSteps.__slots__) == {
         *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.tables import hole_of
 from vtoken.config.values import VTokenConfig, merge_patch
 from vtoken.planning.gates import (
     CONDITIONS,
@@ -369,7 +370,7 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     engine.runtime.state.config = structs.replace(engine.runtime.config, recycle=False)
     run(engine, 3)
     engine.runtime.appender.choose_places()
-    assert engine.runtime.tables["r0"].hole is None
+    assert hole_of(engine.runtime.tables["r0"]) == -1
     assert engine.runtime.counters.recycled_slots == recycled
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from tests.support.core.request_step import part_of, parts_of
-from tests.support.core.tables import evict_tokens, sync_new_tokens
+from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
 from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
@@ -302,7 +302,7 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
     evict_tokens(tables, "a", np.array([1, 2, 5]))
     table.protect(())
     tables.choose_places(recycling=True)
-    assert table.hole == 1
+    assert hole_of(table) == 1
     places = sync_new_tokens(tables, "a", blocks, 13)
     assert places.tolist() == [blocks[2] * 4 + 2, blocks[2] * 4 + 3, 9 * 4]
     assert sync_new_tokens(tables, "a", blocks, 14).tolist() == [blocks[0] * 4 + 1]

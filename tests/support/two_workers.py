@@ -80,7 +80,6 @@ class Life:
         plan.requests = steps_of(parts)
         plan.signals = {name: SIGNALS[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
-        plan.probing = True
         plan.want_scores = tuple(
             (name, signal)
             for name, kept in plan.signals.items()

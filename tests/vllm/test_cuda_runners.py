@@ -248,7 +248,7 @@ def test_v2_leaves_full_graphs_in_a_dense_step_that_probes(probes: bool) -> None
     runner = admitted()
     plan, signal = evicting(dense=True), Signal("attention_sum", layers=(0,))
     plan.signals = {"a": (signal,)}
-    plan.probed, plan.probing = frozenset("a" if probes else ()), True
+    plan.probed = frozenset("a" if probes else ())
     decode(runner, plan)
     assert runner.step is not None
     assert (runner.step.probe is not None) == probes

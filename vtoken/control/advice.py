@@ -11,6 +11,7 @@ from math import floor
 
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import Pressure
+from vtoken.runtime.events import counted
 from vtoken.wire import Cause, Gate, SchedulingState
 
 MAX_LENGTH = 180
@@ -37,7 +38,6 @@ class Situation:
     num_waiting: int
     lacking_blocks: int
     withheld_blocks: int
-    used_blocks: int
     used_slots: int
     live_tokens: int
     gains: bool
@@ -69,39 +69,37 @@ def sentence(situation: Situation) -> str:
     free = situation.pressure.free_blocks
     if situation.gains:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
-        return f"OK: {_blocks(free)} free; {_gain(situation)}{held}."
+        return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}."
     waiting = ""
     if situation.num_waiting and free > situation.config.low_watermark_blocks:
-        verb = "waits" if situation.num_waiting == 1 else "wait"
-        waiting = f"; {situation.num_waiting:,} {verb}, not for blocks"
-    return f"OK: {_blocks(free)} free; {_holes(situation)}{waiting}."
+        waiting = f"; {_wait(situation.num_waiting)}, not for blocks"
+    return f"OK: {counted(free, 'block')} free; {_holes(situation)}{waiting}."
 
 
 def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
     """The sentence of an engine that is paused, or paused for new requests."""
-    waiting = f"{num_waiting:,} wait{'s' if num_waiting == 1 else ''}"
     if state == "paused":
         requests = "request is" if num_running == 1 else "requests are"
         effect = f"vLLM schedules nothing until it is resumed; {num_running:,} {requests} suspended"
     else:
         effect = f"vLLM starts no new request until it is resumed; {num_running:,} running"
-    return f"Paused: {effect}, {waiting}."
+    return f"Paused: {effect}, {_wait(num_waiting)}."
+
+
+def _wait(n: int) -> str:
+    return "1 waits" if n == 1 else f"{n:,} wait"
 
 
 def _queue(situation: Situation) -> str:
     if not situation.lacking_blocks:
         return ""
-    waiting = "1 waits" if situation.num_waiting == 1 else f"{situation.num_waiting:,} wait"
     withheld = (
         f" ({situation.withheld_blocks:,} withheld by --watermark)"
         if situation.withheld_blocks
         else ""
     )
-    return f"{waiting}, the first lacks {_blocks(situation.lacking_blocks)}{withheld}; "
-
-
-def _blocks(n: int) -> str:
-    return "1 block" if n == 1 else f"{n:,} blocks"
+    lacking = counted(situation.lacking_blocks, "block")
+    return f"{_wait(situation.num_waiting)}, the first lacks {lacking}{withheld}; "
 
 
 def _holes(situation: Situation) -> str:
@@ -113,7 +111,7 @@ def _gain(situation: Situation) -> str:
     if not situation.freed_blocks:
         return "compacting is likely to free blocks"
     moved = "" if situation.lacking_blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
-    return f"compacting now would free {_blocks(situation.freed_blocks)}{moved}"
+    return f"compacting now would free {counted(situation.freed_blocks, 'block')}{moved}"
 
 
 def _remedy(situation: Situation) -> str:

@@ -184,7 +184,6 @@ class Diagnosis:
             num_waiting=self._count_waiting(),
             lacking_blocks=lacking,
             withheld_blocks=runtime.admission.withheld_blocks,
-            used_blocks=pool.num_used,
             used_slots=pool.num_used * runtime.geometry.block_size,
             live_tokens=pool.num_live,
             gains=gain.likely,

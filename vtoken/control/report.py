@@ -186,7 +186,7 @@ class Reporter:
             naive_blocks=table.num_naive_blocks(),
             policy=rules.policy.name,
             budget_tokens=rules.budget_tokens,
-            dense=table.extent == num_live,
+            dense=table.dense,
             moved_tokens=state.moved_tokens,
             recycled_slots=table.num_recycled,
             preemptions=runtime.counters.preempted_per_request.get(request_id, 0),

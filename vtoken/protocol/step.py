@@ -94,7 +94,6 @@ class StepPlan:
     source_slots: Ints = field(default_factory=lambda: NO_IDS)
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
     requests: RequestSteps = field(default_factory=RequestSteps)
-    probing: bool = False  # `signals` is not empty
     want_scores: tuple[tuple[str, Signal], ...] = ()
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()

@@ -200,8 +200,3 @@ class LatencyMeter:
             ttft=self._first.percentiles(span),
             inter_token=self._between.percentiles(span),
         )
-
-    @property
-    def num_followed(self) -> int:
-        """Requests that are tracked."""
-        return len(self._last) + len(self._arrived) + len(self._cohort)

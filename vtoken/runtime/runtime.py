@@ -150,7 +150,7 @@ class Runtime:
 
         A worker without a plan drops its state of all requests.
         """
-        return plan.probing or self.tables.any_virtual
+        return bool(plan.signals) or self.tables.any_virtual
 
     # ------------------------------------------------------------ requests come and go
 

@@ -79,12 +79,6 @@ class TokenTable:
         return int(self._columns.number[self.row])
 
     @property
-    def hole(self) -> int | None:
-        """The place of the next single token; None: behind the last one."""
-        hole = int(self._columns.hole[self.row])
-        return None if hole < 0 else hole
-
-    @property
     def append_start(self) -> int:
         """The first place of appended tokens: behind the last one and all read-only blocks."""
         readonly = np.flatnonzero(self.readonly)

@@ -108,11 +108,6 @@ class TokenTables:
         """Whether any request's layout is no longer the identity."""
         return bool(self.columns.virtual.any())
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays, unused capacity included."""
-        return self.columns.num_bytes + self.pool.num_bytes
-
     # ------------------------------------------------------------ growth
 
     def add(self, request_id: str) -> TokenTable:
