@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import floor
 
 from vtoken.config.values import VTokenConfig
+from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.planning.gates import Pressure
 from vtoken.runtime.events import counted
 from vtoken.wire import Cause, Gate, SchedulingState
@@ -22,11 +23,8 @@ class Situation:
     """The input of `sentence`; `vtoken.control.diagnosis` computes it.
 
     `lacking_blocks`: blocks that the first waiting request lacks; vLLM withholds `withheld_blocks`
-    from it. `gains`: one round would free blocks: at least `freed_blocks`, moving `moved_bytes`.
-    `missing_blocks`: fresh blocks that the round lacks, beyond `available_blocks`, to free more.
-    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps in place;
-    `copy_freed_blocks`: how many of them the tier `better_sharing` would free.
-    `planned_s`: age of the plan behind these numbers; None while a new plan would equal it.
+    from it. `gain`: what one round now would free, by moving `moved_bytes`. `preview`: the round
+    behind these numbers; `planned_s`: its age, None while a new plan would equal it.
     """
 
     cause: Cause
@@ -40,14 +38,9 @@ class Situation:
     withheld_blocks: int
     used_slots: int
     live_tokens: int
-    gains: bool
-    freed_blocks: int
+    gain: Gain
     moved_bytes: int
-    missing_blocks: int
-    available_blocks: int
-    held_shared_blocks: int
-    copy_freed_blocks: int
-    better_sharing: str
+    preview: CachedPreview
     planned_s: float | None
 
     @property
@@ -67,7 +60,7 @@ def sentence(situation: Situation) -> str:
     if situation.cause == "full":
         return f"Full: {_queue(situation)}{_full(situation)}."
     free = situation.pressure.free_blocks
-    if situation.gains:
+    if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
         return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}."
     waiting = ""
@@ -108,10 +101,10 @@ def _holes(situation: Situation) -> str:
 
 
 def _gain(situation: Situation) -> str:
-    if not situation.freed_blocks:
+    if not situation.gain.freed_blocks:
         return "compacting is likely to free blocks"
     moved = "" if situation.lacking_blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
-    return f"compacting now would free {counted(situation.freed_blocks, 'block')}{moved}"
+    return f"compacting now would free {counted(situation.gain.freed_blocks, 'block')}{moved}"
 
 
 def _remedy(situation: Situation) -> str:
@@ -143,26 +136,26 @@ def _below(f: float) -> str:
 
 def _full(situation: Situation) -> str:
     """Why compaction frees nothing, and what would free blocks."""
-    config = situation.config
+    config, preview = situation.config, situation.preview
     if situation.planned_s is not None:
         holes = "" if situation.lacking_blocks else f"{_holes(situation)}; "
         planned = f"compacting was last planned {situation.planned_s:.1f} s ago"
         return f"{holes}{planned}: a dry run shows what it frees now"
-    needed = situation.available_blocks + situation.missing_blocks
-    if situation.missing_blocks and situation.pressure.free_blocks >= needed:
+    needed = preview.available_blocks + preview.missing_blocks
+    if preview.missing_blocks and situation.pressure.free_blocks >= needed:
         return (
             f"moving tokens takes {needed:,} fresh blocks, headroom is {config.headroom_blocks:,}: "
             f"raise headroom_blocks to {needed:,}"
         )
-    if situation.missing_blocks:
+    if preview.missing_blocks:
         return (
-            f"moving tokens takes {needed:,} fresh blocks, {situation.available_blocks:,} are "
+            f"moving tokens takes {needed:,} fresh blocks, {preview.available_blocks:,} are "
             "free: smaller budget or fewer requests"
         )
-    if situation.copy_freed_blocks:
+    if preview.copy_freed_blocks:
         return (
-            f"{situation.held_shared_blocks:,} shared blocks with holes stay: "
-            f"prefix_sharing={situation.better_sharing} would free {situation.copy_freed_blocks:,}"
+            f"{preview.held_shared_blocks:,} shared blocks with holes stay: "
+            f"prefix_sharing={preview.better_sharing} would free {preview.copy_freed_blocks:,}"
         )
     if not situation.may_evict:
         return "every token is kept: choose a policy that evicts, or fewer requests"
