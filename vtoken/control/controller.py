@@ -112,13 +112,13 @@ class Controller:
             case commands.Operation():
                 return self.runtime.operations.get(call.id)
             case commands.PatchConfig():
-                self._match(call.if_match)
+                self.revisions.require(call.if_match)
                 return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
             case commands.Undo():
-                self._match(call.if_match)
+                self.revisions.require(call.if_match)
                 return self.undo(call.validate_only, actor)
             case commands.Confirm():
-                self._match(call.if_match)
+                self.revisions.require(call.if_match)
                 return self.confirm(call.validate_only, actor)
             case commands.Compact():
                 return self.compact(call, actor)
@@ -213,11 +213,6 @@ class Controller:
         if validate_only:
             return self.revisions.preview_confirm()
         return self.revisions.confirm(actor)
-
-    def _match(self, if_match: int | None) -> None:
-        """Raises unless `if_match` is the newest revision, or None."""
-        if if_match is not None:
-            self.revisions.require(if_match)
 
     def compact(self, call: commands.Compact, actor: str = "local") -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""
