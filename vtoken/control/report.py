@@ -18,7 +18,6 @@ from vtoken.control.scheduling import Scheduling
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
-from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
 from vtoken.runtime.relocation.pricing import NOTHING
 from vtoken.runtime.runtime import Runtime
@@ -334,7 +333,7 @@ class Reporter:
                 reclaimed_blocks=counters.reclaimed_blocks,
                 recycled_slots=counters.recycled_slots,
                 deferred=counters.deferred_rounds,
-                deferrals=dict(zip(DEFERRALS, counters.deferrals, strict=True)),
+                deferrals=dict(counters.deferrals),
                 copy_us=counters.copy_us,
                 plan_us=counters.plan_us,
                 held_blocks=sum(row.blocks for row in rows),
