@@ -281,8 +281,8 @@ class Tables(RuleBasedStateMachine):
             assert table.block_live().tolist() == per_block
             grid = table.grid()
             assert grid[grid >= 0].size == len(shadow.slots)
-            ghosts = table.ghosts()
-            assert (ghosts[grid >= 0] == grid[grid >= 0]).all()
+            written = table.written_ids()
+            assert (written[grid >= 0] == grid[grid >= 0]).all()
             naive = {t // self.size for t in shadow.slots} if table.virtual else shadow.blocks
             assert table.num_naive_blocks() == len(naive)
 

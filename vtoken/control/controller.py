@@ -149,11 +149,11 @@ class Controller:
                 policy.quality = profile.policies.get(policy.name, [])
         return offered
 
-    def frame(self, *, figures: bool = True) -> Frame:
+    def frame(self, *, with_status: bool = True) -> Frame:
         """The state at this step, for stream clients. Encode it before the next step.
 
-        The arrays are views of the pool's: at 70,000 blocks a copy costs more than the figures.
-        `figures`: with status, rows and configuration. They are also included whenever requests
+        The arrays are views of the pool's: at 70,000 blocks a copy costs more than the status.
+        `with_status`: with status, rows and configuration. They are also included whenever requests
         came or went since the last ones, so that every number in `owner` has a row.
         """
         tables = self.runtime.tables
@@ -163,7 +163,7 @@ class Controller:
             flags=self.reporter.flags().data,  # type: ignore[arg-type]
             owner=self.reporter.owner().data,  # type: ignore[arg-type]
         )
-        if figures or self._rows_version != tables.num_changes:
+        if with_status or self._rows_version != tables.num_changes:
             self._rows_version = tables.num_changes
             frame.requests = self.reporter.rows()
             frame.status = self.reporter.status(frame.requests)

@@ -129,7 +129,7 @@ class Reporter:
             if block_id not in table.blocks:
                 continue
             index = table.blocks.index(block_id)
-            live, last = table.grid()[index], table.ghosts()[index]
+            live, last = table.grid()[index], table.written_ids()[index]
             owners.append(
                 BlockOwner(request_id=table.request_id, live=int((live >= 0).sum()), index=index)
             )

@@ -166,7 +166,7 @@ class Runtime:
             self.relocator.settle()
         if preempted:
             per_request = self.counters.preempted_per_request
-            self.admission.resumes(request_id, num_tokens + 1)
+            self.admission.preempted(request_id, num_tokens + 1)
             self.counters.preemptions += 1
             per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(

@@ -109,7 +109,7 @@ class RuntimeState:
         """Begin a step, which runs entirely with the current configuration."""
         self.step += 1
         self._effective = self.config, self.revision
-        self.shadow.follow(self.config.shadow)
+        self.shadow.set_policy(self.config.shadow)
         if self._due_under is not self.config:
             self._due_under = self.config
             for request_id, row in self.tables.rows.items():

@@ -165,7 +165,7 @@ class TokenTable:
         ids = np.maximum(self._token_at, -1).astype(np.int64)
         return ids.reshape(-1, self.block_size)
 
-    def ghosts(self) -> Ints:
+    def written_ids(self) -> Ints:
         """The last token id written to each place, live or dead, [num_blocks, S]; -1: none."""
         at = self._token_at.astype(np.int64)
         return np.where(at < NONE, -2 - at, at).reshape(-1, self.block_size)
