@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -205,8 +206,6 @@ class Reporter:
         return rows
 
     def request(self, request_id: str) -> RequestDetail:
-        import msgspec
-
         queued = self._queue.find(request_id)
         if queued is not None and request_id not in self.runtime.state.requests:
             detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))

@@ -268,11 +268,10 @@ class TokenTables:
         }
         raise InvariantViolation("I2", reasons[code])
 
-    def release(self, request_id: str) -> bool:
-        """Remove a finished or preempted request; returns whether it had a table."""
-        table = self._tables.pop(request_id, None)
-        if table is None:
-            return False
+    def release(self, request_id: str) -> None:
+        """Remove a finished or preempted request."""
+        table = self[request_id]
+        del self._tables[request_id]
         columns, pool = self.columns, self.pool
         number = table.number
         kernels.release(
@@ -285,7 +284,6 @@ class TokenTables:
         self.num_changes += 1
         if number:
             heapq.heappush(self._free_numbers, number)
-        return True
 
     def _take_number(self) -> int:
         """The smallest unused number; 0 when all are in use."""

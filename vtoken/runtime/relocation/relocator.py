@@ -132,7 +132,7 @@ class Relocator:
         if planned is not None:
             self._transfer_gain(*planned)
             if planned[1].operation_id is not None:
-                self._operations.part_dropped(planned[1].operation_id)
+                self._operations.part_ended(planned[1].operation_id)
         for operation in self._operations.list_pending():
             if operation.request_id == request_id:
                 self._operations.fail(operation, f"request {request_id} is no longer running")
@@ -342,7 +342,7 @@ class Relocator:
             for plan in found.plans:
                 if plan.request_id not in self.planned:
                     why = f"the plan for {plan.request_id} could not be applied, see the events"
-                    self._operations.part_lost(operation.id, why)
+                    self._operations.part_ended(operation.id, fault=why)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether this request, or any request for None, has a relocation in flight."""
@@ -361,7 +361,5 @@ class Relocator:
         self._state.events.add(
             self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
         )
-        if moving.operation_id is not None and fault is not None:
-            self._operations.part_lost(moving.operation_id, fault)
-        elif moving.operation_id is not None:
-            self._operations.part_done(moving.operation_id, moved)
+        if moving.operation_id is not None:
+            self._operations.part_ended(moving.operation_id, moved, fault)
