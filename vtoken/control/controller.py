@@ -116,10 +116,14 @@ class Controller:
                 return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
             case commands.Undo():
                 self.revisions.require(call.if_match)
-                return self.undo(call.validate_only, actor)
+                if call.validate_only:
+                    return self.revisions.preview_undo()
+                return self.revisions.undo(actor)
             case commands.Confirm():
                 self.revisions.require(call.if_match)
-                return self.confirm(call.validate_only, actor)
+                if call.validate_only:
+                    return self.revisions.preview_confirm()
+                return self.revisions.confirm(actor)
             case commands.Compact():
                 return self.compact(call, actor)
         assert_never(call)
@@ -199,22 +203,11 @@ class Controller:
             num_heads=runtime.geometry.num_heads,
         )
         runtime.policy_runner.require_all(merged)
-        if not validate_only:
-            self.revisions.require_no_trial()
-            return self.revisions.change(merged, actor, terms)
-        return self.revisions.preview(merged, terms)
-
-    def undo(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """Restore the configuration before the newest, as a new revision; or preview that."""
-        return self.revisions.preview_undo() if validate_only else self.revisions.undo(actor)
-
-    def confirm(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """Keep the change that is on trial; or preview that."""
         if validate_only:
-            return self.revisions.preview_confirm()
-        return self.revisions.confirm(actor)
+            return self.revisions.preview(merged, terms)
+        return self.revisions.change(merged, actor, terms)
 
-    def compact(self, call: commands.Compact, actor: str = "local") -> Operation:
+    def compact(self, call: commands.Compact, actor: str) -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""
         runtime, request_id = self.runtime, call.request_id
         if request_id is not None and request_id not in runtime.tables:

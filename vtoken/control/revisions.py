@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -30,9 +29,7 @@ MAX_HISTORY = 64
 class Revisions:
     """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
-    def __init__(
-        self, runtime: Runtime, scheduling: Scheduling, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, runtime: Runtime, scheduling: Scheduling, clock: Clock) -> None:
         self._runtime = runtime
         self._scheduling = scheduling
         self._clock = clock
@@ -164,10 +161,8 @@ class Revisions:
     # ------------------------------------------------------------ changing
 
     def change(self, config: VTokenConfig, actor: str, terms: Terms | None = None) -> PatchResult:
-        """A new revision, on trial if there are `terms`; none when `config` changes nothing.
-
-        The caller has called `require_no_trial`.
-        """
+        """A new revision, on trial if there are `terms`; none when `config` changes nothing."""
+        self.require_no_trial()
         if terms is not None:
             terms.require_canary(config)
         before = self._runtime.config

@@ -172,7 +172,7 @@ class RunningTrial:
         preemptions: int,
         gaps: Histogram | None,
         canary: Callable[[int], CanaryFigures],
-        clock: Clock = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._terms = terms
         self._canary = canary

@@ -41,8 +41,8 @@ class RuntimeState:
         config: VTokenConfig,
         *,
         strict: bool,
-        report_lag_steps: int = 0,
-        calibration: CalibrationProfile | None = None,
+        report_lag_steps: int,
+        calibration: CalibrationProfile | None,
     ) -> None:
         self.geometry = geometry
         self.calibration = calibration

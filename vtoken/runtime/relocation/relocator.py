@@ -60,7 +60,7 @@ class Relocator:
         self.num_rounds = 0  # with at least one plan
         self._in_flight: dict[int, list[InFlight]] = {}
 
-    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int = 0) -> None:
+    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int) -> None:
         """Run pending operations, else an automatic round if the gates are open.
 
         `missing_blocks`: how many more blocks than are free this step's prompt chunks need. If any,
