@@ -64,10 +64,10 @@ class Evictor:
         rows = state.due.select(rows, columns.num_live, columns.num_tokens)
         if len(rows) == 0:
             return False
-        rows, victims, policies = self._choose(rows)
+        rows, victims, policies = self.choose(rows)
         return self._evict(rows, victims, policies, freed)
 
-    def _choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
+    def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
         """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy
