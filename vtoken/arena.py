@@ -43,10 +43,6 @@ class Arena:
         self.size = 0
         self.arrays = [column.make(0) for column in columns]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
     def reserve(self, first: Ints, capacity: Ints, row: int, used: int, wanted: int) -> None:
         """Move `row` to a segment of `wanted` entries and copy its first `used` entries there."""
         if self._end + wanted > self.size:

@@ -263,8 +263,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("violations", "Invariant violations", lambda s: s.invariants.violations),
     _gauge("config_revision", "Revision of the configuration", lambda s: s.config_revision),
     Metric("trial_active", "gauge", "1 while a change is on trial", _trial),
-    _counter("shadow_victims_tokens", "Evicted tokens that a shadow policy ranked too; resets when "
-             "the shadow changes",
+    _counter("shadow_victims_tokens", "Evicted tokens for which a shadow policy was evaluated too; "
+             "resets when the shadow changes",
              lambda s: None if s.shadow is None else s.shadow.victims),
     _counter("shadow_agreed_tokens", "Tokens of shadow_victims that the shadow policy would have "
              "evicted too",

@@ -13,7 +13,8 @@ from vtoken.arrays import Floats
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.mirror import BlockTables, Mirrors
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
+from vtoken.runtime.growth import NewRequest, Scheduled
+from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.selftest import Pool
 from vtoken.wire import Geometry
 

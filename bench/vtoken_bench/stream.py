@@ -86,9 +86,9 @@ class Engine:
         self._publisher.close()
         self._socket.close(linger=0)
 
-    def _make_frame(self, *, figures: bool) -> Frame:
+    def _make_frame(self, *, with_status: bool) -> Frame:
         self.num_frames += 1
-        return self._controller.frame(figures=figures)
+        return self._controller.frame(with_status=with_status)
 
     def sending_s(self) -> float:
         """CPU time of the process outside of the engine's and the caller's threads."""

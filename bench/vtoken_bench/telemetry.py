@@ -18,7 +18,7 @@ import zmq
 
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
-from vtoken.stream.telemetry import FIGURES_EVERY, MAX_SHARE, Publisher
+from vtoken.stream.telemetry import MAX_SHARE, STATUS_EVERY, Publisher
 from vtoken.wire import TOPIC_STATE
 from vtoken_bench.decoding import BLOCK_SIZE, Decoding
 from vtoken_bench.output import Table, finish, new_result
@@ -40,8 +40,8 @@ class Row:
 
     @property
     def frame_us(self) -> float:
-        """Mean over frames, one in `FIGURES_EVERY` of them with metrics."""
-        return self.map_us + (self.figures_us - self.map_us) / FIGURES_EVERY
+        """Mean over frames, one in `STATUS_EVERY` of them with metrics."""
+        return self.map_us + (self.figures_us - self.map_us) / STATUS_EVERY
 
     @property
     def frames_per_second(self) -> float:
@@ -64,7 +64,7 @@ def _measure(num_requests: int, count: int) -> Row:
     publisher = Publisher(runtime.events, max_hz=MAX_HZ)
 
     def publish_map() -> None:
-        publisher.publish(lambda figures: controller.frame(figures=False), force=True)  # noqa: ARG005
+        publisher.publish(lambda with_status: controller.frame(with_status=False), force=True)  # noqa: ARG005
 
     def publish_figures() -> None:
         publisher.publish(controller.frame, force=True)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import websockets
 
-from tests.support.doors import bearer, check_every_door, stream_status
+from tests.support.routes import bearer, check_every_route, stream_status
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
@@ -131,7 +131,7 @@ async def test_every_route_is_guarded_and_every_change_needs_the_control_token(
         serve(engine.handle, **files) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        assert await check_every_door(http, READ) >= 16
+        assert await check_every_route(http, READ) >= 16
         assert {call.op for call in served.client.calls} <= {"describe", "events", "frame"}
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.core.live import LiveEngine
-from tests.support.doors import bearer
+from tests.support.routes import bearer
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken_api.auth.limits import Rate, RateLimits

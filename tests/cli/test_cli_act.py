@@ -23,7 +23,7 @@ async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -
     assert "theta_f: 0.25 -> 0.5" in ran.out
     assert "planner: plug -> pack" in ran.out
     assert core.runtime.config.theta_f == 0.5
-    assert core.runtime.config.probe_every_steps == 4
+    assert core.runtime.config.probe.every_steps == 4
     assert (await run("undo", *url)).code == 0
     assert core.runtime.config.theta_f == 0.25
     config = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument)

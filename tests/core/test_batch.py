@@ -99,7 +99,8 @@ def test_the_lowest_of_many_random_scores(seed: int) -> None:
     sync_new_tokens(made, "r", list(range(1, 190)), 3000)
     scores = rng.normal(size=3000).astype(np.float32) ** rng.integers(1, 4)
     budget = int(rng.integers(1, 3000))
-    found = TableBatch(made, made.all_rows, np.array([budget]), [scores]).lowest(4, 16)
+    batch = TableBatch(made, made.all_rows, np.array([budget]), [scores], Ragged.empty(1))
+    found = batch.lowest(4, 16)
     view = View(np.arange(3000), 3000, 3000, budget)
     assert found.of(0).tolist() == lowest(view, scores, 4, 16).tolist()
 

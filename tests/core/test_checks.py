@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
-from tests.support.core.tables import evict_tokens, sync_new_tokens
+from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
 from vtoken.errors import InvariantViolation
 from vtoken.runtime.growth import Scheduled
 from vtoken.tables.pool import PoolLiveness
@@ -24,7 +24,7 @@ def healthy() -> TokenTables:
     sync_new_tokens(tables, "v", [1, 3, 4], 11)
     evict_tokens(tables, "v", np.array([5, 6, 8]))
     tables.choose_places(recycling=True)
-    assert tables["v"].hole == 5
+    assert hole_of(tables["v"]) == 5
     sync_new_tokens(tables, "v", [1, 3, 4], 12)
     tables.check()
     return tables

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.core.request_step import RequestStep, part_of, parts_of, steps_of
 from vtoken.arrays import Ragged
 from vtoken.policies.signals import Signal
 from vtoken.protocol import digest
 from vtoken.protocol.mirror import Mirrors
-from vtoken.protocol.step import RequestStep, RequestSteps, Retained, StepPlan
+from vtoken.protocol.step import RequestSteps, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
 
@@ -40,7 +41,7 @@ def plan() -> StepPlan:
         7,
         ints(12, 13),
         ints(40, 41),
-        RequestSteps.of_parts({"a": one, "b": other}),
+        steps_of({"a": one, "b": other}),
         want_scores=(("a", HITS),),
         signals={"a": (HITS,)},
     )
@@ -98,7 +99,6 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "request": lambda p: setattr(p.requests, "names", ["a", "c"]),
     "order of requests": lambda p: setattr(p.requests, "names", ["b", "a"]),
     "wanted scores": lambda p: setattr(p, "want_scores", (("b", HITS),)),
-    "probing": lambda p: setattr(p, "probing", True),
     "kept signal": lambda p: setattr(p, "signals", {"a": (LAST,)}),
     "second signal": lambda p: setattr(p, "signals", {"a": (HITS, LAST)}),
     "wanted signal": lambda p: setattr(p, "want_scores", (("a", LAST),)),
@@ -130,7 +130,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A new field must be covered by the digest and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("probing", "want_scores", "signals", "probed"),
+        *("want_scores", "signals", "probed"),
     }
     assert set(RequestSteps.__slots__) == {
         *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),
@@ -141,8 +141,8 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
 def test_a_plan_is_the_same_after_its_way_to_the_worker() -> None:
     sent = pickle.loads(pickle.dumps(plan()))
     assert digest.of_plan(sent) == digest.of_plan(plan())
-    assert sent.requests.parts().keys() == {"a", "b"}
-    assert sent.requests.of("a").blocks == [3, 10]
+    assert parts_of(sent.requests).keys() == {"a", "b"}
+    assert part_of(sent.requests, "a").blocks == [3, 10]
 
 
 def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
@@ -151,8 +151,8 @@ def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
     slots = {name: 4 * (i + 1) + np.arange(3) for i, name in enumerate(names)}
     mirrors, drifted = Mirrors.of(slots), Mirrors.of(slots)
     move = RequestStep(3, moved_ids=ints(1), moved_slots=ints(31), num_live=3)
-    drifted.apply(RequestSteps.of_parts({"r6": move}))
-    requests = RequestSteps.of_parts({name: RequestStep(3) for name in names})
+    drifted.apply(steps_of({"r6": move}))
+    requests = steps_of({name: RequestStep(3) for name in names})
     seen = [
         digest.of_mirrors(StepPlan(step, requests=requests), mirrors)
         != digest.of_mirrors(StepPlan(step, requests=requests), drifted)

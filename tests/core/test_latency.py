@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
+from tests.support.latency import num_tracked
 from vtoken.runtime.latency import (
     BUCKETS_A_DOUBLING,
     LEAST_MS,
@@ -127,7 +128,7 @@ def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
     meter.forget("a")  # the engine frees it while it takes the step in
     meter.tokens(["a"], 1.5)
     assert meter.inter_token(2.0).count == 1
-    assert meter.num_followed == 0
+    assert num_tracked(meter) == 0
     meter.tokens(["a"], 2.0)  # of an unknown one: neither first token nor gap
     assert meter.document(2.0).ttft.count == 1
     assert meter.inter_token(2.0).count == 1
@@ -178,7 +179,7 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
         for name in gone:
             last.pop(name, None)
             arrived.pop(name, None)
-        assert meter.num_followed == len(last) + len(arrived)
+        assert num_tracked(meter) == len(last) + len(arrived)
     report = meter.document(now)
     for values, found in ((first, report.ttft), (between, report.inter_token)):
         assert found.count == len(values)
@@ -196,6 +197,6 @@ def test_status_tells_latency_of_every_token_that_was_given() -> None:
         assert status.latency.ttft.count > 3
         report = status.latency.ttft.count + status.latency.inter_token.count
         assert report == status.tokens.generated
-        assert engine.core.runtime.latency.num_followed == 3
+        assert num_tracked(engine.core.runtime.latency) == 3
     finally:
         engine.close()

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.arrays import Ragged
 from vtoken.errors import MirrorMismatchError
 from vtoken.protocol.mirror import CAPACITY, LIVE, OFFSET, TOKENS, VERSION, BlockTables, Mirrors
-from vtoken.protocol.step import RequestStep, RequestSteps
+from vtoken.protocol.step import RequestSteps
 
 S = 4
 
@@ -143,7 +144,7 @@ def test_mirrors_follow_any_plan_as_dictionaries_do(seed: int, num_steps: int) -
         before = {name: model.mirrors[name].live()[1].tolist() for name in model.slots}
         versions = {name: model.mirrors.facts[VERSION, m.row] for name, m in model.mirrors.items()}
         parts = model.plan()
-        steps = RequestSteps.of_parts(parts)
+        steps = steps_of(parts)
         rows = model.mirrors.apply(steps)
         assert rows.tolist() == [model.mirrors[name].row for name in parts]
         model.check()
@@ -176,7 +177,7 @@ def test_a_long_request_grows_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(mirrors, "_reserve", lambda *a: (pieces.append(a), make_room(*a)))
     for token in range(5000):
         part = RequestStep(token, new_slots=ints(token), num_live=token + 1)
-        mirrors.apply(RequestSteps.of_parts({"a": part}))
+        mirrors.apply(steps_of({"a": part}))
     assert mirrors["a"].live()[1].tolist() == [*range(5000)]
     assert len(pieces) < 40
 
@@ -187,7 +188,7 @@ def requests(**changed: Any) -> RequestSteps:
     part = RequestStep(6, ints(0), ints(2, 3), ints(60, 61), new_slots=ints(62), num_live=6)
     for name, value in changed.items():
         setattr(part, name, value)
-    return RequestSteps.of_parts({"a": first, "b": part})
+    return steps_of({"a": first, "b": part})
 
 
 def mirrors_of_two() -> Mirrors:

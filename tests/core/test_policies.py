@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.request_step import parts_of
 from vtoken import policies
 from vtoken.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names
@@ -378,7 +379,7 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
     log: dict[str, list[list[int]]] = {}
     for _ in range(60):
         plan = engine.step()
-        for name, part in plan.requests.parts().items():
+        for name, part in parts_of(plan.requests).items():
             if len(part.evicted):
                 log.setdefault(name, []).append(part.evicted.tolist())
     assert engine.num_preemptions == 0

@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
-from tests.support.core.tables import evict_tokens, sync_new_tokens
+from tests.support.core.request_step import part_of, parts_of
+from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
 from vtoken.errors import InvariantViolation
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
@@ -301,7 +302,7 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
     evict_tokens(tables, "a", np.array([1, 2, 5]))
     table.protect(())
     tables.choose_places(recycling=True)
-    assert table.hole == 1
+    assert hole_of(table) == 1
     places = sync_new_tokens(tables, "a", blocks, 13)
     assert places.tolist() == [blocks[2] * 4 + 2, blocks[2] * 4 + 3, 9 * 4]
     assert sync_new_tokens(tables, "a", blocks, 14).tolist() == [blocks[0] * 4 + 1]
@@ -346,8 +347,8 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     engine._schedule_running = skip_r1  # type: ignore[method-assign,assignment]
     plan = engine.step()
     engine._schedule_running = schedule  # type: ignore[method-assign]
-    assert len(plan.requests.of("r1").new_slots) == 0
-    assert len(plan.requests.of("r1").moved_ids) > 0
+    assert len(part_of(plan.requests, "r1").new_slots) == 0
+    assert len(part_of(plan.requests, "r1").moved_ids) > 0
     engine.check()
     run(engine, 20)
 
@@ -368,7 +369,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
     for _ in range(40):
         plan = engine.step()
         engine.check()
-        for name, part in plan.requests.parts().items():
+        for name, part in parts_of(plan.requests).items():
             if len(part.moved_ids):
                 steps.setdefault(name, []).append(plan.step)
     assert max(len(moved) for moved in steps.values()) > 2

@@ -53,7 +53,7 @@ def test_a_policy_without_signal_asks_the_worker_nothing(policy: str) -> None:
     for _ in range(6):
         plan = engine.step()
         idle = StepPlan(plan.step)
-        for name in ("probing", "want_scores", "signals", "probed"):
+        for name in ("want_scores", "signals", "probed"):
             assert getattr(plan, name) == getattr(idle, name)
 
 

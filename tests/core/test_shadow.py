@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.request_step import parts_of
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
@@ -68,7 +69,7 @@ def history(engine: CoreEngine, num_steps: int) -> list[Any]:
         tables = {t.request_id: (list(t.blocks), t.grid().tolist()) for t in engine.runtime.tables}
         orders = {
             name: (part.evicted.tolist(), part.moved_slots.tolist(), part.new_slots.tolist())
-            for name, part in plan.requests.parts().items()
+            for name, part in parts_of(plan.requests).items()
         }
         events = [msgspec.to_builtins(e) | {"ts": 0} for e in engine.runtime.events.drain()]
         for event in events:

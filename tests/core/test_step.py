@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.core.request_step import RequestStep, part_of, parts_of, steps_of
 from vtoken.arrays import Ragged
-from vtoken.protocol.step import RequestStep, RequestSteps, Retained
+from vtoken.protocol.step import RequestSteps, Retained
 
 Lists = st.lists(st.lists(st.integers(0, 2**40), max_size=5), max_size=8)
 
@@ -39,7 +39,7 @@ def test_what_a_batch_writes_is_what_each_request_writes(
         name: RequestStep(0, new_slots=np.array(slots, dtype=np.int64))
         for name, slots in zip(names, new_slots, strict=True)
     }
-    steps = RequestSteps.of_parts(parts)
+    steps = steps_of(parts)
     batch = data.draw(st.permutations([*names, "other", "another"]))
     batch = batch[: data.draw(st.integers(0, len(batch)))]
     first = [100 * j for j in range(len(batch))]
@@ -59,10 +59,8 @@ def test_parts_become_columns_and_come_back() -> None:
     ids = np.array([3, 5])
     one = RequestStep(9, ids, ids + 1, ids + 40, Retained(ids, ids), [2, 7], ids + 9, 8, False, [4])
     other = RequestStep(5, num_live=6)
-    steps = RequestSteps.of_parts({"a": one, "b": other})
+    steps = steps_of({"a": one, "b": other})
     assert len(steps) == 2
     assert not RequestSteps()
-    assert repr(steps.parts()) == repr({"a": one, "b": other})
-    assert repr(steps.of("b")) == repr(other)
-    with pytest.raises(KeyError, match="c"):
-        steps.of("c")
+    assert repr(parts_of(steps)) == repr({"a": one, "b": other})
+    assert repr(part_of(steps, "b")) == repr(other)

@@ -57,7 +57,7 @@ def state(socket: zmq.Socket[bytes]) -> Frame:
     return msgspec.msgpack.decode(payload, type=Frame)
 
 
-def must_not_be_called(*, figures: bool) -> Frame:
+def must_not_be_called(*, with_status: bool) -> Frame:
     raise AssertionError("a frame was made without a subscriber")
 
 
@@ -117,7 +117,7 @@ def test_a_stalled_reader_loses_frames_and_never_blocks_the_engine(
     num_frames = 2000  # half a gigabyte would be buffered if nothing were lost
     made = 0
     for _ in range(num_frames):
-        engine.publisher.publish(lambda figures: padding, force=True)  # noqa: ARG005
+        engine.publisher.publish(lambda with_status: padding, force=True)  # noqa: ARG005
         made += 1
     assert made == num_frames
     received = 0
@@ -174,9 +174,9 @@ def test_frames_and_events_take_their_share_of_the_time_and_no_more(engine: Live
         while time.thread_time() < started + 0.004:
             pass
 
-    def make_frame(*, figures: bool) -> Frame:
+    def make_frame(*, with_status: bool) -> Frame:
         burn()
-        return engine.controller.frame(figures=figures)
+        return engine.controller.frame(with_status=with_status)
 
     class Slow:
         """An encoder of events that takes as long as a frame."""
@@ -205,9 +205,9 @@ def test_frames_and_events_take_their_share_of_the_time_and_no_more(engine: Live
 def test_time_spent_waiting_is_not_counted_as_cost(engine: LiveEngine) -> None:
     publisher = Publisher(EventLog(), max_hz=1e6, max_share=1e-3)
 
-    def make_frame(*, figures: bool) -> Frame:
+    def make_frame(*, with_status: bool) -> Frame:
         time.sleep(1.0)
-        return engine.controller.frame(figures=figures)
+        return engine.controller.frame(with_status=with_status)
 
     try:
         publisher._subscribers[TOPIC_STATE] = True
@@ -240,18 +240,18 @@ def test_every_subscription_is_answered_by_a_whole_frame(
     assert state(second).block_ids is None
 
 
-def test_figures_come_seldom_but_with_every_request_that_comes_or_goes(
+def test_the_status_comes_seldom_but_with_every_request_that_comes_or_goes(
     engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
 ) -> None:
     socket, publisher = subscribe(TOPIC_STATE), engine.publisher
     engine.steps(5)
-    publisher._next_figures = float("inf")
+    publisher._next_status = float("inf")
     engine.steps(3)
     engine.core.remove(engine.core.running[0].id)
     engine.steps()
-    publisher._next_figures = float("inf")
+    publisher._next_status = float("inf")
     engine.steps()
-    publisher._next_figures = 0.0
+    publisher._next_status = 0.0
     engine.steps()
     frames = [state(socket) for _ in range(11)]
     assert [frame.status is not None for frame in frames[5:]] == [False] * 3 + [True, False, True]

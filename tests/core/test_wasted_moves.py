@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, make_engine
+from tests.support.core.request_step import part_of, parts_of
 from vtoken.policies import make_policy
 from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS, LastMoves
 from vtoken.wire import Status
@@ -31,7 +32,7 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     runtime = engine.runtime
     engine.add("a", 16)
     engine.step()
-    assert engine.step().requests.of("a").moved_ids.tolist() == [0, 11]
+    assert part_of(engine.step().requests, "a").moved_ids.tolist() == [0, 11]
     assert runtime.counters.relocation_freed_blocks == 1
     assert runtime.counters.reclaimed_blocks == 2  # and the second block, all dead
     runtime.state.config = replace(runtime.config, reclamation="paused")
@@ -84,7 +85,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
             engine.steps(1)
             runtime = engine.core.runtime
             plan = engine.core.newest_plan
-            for request_id, part in plan.requests.parts().items():
+            for request_id, part in parts_of(plan.requests).items():
                 for token in part.evicted.tolist():
                     moved = shadow.pop((request_id, token), -1000)
                     wasted += plan.step - moved <= WASTED_WITHIN_STEPS

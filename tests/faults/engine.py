@@ -134,7 +134,7 @@ class EngineUnderFaults:
         wrong = compared = 0
         for name, output in outputs.items():
             prompt = PROMPTS[int(name.rpartition("n")[2])]
-            verdict = self.oracle.judge(prompt, output, self.watch.stretches[name])
+            verdict = self.oracle.compare(prompt, output, self.watch.stretches[name])
             compared += len(verdict.gaps)
             wrong += verdict.num_worse_than(TOLERANCE)
         detail = f"{wrong} of {compared} tokens differ from the reference"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.soak.oracle import Stretch
 from tests.soak.phases import Phase
+from tests.support.core.request_step import parts_of
 
 
 def make_engine(phase: Phase) -> Any:
@@ -65,7 +66,7 @@ class Watch:
             known = self._scheduler.requests[request_id].num_tokens
             self._of(request_id).append(Stretch(known))
         plan = self._commit(grown)
-        for request_id, part in plan.requests.parts().items():
+        for request_id, part in parts_of(plan.requests).items():
             if len(part.evicted):
                 self._of(request_id)[-1].evictions.append((part.num_tokens, part.evicted.tolist()))
         return plan

@@ -48,7 +48,7 @@ class Oracle:
             path, attn_implementation="eager", dtype="float32"
         ).eval()
 
-    def judge(self, prompt: list[int], output: list[int], stretches: list[Stretch]) -> Verdict:
+    def compare(self, prompt: list[int], output: list[int], stretches: list[Stretch]) -> Verdict:
         """Compare the greedy tokens `output` with the model's logits, stretch by stretch."""
         tokens = prompt + output
         gaps = []

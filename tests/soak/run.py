@@ -37,7 +37,7 @@ COLUMNS = (
     ("aborted", "aborted"),
     ("switches", "switches"),
     ("checks", "checks"),
-    ("judged_tokens", "judged"),
+    ("compared_tokens", "compared"),
     ("violations", "violations"),
     ("failed", "failed"),
 )

@@ -25,8 +25,8 @@ class Tally(msgspec.Struct):
     refused: int = 0  # patches that the engine refused because of a bound, as expected
     checks: int = 0
     violations: int = 0
-    judged: int = 0  # requests compared with the oracle
-    judged_tokens: int = 0
+    compared: int = 0  # requests compared with the oracle
+    compared_tokens: int = 0
     wrong_tokens: int = 0
     largest_gap: float = 0.0  # of a sampled token's logit to the best one
     seconds: float = 0.0

@@ -223,11 +223,11 @@ class Soak:
         oracle = Oracle(Path(self.phase.model)) if chosen else None
         for name in chosen:
             assert oracle is not None
-            verdict = oracle.judge(
+            verdict = oracle.compare(
                 self.sent[name].prompt, self.outputs[name], self.watch.stretches[name]
             )
-            self.tally.judged += 1
-            self.tally.judged_tokens += len(verdict.gaps)
+            self.tally.compared += 1
+            self.tally.compared_tokens += len(verdict.gaps)
             if len(verdict.gaps) != len(self.outputs[name]):
                 self._fail(
                     f"{name}: {len(verdict.gaps)} of {len(self.outputs[name])} tokens compared"

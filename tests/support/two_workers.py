@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.policies.signals import Signal
 from vtoken.protocol.mirror import BlockTables
-from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
+from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
@@ -76,10 +77,9 @@ class Life:
             starts.append(starts[-1] + num_new)
             computed.append(self.num_tokens[name])
             self._grow(parts, name, num_new)
-        plan.requests = RequestSteps.of_parts(parts)
+        plan.requests = steps_of(parts)
         plan.signals = {name: SIGNALS[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
-        plan.probing = True
         plan.want_scores = tuple(
             (name, signal)
             for name, kept in plan.signals.items()

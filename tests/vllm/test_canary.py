@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support import reference
+from tests.support.latency import num_tracked
 from tests.support.observe import runtime_of
 from tests.support.steps_overlap import async_scheduling
 from vtoken.vllm import engine_args
@@ -155,7 +156,7 @@ def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> No
             counters.finished_requests,
             counters.generated_tokens,
             counters.preemptions,
-            runtime.latency.num_followed,
+            num_tracked(runtime.latency),
             runtime.latency.document(time.monotonic()).ttft.count,
             counts,
         ]

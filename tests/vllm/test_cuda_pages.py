@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.protocol.mirror import VERSION, BlockTables, Mirrors
-from vtoken.protocol.step import RequestStep, RequestSteps
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import PageTables
 
@@ -45,7 +45,7 @@ class Walk:
                 part.new_slots = np.array(self.take(1))
                 scheduled.append(name)
             part.num_live = len(ids) - len(part.evicted) + len(part.new_slots)
-        self.mirrors.apply(RequestSteps.of_parts(parts))
+        self.mirrors.apply(steps_of(parts))
         return scheduled
 
     def grow(self, name: str) -> None:
@@ -53,7 +53,7 @@ class Walk:
         mirror = self.mirrors[name]
         part = RequestStep(mirror.num_tokens, new_slots=np.array(self.take(1)))
         part.num_live = len(mirror.live()[0]) + 1
-        self.mirrors.apply(RequestSteps.of_parts({name: part}))
+        self.mirrors.apply(steps_of({name: part}))
 
     def resident(self, row: int, length: int) -> list[int]:
         table: list[int] = self.pages._table[row, :length].tolist()

@@ -15,10 +15,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.arrays import Ragged
 from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import RequestStep, RequestSteps, StepPlan
+from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
@@ -152,7 +153,7 @@ def evicting(*, dense: bool) -> StepPlan:
         2,
         source_slots=np.array([7 * S, 7 * S + 1]),
         destination_slots=part.moved_slots,
-        requests=RequestSteps.of_parts({"a": part}),
+        requests=steps_of({"a": part}),
     )
 
 
@@ -247,7 +248,7 @@ def test_v2_leaves_full_graphs_in_a_dense_step_that_probes(probes: bool) -> None
     runner = admitted()
     plan, signal = evicting(dense=True), Signal("attention_sum", layers=(0,))
     plan.signals = {"a": (signal,)}
-    plan.probed, plan.probing = frozenset("a" if probes else ()), True
+    plan.probed = frozenset("a" if probes else ())
     decode(runner, plan)
     assert runner.step is not None
     assert (runner.step.probe is not None) == probes

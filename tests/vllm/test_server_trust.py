@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from tests.support import reference
-from tests.support.doors import bearer, check_every_door
 from tests.support.random_calls import call_at_random, described_operations
+from tests.support.routes import bearer, check_every_route
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.demo.server import Server, any_free_port
@@ -102,7 +102,7 @@ async def complete(http: httpx.AsyncClient, number: int) -> None:
 async def test_every_route_and_the_stream_are_guarded_on_vllms_own_server(
     http: httpx.AsyncClient,
 ) -> None:
-    assert await check_every_door(http, READ) >= 16
+    assert await check_every_route(http, READ) >= 16
     described = (await http.get("/openapi.json")).json()["paths"]
     assert "/vtoken/v1/status" in described
 

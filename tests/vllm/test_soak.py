@@ -36,7 +36,7 @@ def test_a_short_soak_has_no_violation_no_failure_and_no_wrong_output(
     assert combined.relocations > 0
     assert combined.verified == combined.relocations
     assert combined.checks >= combined.steps
-    assert combined.judged_tokens > 100
+    assert combined.compared_tokens > 100
     for phase in phases:
         assert Path(phase.log).read_text().count('"do":"add"') > 5
 
@@ -58,15 +58,15 @@ def test_the_oracle_distinguishes_right_output_from_wrong(demo_model: Path) -> N
     evictions = [(60 + step, sorted(victims)) for step, victims in found.victims.items()]
     assert len(evictions) > 3
     oracle = Oracle(demo_model)
-    right = oracle.judge(prompt, found.tokens, [Stretch(60, evictions)])
+    right = oracle.compare(prompt, found.tokens, [Stretch(60, evictions)])
     assert len(right.gaps) == 40
     assert right.num_worse_than(1e-3) == 0
     # Controls: victims that stay visible, that are another token, that die a step late.
     other = [(when, [victim + 1 for victim in ids]) for when, ids in evictions]
     for wrong in ([], other):
-        assert oracle.judge(prompt, found.tokens, [Stretch(60, wrong)]).num_worse_than(1e-3) > 3
+        assert oracle.compare(prompt, found.tokens, [Stretch(60, wrong)]).num_worse_than(1e-3) > 3
     changed = [*found.tokens[:20], (found.tokens[20] + 1) % 90, *found.tokens[21:]]
-    assert oracle.judge(prompt, changed, [Stretch(60, evictions)]).num_worse_than(1e-3) >= 1
+    assert oracle.compare(prompt, changed, [Stretch(60, evictions)]).num_worse_than(1e-3) >= 1
 
 
 def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path)
     ]
     output = first.tokens + second.tokens
     oracle = Oracle(demo_model)
-    verdict = oracle.judge(prompt, output, stretches)
+    verdict = oracle.compare(prompt, output, stretches)
     assert len(verdict.gaps) == 30
     assert verdict.num_worse_than(1e-3) == 0
     as_one = [Stretch(50, stretches[0].evictions + stretches[1].evictions)]
-    assert oracle.judge(prompt, output, as_one).num_worse_than(1e-3) > 0
+    assert oracle.compare(prompt, output, as_one).num_worse_than(1e-3) > 0
 
 
 def test_tallies_add_up_and_one_failure_spoils_all() -> None:

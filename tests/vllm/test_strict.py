@@ -70,7 +70,7 @@ def test_strict_no_token_of_a_violated_step_leaves_the_engine(
     oracle = Oracle(demo_model)
     for number, sampled in tokens.items():
         stretches = watch.stretches[str(number)]
-        verdict = oracle.judge(PROMPTS[number], sampled, stretches)
+        verdict = oracle.compare(PROMPTS[number], sampled, stretches)
         assert len(verdict.gaps) == len(sampled)
         assert verdict.num_worse_than(1e-3) == 0
 

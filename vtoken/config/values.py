@@ -28,10 +28,6 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
         return ConfigValues(**fields)
 
     @property
-    def probe_every_steps(self) -> int:
-        return self.probe.every_steps
-
-    @property
     def evicts(self) -> bool:
         return self.policy.name != "none"
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from math import floor
 
 from vtoken.config.values import VTokenConfig
+from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.planning.gates import Pressure
+from vtoken.runtime.events import counted
 from vtoken.wire import Cause, Gate, SchedulingState
 
 MAX_LENGTH = 180
@@ -21,11 +23,8 @@ class Situation:
     """The input of `sentence`; `vtoken.control.diagnosis` computes it.
 
     `lacking_blocks`: blocks that the first waiting request lacks; vLLM withholds `withheld_blocks`
-    from it. `gains`: one round would free blocks: at least `freed_blocks`, moving `moved_bytes`.
-    `missing_blocks`: fresh blocks that the round lacks, beyond `available_blocks`, to free more.
-    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps in place;
-    `copy_freed_blocks`: how many of them the tier `better_sharing` would free.
-    `planned_s`: age of the plan behind these numbers; None while a new plan would equal it.
+    from it. `gain`: what one round now would free, by moving `moved_bytes`. `preview`: the round
+    behind these numbers; `planned_s`: its age, None while a new plan would equal it.
     """
 
     cause: Cause
@@ -37,17 +36,11 @@ class Situation:
     num_waiting: int
     lacking_blocks: int
     withheld_blocks: int
-    used_blocks: int
     used_slots: int
     live_tokens: int
-    gains: bool
-    freed_blocks: int
+    gain: Gain
     moved_bytes: int
-    missing_blocks: int
-    available_blocks: int
-    held_shared_blocks: int
-    copy_freed_blocks: int
-    better_sharing: str
+    preview: CachedPreview
     planned_s: float | None
 
     @property
@@ -67,41 +60,39 @@ def sentence(situation: Situation) -> str:
     if situation.cause == "full":
         return f"Full: {_queue(situation)}{_full(situation)}."
     free = situation.pressure.free_blocks
-    if situation.gains:
+    if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
-        return f"OK: {_blocks(free)} free; {_gain(situation)}{held}."
+        return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}."
     waiting = ""
     if situation.num_waiting and free > situation.config.low_watermark_blocks:
-        verb = "waits" if situation.num_waiting == 1 else "wait"
-        waiting = f"; {situation.num_waiting:,} {verb}, not for blocks"
-    return f"OK: {_blocks(free)} free; {_holes(situation)}{waiting}."
+        waiting = f"; {_wait(situation.num_waiting)}, not for blocks"
+    return f"OK: {counted(free, 'block')} free; {_holes(situation)}{waiting}."
 
 
 def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
     """The sentence of an engine that is paused, or paused for new requests."""
-    waiting = f"{num_waiting:,} wait{'s' if num_waiting == 1 else ''}"
     if state == "paused":
         requests = "request is" if num_running == 1 else "requests are"
         effect = f"vLLM schedules nothing until it is resumed; {num_running:,} {requests} suspended"
     else:
         effect = f"vLLM starts no new request until it is resumed; {num_running:,} running"
-    return f"Paused: {effect}, {waiting}."
+    return f"Paused: {effect}, {_wait(num_waiting)}."
+
+
+def _wait(n: int) -> str:
+    return "1 waits" if n == 1 else f"{n:,} wait"
 
 
 def _queue(situation: Situation) -> str:
     if not situation.lacking_blocks:
         return ""
-    waiting = "1 waits" if situation.num_waiting == 1 else f"{situation.num_waiting:,} wait"
     withheld = (
         f" ({situation.withheld_blocks:,} withheld by --watermark)"
         if situation.withheld_blocks
         else ""
     )
-    return f"{waiting}, the first lacks {_blocks(situation.lacking_blocks)}{withheld}; "
-
-
-def _blocks(n: int) -> str:
-    return "1 block" if n == 1 else f"{n:,} blocks"
+    lacking = counted(situation.lacking_blocks, "block")
+    return f"{_wait(situation.num_waiting)}, the first lacks {lacking}{withheld}; "
 
 
 def _holes(situation: Situation) -> str:
@@ -110,10 +101,10 @@ def _holes(situation: Situation) -> str:
 
 
 def _gain(situation: Situation) -> str:
-    if not situation.freed_blocks:
+    if not situation.gain.freed_blocks:
         return "compacting is likely to free blocks"
     moved = "" if situation.lacking_blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
-    return f"compacting now would free {_blocks(situation.freed_blocks)}{moved}"
+    return f"compacting now would free {counted(situation.gain.freed_blocks, 'block')}{moved}"
 
 
 def _remedy(situation: Situation) -> str:
@@ -145,26 +136,26 @@ def _below(f: float) -> str:
 
 def _full(situation: Situation) -> str:
     """Why compaction frees nothing, and what would free blocks."""
-    config = situation.config
+    config, preview = situation.config, situation.preview
     if situation.planned_s is not None:
         holes = "" if situation.lacking_blocks else f"{_holes(situation)}; "
         planned = f"compacting was last planned {situation.planned_s:.1f} s ago"
         return f"{holes}{planned}: a dry run shows what it frees now"
-    needed = situation.available_blocks + situation.missing_blocks
-    if situation.missing_blocks and situation.pressure.free_blocks >= needed:
+    needed = preview.available_blocks + preview.missing_blocks
+    if preview.missing_blocks and situation.pressure.free_blocks >= needed:
         return (
             f"moving tokens takes {needed:,} fresh blocks, headroom is {config.headroom_blocks:,}: "
             f"raise headroom_blocks to {needed:,}"
         )
-    if situation.missing_blocks:
+    if preview.missing_blocks:
         return (
-            f"moving tokens takes {needed:,} fresh blocks, {situation.available_blocks:,} are "
+            f"moving tokens takes {needed:,} fresh blocks, {preview.available_blocks:,} are "
             "free: smaller budget or fewer requests"
         )
-    if situation.copy_freed_blocks:
+    if preview.copy_freed_blocks:
         return (
-            f"{situation.held_shared_blocks:,} shared blocks with holes stay: "
-            f"prefix_sharing={situation.better_sharing} would free {situation.copy_freed_blocks:,}"
+            f"{preview.held_shared_blocks:,} shared blocks with holes stay: "
+            f"prefix_sharing={preview.better_sharing} would free {preview.copy_freed_blocks:,}"
         )
     if not situation.may_evict:
         return "every token is kept: choose a policy that evicts, or fewer requests"

@@ -112,14 +112,18 @@ class Controller:
             case commands.Operation():
                 return self.runtime.operations.get(call.id)
             case commands.PatchConfig():
-                self._match(call.if_match)
+                self.revisions.require(call.if_match)
                 return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
             case commands.Undo():
-                self._match(call.if_match)
-                return self.undo(call.validate_only, actor)
+                self.revisions.require(call.if_match)
+                if call.validate_only:
+                    return self.revisions.preview_undo()
+                return self.revisions.undo(actor)
             case commands.Confirm():
-                self._match(call.if_match)
-                return self.confirm(call.validate_only, actor)
+                self.revisions.require(call.if_match)
+                if call.validate_only:
+                    return self.revisions.preview_confirm()
+                return self.revisions.confirm(actor)
             case commands.Compact():
                 return self.compact(call, actor)
         assert_never(call)
@@ -149,11 +153,11 @@ class Controller:
                 policy.quality = profile.policies.get(policy.name, [])
         return offered
 
-    def frame(self, *, figures: bool = True) -> Frame:
+    def frame(self, *, with_status: bool = True) -> Frame:
         """The state at this step, for stream clients. Encode it before the next step.
 
-        The arrays are views of the pool's: at 70,000 blocks a copy costs more than the figures.
-        `figures`: with status, rows and configuration. They are also included whenever requests
+        The arrays are views of the pool's: at 70,000 blocks a copy costs more than the status.
+        `with_status`: with status, rows and configuration. They are also included whenever requests
         came or went since the last ones, so that every number in `owner` has a row.
         """
         tables = self.runtime.tables
@@ -163,7 +167,7 @@ class Controller:
             flags=self.reporter.flags().data,  # type: ignore[arg-type]
             owner=self.reporter.owner().data,  # type: ignore[arg-type]
         )
-        if figures or self._rows_version != tables.num_changes:
+        if with_status or self._rows_version != tables.num_changes:
             self._rows_version = tables.num_changes
             frame.requests = self.reporter.rows()
             frame.status = self.reporter.status(frame.requests)
@@ -199,27 +203,11 @@ class Controller:
             num_heads=runtime.geometry.num_heads,
         )
         runtime.policy_runner.require_all(merged)
-        if not validate_only:
-            self.revisions.require_no_trial()
-            return self.revisions.change(merged, actor, terms)
-        return self.revisions.preview(merged, terms)
-
-    def undo(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """Restore the configuration before the newest, as a new revision; or preview that."""
-        return self.revisions.preview_undo() if validate_only else self.revisions.undo(actor)
-
-    def confirm(self, validate_only: bool = False, actor: str = "local") -> PatchResult:
-        """Keep the change that is on trial; or preview that."""
         if validate_only:
-            return self.revisions.preview_confirm()
-        return self.revisions.confirm(actor)
+            return self.revisions.preview(merged, terms)
+        return self.revisions.change(merged, actor, terms)
 
-    def _match(self, if_match: int | None) -> None:
-        """Raises unless `if_match` is the newest revision, or None."""
-        if if_match is not None:
-            self.revisions.require(if_match)
-
-    def compact(self, call: commands.Compact, actor: str = "local") -> Operation:
+    def compact(self, call: commands.Compact, actor: str) -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""
         runtime, request_id = self.runtime, call.request_id
         if request_id is not None and request_id not in runtime.tables:

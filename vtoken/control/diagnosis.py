@@ -21,120 +21,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec import structs
 
 from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
+from vtoken.control.cached_preview import CachedPreview, TablePlan
 from vtoken.planning.gates import describe_gates, headroom_gate
-from vtoken.planning.planner import RelocationPlan
-from vtoken.runtime.relocation.round_planner import has_excess
 from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Cause, Fragmentation
 
 StateVersion = tuple[int, int, int, int]  # equal versions: a round would be planned equally
 
 PREVIEW_TTL_S = 0.1
 MAX_SHARE = 0.0005  # of the engine's time that planning previews may take
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSummary:
-    """The planned relocation of one table.
-
-    `shared`: the plan is one of a group that empties shared blocks. `num_tokens`, `num_blocks`: the
-    table's when it was planned.
-    """
-
-    table: TokenTable
-    freed_blocks: int
-    moved_tokens: int
-    fresh_blocks: int
-    shared: bool
-    num_tokens: int
-    num_blocks: int
-
-    @classmethod
-    def of(cls, table: TokenTable, plan: RelocationPlan) -> PlanSummary:
-        return cls(
-            table,
-            plan.num_freed_blocks,
-            plan.num_moved_tokens,
-            plan.num_fresh_blocks,
-            bool(plan.shared_blocks),
-            table.num_tokens,
-            table.num_blocks,
-        )
-
-    def extra_fresh_blocks(self) -> int:
-        """Upper bound of the fresh blocks needed on top: tokens appended since the plan have taken
-        slots that it meant to fill."""
-        return -(-(self.table.num_tokens - self.num_tokens) // self.table.block_size)
-
-    def freed_blocks_now(self) -> int:
-        """Lower bound of the blocks that moving this request still frees.
-
-        Blocks that the table has given back since the plan are free already and do not count.
-        """
-        table = self.table
-        if not has_excess(table):
-            return 0
-        left = max(0, self.num_blocks - table.num_blocks)
-        spare = table.num_blocks - -(-table.num_live // table.block_size)
-        return min(self.freed_blocks - self.extra_fresh_blocks() - left, spare)
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Lower bounds of what a round frees and moves; `likely`: it probably frees something."""
-
-    likely: bool
-    freed_blocks: int = 0
-    moved_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CachedPreview:
-    """The round that the planner last previewed.
-
-    `missing_blocks`: fresh blocks that the round lacked, beyond `available_blocks`, to free more.
-    `held_shared_blocks`: shared blocks with holes that `prefix_sharing` keeps in place.
-    `copy_freed_blocks`: how many blocks moving those too would free; computed only where the round
-    has no plan. `better_sharing`: the tier that frees them, `index` where all of them are dead.
-    """
-
-    plans: tuple[PlanSummary, ...] = ()
-    available_blocks: int = 0
-    missing_blocks: int = 0
-    held_shared_blocks: int = 0
-    copy_freed_blocks: int = 0
-    better_sharing: str = "copy"
-
-    def gain(self, runtime: Runtime) -> Gain:
-        """What a round would still gain now."""
-        current, states = runtime.tables.get, runtime.state.requests
-        plans = [
-            plan
-            for plan in self.plans
-            if current(plan.table.request_id) is plan.table
-            and not states[plan.table.request_id].in_flight_step
-        ]
-        complete = len(plans) == len(self.plans)
-        headroom = runtime.round_planner.headroom(runtime.config)
-        freed = moved = 0
-        likely = False
-        for plan in plans:
-            if plan.shared and not complete:
-                continue
-            likely = likely or plan.shared or has_excess(plan.table)
-            headroom -= plan.fresh_blocks + plan.extra_fresh_blocks()
-            gain = plan.freed_blocks if plan.shared else plan.freed_blocks_now()
-            if headroom >= 0 and (gain > 0 or plan.shared):
-                freed += gain
-                moved += plan.moved_tokens
-        return Gain(likely, freed, moved) if freed > 0 else Gain(likely)
 
 
 class Diagnosis:
@@ -184,17 +84,11 @@ class Diagnosis:
             num_waiting=self._count_waiting(),
             lacking_blocks=lacking,
             withheld_blocks=runtime.admission.withheld_blocks,
-            used_blocks=pool.num_used,
             used_slots=pool.num_used * runtime.geometry.block_size,
             live_tokens=pool.num_live,
-            gains=gain.likely,
-            freed_blocks=gain.freed_blocks,
+            gain=gain,
             moved_bytes=moved_bytes,
-            missing_blocks=preview.missing_blocks,
-            available_blocks=preview.available_blocks,
-            held_shared_blocks=preview.held_shared_blocks,
-            copy_freed_blocks=preview.copy_freed_blocks,
-            better_sharing=preview.better_sharing,
+            preview=preview,
             planned_s=age_s,
         )
         return Fragmentation(
@@ -252,8 +146,12 @@ class Diagnosis:
         if not found.plans and found.shared_skipped_blocks and config.prefix_sharing != "copy":
             copying = structs.replace(config, prefix_sharing="copy")
             after = runtime.round_planner.preview_after(copying, {})
+        tables = [runtime.tables[plan.request_id] for plan in found.plans]
         return CachedPreview(
-            tuple(PlanSummary.of(runtime.tables[plan.request_id], plan) for plan in found.plans),
+            tuple(
+                TablePlan(table, plan, table.num_tokens, table.num_blocks)
+                for table, plan in zip(tables, found.plans, strict=True)
+            ),
             preview.available_blocks,
             found.missing_blocks,
             found.shared_skipped_blocks,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +19,6 @@ from vtoken.control.scheduling import Scheduling
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError
-from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import params_dict
 from vtoken.runtime.relocation.pricing import NOTHING
 from vtoken.runtime.runtime import Runtime
@@ -130,7 +130,7 @@ class Reporter:
             if block_id not in table.blocks:
                 continue
             index = table.blocks.index(block_id)
-            live, last = table.grid()[index], table.ghosts()[index]
+            live, last = table.grid()[index], table.written_ids()[index]
             owners.append(
                 BlockOwner(request_id=table.request_id, live=int((live >= 0).sum()), index=index)
             )
@@ -186,7 +186,7 @@ class Reporter:
             naive_blocks=table.num_naive_blocks(),
             policy=rules.policy.name,
             budget_tokens=rules.budget_tokens,
-            dense=table.extent == num_live,
+            dense=table.dense,
             moved_tokens=state.moved_tokens,
             recycled_slots=table.num_recycled,
             preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
@@ -206,8 +206,6 @@ class Reporter:
         return rows
 
     def request(self, request_id: str) -> RequestDetail:
-        import msgspec
-
         queued = self._queue.find(request_id)
         if queued is not None and request_id not in self.runtime.state.requests:
             detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
@@ -334,7 +332,7 @@ class Reporter:
                 reclaimed_blocks=counters.reclaimed_blocks,
                 recycled_slots=counters.recycled_slots,
                 deferred=counters.deferred_rounds,
-                deferrals=dict(zip(DEFERRALS, counters.deferrals, strict=True)),
+                deferrals=dict(counters.deferrals),
                 copy_us=counters.copy_us,
                 plan_us=counters.plan_us,
                 held_blocks=sum(row.blocks for row in rows),

@@ -9,8 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,20 +26,10 @@ from vtoken.wire import ConfigDocument, PatchResult
 MAX_HISTORY = 64
 
 
-@dataclass(slots=True)
-class _EventText:
-    """A change's event: `{change}` in the summary is replaced by what changed and by whom."""
-
-    summary: str = "{change}"
-    data: dict[str, Any] = field(default_factory=dict)
-
-
 class Revisions:
     """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
-    def __init__(
-        self, runtime: Runtime, scheduling: Scheduling, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, runtime: Runtime, scheduling: Scheduling, clock: Clock) -> None:
         self._runtime = runtime
         self._scheduling = scheduling
         self._clock = clock
@@ -70,9 +58,9 @@ class Revisions:
 
     # ------------------------------------------------------------ checks and previews
 
-    def require(self, expected: int) -> None:
-        """Raises StaleRevisionError unless `expected` is the newest revision."""
-        if expected != self._runtime.state.revision:
+    def require(self, expected: int | None) -> None:
+        """Raises StaleRevisionError unless `expected` is the newest revision, or None."""
+        if expected is not None and expected != self._runtime.state.revision:
             raise StaleRevisionError(expected, self._runtime.state.revision)
 
     def require_no_trial(self) -> None:
@@ -173,15 +161,12 @@ class Revisions:
     # ------------------------------------------------------------ changing
 
     def change(self, config: VTokenConfig, actor: str, terms: Terms | None = None) -> PatchResult:
-        """A new revision, on trial if there are `terms`; none when `config` changes nothing.
-
-        The caller has called `require_no_trial`.
-        """
+        """A new revision, on trial if there are `terms`; none when `config` changes nothing."""
+        self.require_no_trial()
         if terms is not None:
             terms.require_canary(config)
         before = self._runtime.config
-        text = _EventText("{change}" if terms is None else f"{{change}}, on trial: {terms}")
-        result = self._install(config, actor, text, terms)
+        result = self._install(config, actor, terms)
         if result.changes:
             self._history = [*self._history[-MAX_HISTORY + 1 :], before]
         elif terms is not None:
@@ -191,11 +176,11 @@ class Revisions:
     def undo(self, actor: str) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
         self.require_history()
-        text, undone = _EventText(), self._runtime.state.revision
+        ended = ""
         if self._trial is not None:
-            text.summary = f"{{change}}, which ends the trial of rev {undone}"
+            ended = f", which ends the trial of rev {self._runtime.state.revision}"
             self._leave_trial()
-        return self._install(self._history.pop(), actor, text)
+        return self._install(self._history.pop(), actor, after=ended)
 
     def confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
@@ -220,42 +205,48 @@ class Revisions:
             return
         self._leave_trial()
         data = {"reverted": revision, "reason": verdict.reason}
-        text = _EventText(f"reverted: {verdict.reason}; {{change}}", data)
-        self._install(self._history.pop(), verdict.by, text)
+        before = f"reverted: {verdict.reason}; "
+        self._install(self._history.pop(), verdict.by, before=before, data=data)
 
     def _end_trial(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         """End the trial with an event; the revision stays."""
         self._leave_trial()
-        runtime = self._runtime
-        common = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
-        runtime.events.add(runtime.step + 1, "config", summary, common | data)
+        self._add_event(actor, summary, data)
 
     def _install(
-        self, config: VTokenConfig, actor: str, text: _EventText, terms: Terms | None = None
+        self,
+        config: VTokenConfig,
+        actor: str,
+        terms: Terms | None = None,
+        *,
+        before: str = "",
+        after: str = "",
+        data: dict[str, Any] | None = None,
     ) -> PatchResult:
-        runtime, before = self._runtime, self._runtime.config
-        changes = diff(before.values(), config.values())
+        """`before`, `after`: around the change in the event's summary; `data`: of the event."""
+        runtime, previous = self._runtime, self._runtime.config
+        changes = diff(previous.values(), config.values())
         if not changes:
-            return self._result(before, changes)
+            return self._result(previous, changes)
         notes, superseded = self.notes(config, terms), self._superseded()
         runtime.state.install(config)
-        result = self._result(before, changes, notes)
+        result = self._result(previous, changes, notes)
         result.overtaken = superseded
-        data: dict[str, Any] = {
-            "revision": runtime.state.revision,
-            "actor": actor,
-            "changes": result.changes,
-            "notes": result.notes,
-        }
+        data = {"changes": result.changes, "notes": result.notes, **(data or {})}
         if superseded is not None:
             data["overtaken"] = superseded
         if terms is not None:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
+            after = f", on trial: {terms}"
         change = f"{describe_changes(changes)} by {actor} (rev {runtime.state.revision})"
-        summary = text.summary.replace("{change}", change)
-        runtime.events.add(runtime.step + 1, "config", summary, data | text.data)
+        self._add_event(actor, f"{before}{change}{after}", data)
         return result
+
+    def _add_event(self, actor: str, summary: str, data: dict[str, Any]) -> None:
+        runtime = self._runtime
+        common = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
+        runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: Terms, actor: str, result: PatchResult) -> None:
         guarded = terms.guard is not None and terms.guard.inter_token_p95_ms is not None

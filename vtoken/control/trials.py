@@ -121,36 +121,37 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryBound:
-    """One limit of a guard on a mean of the quality canary.
+class Limit:
+    """One limit of a guard, and the value that must not exceed it, or fall below if `is_lower`.
 
-    `mean` and its standard `error` are over `count` requests; `mean` is None while these are fewer
-    than `min_count`. `is_lower`: the mean must not fall below `limit`; else not exceed it.
+    `value`: None while it rests on too little, which `missing` describes. `error`: its standard
+    error; `over`: what it is a mean of.
     """
 
     name: str
     limit: float
-    mean: float | None
-    error: float | None
-    count: int
-    min_count: int
-    is_lower: bool
+    value: float | None
+    missing: str = ""
+    error: float | None = None
+    over: str = ""
+    unit: str = ""
+    digits: str = "g"
+    is_lower: bool = False
 
     @property
     def violated(self) -> bool:
-        if self.mean is None:
+        if self.value is None:
             return False
-        return self.mean < self.limit if self.is_lower else self.mean > self.limit
+        return self.value < self.limit if self.is_lower else self.value > self.limit
 
     def __str__(self) -> str:
-        if self.mean is None:
-            return f"{self.name} not evaluated, {self.count} of {self.min_count} canaries"
+        if self.value is None:
+            return f"{self.name} not evaluated, {self.missing}"
         signs = ("<", ">=") if self.is_lower else (">", "<=")
         sign = signs[0] if self.violated else signs[1]
         error = "" if self.error is None else f" ± {self.error:.2g}"
-        return (
-            f"{self.name} {self.mean:.3g}{error} {sign} {self.limit:g} over {self.count} canaries"
-        )
+        value = f"{self.value:{self.digits}}{error}{self.unit}"
+        return f"{self.name} {value} {sign} {self.limit:g}{self.unit}{self.over}"
 
 
 class RunningTrial:
@@ -171,7 +172,7 @@ class RunningTrial:
         preemptions: int,
         gaps: Histogram | None,
         canary: Callable[[int], CanaryFigures],
-        clock: Clock = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._terms = terms
         self._canary = canary
@@ -198,11 +199,14 @@ class RunningTrial:
         """How the trial ended; None while it runs. An expiring guard is evaluated once more."""
         now = self._clock()
         if self._guard_until is not None:
-            violation = self._violation(preemptions - self._preemptions)
-            if violation is not None:
-                return Verdict("guard", True, violation)
+            limits = self._limits(preemptions - self._preemptions)
+            for limit in limits:
+                if limit.violated:
+                    return Verdict("guard", True, str(limit))
             if now >= self._guard_until and self._expires is None:
-                return Verdict("guard", False, self._summary(preemptions - self._preemptions))
+                seconds = self._terms.guard_for_s or GUARD_SECONDS
+                held = ", ".join(map(str, limits))
+                return Verdict("guard", False, f"its guard held for {seconds} s: {held}")
             if now >= self._guard_until:
                 self._guard_until = None
         if self._expires is not None and now >= self._expires:
@@ -210,72 +214,47 @@ class RunningTrial:
             return Verdict("trial", True, f"not confirmed within {within} s")
         return None
 
-    def _violation(self, preemptions: int) -> str | None:
-        """The first violated limit of the guard, with the measured value; None if all hold."""
-        guard = self._terms.guard
-        assert guard is not None
-        if guard.preemptions is not None and preemptions > guard.preemptions:
-            return f"preemptions {preemptions} > {guard.preemptions}"
-        limit, p95 = guard.inter_token_p95_ms, self._p95()
-        if limit is not None and p95 is not None and p95 > limit:
-            return f"p95 inter-token {p95:g} ms > {limit:g} ms"
-        for bound in self._canary_bounds():
-            if bound.violated:
-                return str(bound)
-        return None
-
-    def _canary_bounds(self) -> list[CanaryBound]:
-        """The guard's limits on the quality canary, with the current means."""
-        guard = self._terms.guard
-        if guard is None or not guards_canary(guard):
-            return []
-        figures = self._canary(self.document.revision)
-        min_count = guard.canary_count
-        bounds = []
-        if guard.canary_agreement is not None:
-            mean = figures.agreement if figures.greedy_count >= min_count else None
-            bounds.append(
-                CanaryBound(
-                    "agreement",
-                    guard.canary_agreement,
-                    mean,
-                    figures.agreement_se,
-                    figures.greedy_count,
-                    min_count,
-                    is_lower=True,
-                )
-            )
-        if guard.canary_logprob_lost is not None:
-            mean = figures.logprob_lost if figures.count >= min_count else None
-            bounds.append(
-                CanaryBound(
-                    "log-probability lost",
-                    guard.canary_logprob_lost,
-                    mean,
-                    figures.logprob_lost_se,
-                    figures.count,
-                    min_count,
-                    is_lower=False,
-                )
-            )
-        return bounds
-
-    def _summary(self, preemptions: int) -> str:
-        """Every limit of a guard that held, with the measured values."""
-        guard, parts = self._terms.guard, []
+    def _limits(self, preemptions: int) -> list[Limit]:
+        """Every limit of the guard, with its value now."""
+        guard, limits = self._terms.guard, []
         assert guard is not None
         if guard.inter_token_p95_ms is not None:
-            p95, limit = self._p95(), guard.inter_token_p95_ms
-            few = f"not evaluated, fewer than {MIN_INTERVALS} gaps in a minute"
-            parts.append(f"p95 inter-token {few if p95 is None else f'{p95:g} ms <= {limit:g} ms'}")
+            p95 = None if self.gaps is None else guard_p95_ms(self.gaps.window(self._clock()))
+            few = f"fewer than {MIN_INTERVALS} gaps in a minute"
+            limits.append(Limit("p95 inter-token", guard.inter_token_p95_ms, p95, few, unit=" ms"))
         if guard.preemptions is not None:
-            parts.append(f"preemptions {preemptions} <= {guard.preemptions}")
-        parts += map(str, self._canary_bounds())
-        seconds = self._terms.guard_for_s or GUARD_SECONDS
-        return f"its guard held for {seconds} s: {', '.join(parts)}"
+            limits.append(Limit("preemptions", guard.preemptions, preemptions))
+        if guards_canary(guard):
+            limits += _canary_limits(guard, self._canary(self.document.revision))
+        return limits
 
-    def _p95(self) -> float | None:
-        return None if self.gaps is None else guard_p95_ms(self.gaps.window(self._clock()))
+
+def _canary_limits(guard: Guard, figures: CanaryFigures) -> list[Limit]:
+    """The guard's limits on the means of the quality canary, `figures`."""
+    agreement, lost = figures.agreement, figures.logprob_lost
+    means = (
+        ("agreement", guard.canary_agreement, agreement, figures.agreement_se),
+        ("log-probability lost", guard.canary_logprob_lost, lost, figures.logprob_lost_se),
+    )
+    limits = []
+    for name, limit, mean, error in means:
+        if limit is None:
+            continue
+        is_lower = name == "agreement"
+        count = figures.greedy_count if is_lower else figures.count
+        limits.append(
+            Limit(
+                name,
+                limit,
+                mean if count >= guard.canary_count else None,
+                f"{count} of {guard.canary_count} canaries",
+                error,
+                over=f" over {count} canaries",
+                digits=".3g",
+                is_lower=is_lower,
+            )
+        )
+    return limits
 
 
 def guard_p95_ms(gaps: Percentiles) -> float | None:

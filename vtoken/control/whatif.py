@@ -25,14 +25,17 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     would run. With reclamation `off` only all-dead blocks count as freed. Raises RefusedError when
     the policy fails on a request; the failure has no other effect.
     """
-    waiting = 0
+    waiting = 0  # tokens that are evicted once the policy has the scores it needs
     victims: dict[str, Ints] = {}
     for table in runtime.tables:
-        chosen = runtime.evictor.would_evict(table, config)
-        if chosen is None:
-            waiting += runtime.evictor.num_waiting(table, config)
-        else:
+        if not runtime.evictor.is_due(table, config):
+            continue
+        chosen = runtime.policy_runner.preview(table, config)
+        rules = runtime.state.rules(table.request_id, config)
+        if chosen is not None:
             victims[table.request_id] = chosen
+        elif not runtime.policy_runner.is_suspended(rules.policy):
+            waiting += table.num_live - rules.budget_tokens
     preview = runtime.round_planner.preview_after(config, victims)
     missing = preview.round.missing_blocks
     plan = describe_round(preview.round, runtime.geometry.bytes_per_token)

@@ -146,11 +146,11 @@ CONDITIONS = (
 DEFERRALS = (*(condition.name for condition in CONDITIONS), "headroom", "in_flight")
 
 
-def first_closed(config: VTokenConfig, pressure: Pressure) -> int | None:
-    """Index in `CONDITIONS` of the first gate that is closed; None when a round may be planned."""
-    for index, condition in enumerate(CONDITIONS):
+def first_closed(config: VTokenConfig, pressure: Pressure) -> str | None:
+    """The name of the first gate that is closed; None when a round may be planned."""
+    for condition in CONDITIONS:
         if not condition.holds(config, pressure):
-            return index
+            return condition.name
     return None
 
 

@@ -24,7 +24,7 @@ class ShadowTally:
         self._compared = self._victims = self._agreed = self._waiting = 0
         self._error: str | None = None
 
-    def follow(self, policy: Policy | None) -> None:
+    def set_policy(self, policy: Policy | None) -> None:
         """Set the configuration's shadow; another object than before restarts the counts."""
         if policy is not self._policy:
             self._policy = self.active_policy = policy
@@ -37,7 +37,7 @@ class ShadowTally:
         self._victims += len(victims)
         self._agreed += len(np.intersect1d(victims, chosen, assume_unique=True))
 
-    def wait(self) -> None:
+    def count_without_scores(self) -> None:
         """Count an eviction for which the shadow had no scores yet."""
         self._waiting += 1
 

@@ -47,7 +47,7 @@ def of_plan(plan: StepPlan) -> int:
         columns += column.starts, column.values
     for retained in requests.retained.values():
         columns += retained.ids, retained.slots
-    counts = [plan.step, plan.probing, *map(len, columns)]
+    counts = [plan.step, *map(len, columns)]
     digest = crc32("\n".join(texts).encode())
     digest = crc32(np.array(counts, dtype=np.int64).data, digest)
     return crc32(np.concatenate(columns).data, digest)

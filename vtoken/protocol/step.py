@@ -13,11 +13,10 @@ Order on the worker, one step:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-import msgspec
 import numpy as np
 
 from vtoken.arrays import Bools, Floats, Ints, Ragged
@@ -33,24 +32,6 @@ class Retained:
 
     ids: Ints
     slots: Ints
-
-
-class RequestStep(msgspec.Struct):
-    """One request's part of a step; see `RequestSteps`.
-
-    `blocks`: None if the block table was not rewritten.
-    """
-
-    num_tokens: int
-    evicted: Ints = NO_IDS
-    moved_ids: Ints = NO_IDS
-    moved_slots: Ints = NO_IDS
-    retained: Retained | None = None
-    blocks: list[int] | None = None
-    new_slots: Ints = NO_IDS
-    num_live: int = 0
-    dense: bool = True
-    scratch: list[int] = msgspec.field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,24 +66,6 @@ class RequestSteps:
     def __len__(self) -> int:
         return len(self.names)
 
-    def of(self, name: str) -> RequestStep:
-        """One request's part, as views; raises KeyError for a request that is not included."""
-        if name not in self.names:
-            raise KeyError(name)
-        i = self.names.index(name)
-        return RequestStep(
-            int(self.num_tokens[i]),
-            self.evicted.of(i),
-            self.moved_ids.of(i),
-            self.moved_slots.of(i),
-            self.retained.get(name),
-            self.blocks.get(name),
-            self.new_slots.of(i),
-            int(self.num_live[i]),
-            bool(self.dense[i]),
-            self.scratch.of(i).tolist(),
-        )
-
     def numbers(self, names: Sequence[str]) -> Ints:
         """The index of each of `names` [B] in the columns, -1 for a request not included."""
         number = dict(zip(self.names, range(len(self)), strict=True))
@@ -116,30 +79,6 @@ class RequestSteps:
         out = np.empty((2, len(self.new_slots.values)), dtype=np.int64)
         count = _writes(numbers, first, self.new_slots.values, self.new_slots.starts, out)
         return out[:, :count]
-
-    def parts(self) -> dict[str, RequestStep]:
-        """Every request's part, for tests."""
-        return {name: self.of(name) for name in self.names}
-
-    @classmethod
-    def of_parts(cls, parts: Mapping[str, RequestStep]) -> RequestSteps:
-        """The columns of `parts`, in their order."""
-        each = list(parts.values())
-        moved_ids = Ragged.joined(part.moved_ids for part in each)
-        moved_slots = Ragged.joined(part.moved_slots for part in each)
-        return cls(
-            list(parts),
-            np.array([part.num_tokens for part in each], dtype=np.int64),
-            np.array([part.num_live for part in each], dtype=np.int64),
-            np.array([part.dense for part in each], dtype=np.bool_),
-            Ragged.joined(part.evicted for part in each),
-            moved_ids,
-            Ragged(moved_slots.values, moved_ids.starts),
-            Ragged.joined(part.new_slots for part in each),
-            Ragged.joined(part.scratch for part in each),
-            {name: part.blocks for name, part in parts.items() if part.blocks is not None},
-            {name: part.retained for name, part in parts.items() if part.retained is not None},
-        )
 
 
 @dataclass(slots=True)
@@ -155,7 +94,6 @@ class StepPlan:
     source_slots: Ints = field(default_factory=lambda: NO_IDS)
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
     requests: RequestSteps = field(default_factory=RequestSteps)
-    probing: bool = False  # `signals` is not empty
     want_scores: tuple[tuple[str, Signal], ...] = ()
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
@@ -165,18 +103,17 @@ class StepPlan:
 class WorkerReport:
     """The worker's report of step `step`.
 
-    `verified_tokens`: tokens whose contents were hashed. `packed_tokens`: tokens packed before
-    attention, counted once, and `pack_us` the time over all layers; with several ranks, those of
-    the reporting rank. `probe_us`: time over all layers of probing `probed_queries` single queries,
-    one per request; prompt chunks are not counted, and both are 0 where the host does not wait for
-    probes. `scores`: (request, signal) -> float32 [num_tokens] by token id, higher = keep; shorter
-    than the request if its newest tokens came after the last probe.
+    `packed_tokens`: tokens packed before attention, counted once, and `pack_us` the time over all
+    layers; with several ranks, those of the reporting rank. `probe_us`: time over all layers of
+    probing `probed_queries` single queries, one per request; prompt chunks are not counted, and
+    both are 0 where the host does not wait for probes. `scores`: (request, signal) -> float32
+    [num_tokens] by token id, higher = keep; shorter than the request if its newest tokens came
+    after the last probe.
     """
 
     step: int
     copy_us: int = 0
     moved_tokens: int = 0
-    verified_tokens: int = 0
     verified_relocations: int = 0
     verify_us: int = 0
     packed_tokens: int = 0

@@ -47,7 +47,7 @@ class Admission:
     def announce(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
         self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens)
 
-    def resumes(self, request_id: str, num_tokens: int) -> None:
+    def preempted(self, request_id: str, num_tokens: int) -> None:
         """A preempted request will compute `num_tokens` again before it decodes."""
         arrival = self._arrivals.get(request_id)
         if arrival is not None:

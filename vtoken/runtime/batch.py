@@ -29,17 +29,17 @@ class TableBatch:
         tables: TokenTables,
         rows: Ints,
         kept: Ints,
-        scores: Sequence[Floats] = (),
-        protected: Ragged | None = None,
+        scores: Sequence[Floats],
+        protected: Ragged,
     ) -> None:
         self._tables = tables
         self._scores = scores
-        self._protected = Ragged.empty(len(rows)) if protected is None else protected
+        self._protected = protected
         self.rows = rows
         self.num_victims: Ints = tables.columns.num_live[rows] - kept
         self.budget = kept
-        if len(self._protected.values):
-            self.budget = kept - tables.num_live_in(rows, self._protected)
+        if len(protected.values):
+            self.budget = kept - tables.num_live_in(rows, protected)
 
     def oldest(self, sinks: int) -> Ragged:
         """Each request's `num_victims` oldest ids, except the first `sinks` positions."""

@@ -42,7 +42,7 @@ class DueColumns:
         self.protection: dict[int, Protection] = {}
 
     def admit(
-        self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection = NOTHING
+        self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection
     ) -> None:
         """Set the columns of a new request that computes `prefill_end` tokens before it decodes."""
         if row >= len(self.limit):
@@ -55,7 +55,7 @@ class DueColumns:
         self.waits[row] = False
         self.set_rules(row, rules, protection)
 
-    def set_rules(self, row: int, rules: VTokenConfig, protection: Protection = NOTHING) -> None:
+    def set_rules(self, row: int, rules: VTokenConfig, protection: Protection) -> None:
         """Set the rules in force for the request and the tokens they protect."""
         self.limit[row], self.in_prefill[row], self.in_decode[row] = phases(rules)
         self.budget[row] = rules.budget_tokens

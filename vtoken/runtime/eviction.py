@@ -51,24 +51,6 @@ class Evictor:
             )
         )
 
-    def would_evict(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """The ids that `config` would evict from `table` now, None if nothing is due; raises
-        RefusedError if its policy fails.
-        """
-        if not self.is_due(table, config):
-            return None
-        return self._policy_runner.preview(table, config)
-
-    def num_waiting(self, table: TokenTable, config: VTokenConfig) -> int:
-        """Tokens of `table` that `config` will evict once its policy has the scores it needs.
-
-        Call it after `would_evict` has returned None.
-        """
-        rules = self._state.rules(table.request_id, config)
-        if self._policy_runner.is_suspended(rules.policy) or not self.is_due(table, config):
-            return 0
-        return table.num_live - rules.budget_tokens
-
     def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
         """Evict what is due among `ready`; returns whether any token died. Dropped blocks go to
         `freed`.

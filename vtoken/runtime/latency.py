@@ -30,9 +30,7 @@ NUM_BUCKETS = 30 * BUCKETS_A_DOUBLING
 class Histogram:
     """Counts of durations over the newest spans; spans are numbered by time.
 
-    `_window` is the sum of `_counts` over the spans in the window, maintained incrementally. `add`
-    collects durations in `_pending` until a query or the end of the span, so a step touches no
-    arrays for a single number.
+    `_window` is the sum of `_counts` over the spans in the window, maintained incrementally.
     """
 
     def __init__(self) -> None:
@@ -40,16 +38,6 @@ class Histogram:
         self._spans = np.full(NUM_SPANS, -NUM_SPANS, dtype=np.int64)  # the span in each row
         self._window = np.zeros(NUM_BUCKETS, dtype=np.int64)
         self._newest = -NUM_SPANS
-        self._pending: dict[int, int] = {}  # bucket -> durations of the span `_pending_span`
-        self._pending_span = -NUM_SPANS
-
-    def _flush(self) -> None:
-        if self._pending:
-            counts = self._advance(self._pending_span)
-            for bucket, count in self._pending.items():
-                counts[bucket] += count
-                self._window[bucket] += count
-            self._pending.clear()
 
     def _advance(self, span: int) -> Ints:
         """Drop spans outside the window that ends with `span`; its counts [NUM_BUCKETS]."""
@@ -66,14 +54,11 @@ class Histogram:
         """Add `count` durations of `ms`."""
         bucket = int(log2(ms / LEAST_MS) * BUCKETS_A_DOUBLING) if ms > LEAST_MS else 0
         bucket = min(bucket, NUM_BUCKETS - 1)
-        if span != self._pending_span:
-            self._flush()
-            self._pending_span = span
-        self._pending[bucket] = self._pending.get(bucket, 0) + count
+        self._advance(span)[bucket] += count
+        self._window[bucket] += count
 
     def add_all(self, span: int, ms: npt.NDArray[np.float64]) -> None:
         """Add the durations `ms` [n]."""
-        self._flush()
         doublings = np.log2(np.maximum(ms / LEAST_MS, 1.0))
         buckets = np.minimum((doublings * BUCKETS_A_DOUBLING).astype(np.int64), NUM_BUCKETS - 1)
         np.add.at(self._advance(span), buckets, 1)
@@ -85,7 +70,6 @@ class Histogram:
 
     def percentiles(self, span: int) -> Percentiles:
         """Percentiles of the window that ends with `span`."""
-        self._flush()
         self._advance(span)
         below = np.cumsum(self._window)
         count = int(below[-1])
@@ -200,8 +184,3 @@ class LatencyMeter:
             ttft=self._first.percentiles(span),
             inter_token=self._between.percentiles(span),
         )
-
-    @property
-    def num_followed(self) -> int:
-        """Requests that are tracked."""
-        return len(self._last) + len(self._arrived) + len(self._cohort)

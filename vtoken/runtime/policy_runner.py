@@ -139,7 +139,7 @@ class PolicyRunner:
         try:
             view = self._view(table, self._state.config, policy)
             if view is None or view.budget_tokens < policy.min_budget_tokens():
-                shadow.wait()
+                shadow.count_without_scores()
             else:
                 chosen = _checked(policy, view)
                 shadow.count(victims, chosen)

@@ -75,7 +75,7 @@ class RequestState:
 class Counters:
     """Cumulative counters since the engine started, one writer each.
 
-    `deferrals` [len(DEFERRALS)]: steps in which an automatic round with a possible gain did not
+    `deferrals`: steps in which an automatic round with a possible gain did not
     run, by reason. The first closed gate counts while some request with holes holds more blocks
     than ceil((live + 1) / S), the need of its live tokens and the next one. `headroom`: a round ran
     and lacked fresh blocks for a plan. `in_flight`: a round found nothing because relocations of
@@ -91,7 +91,7 @@ class Counters:
     moved_then_evicted_tokens: int = 0
     recycled_slots: int = 0
     deferred_rounds: int = 0
-    deferrals: list[int] = field(default_factory=lambda: [0] * len(DEFERRALS))
+    deferrals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DEFERRALS, 0))
     shared_skipped_blocks: int = 0
     shared_released_blocks: int = 0
     shared_copied_blocks: int = 0

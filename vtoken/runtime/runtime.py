@@ -40,30 +40,23 @@ from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
 from vtoken.runtime.block_store import BlockStore
-from vtoken.runtime.canary import CanaryTally
-from vtoken.runtime.events import EventLog
 from vtoken.runtime.eviction import Evictor
-from vtoken.runtime.growth import NewRequest, Scheduled, TokenAppender
-from vtoken.runtime.latency import LatencyMeter
+from vtoken.runtime.growth import Scheduled, TokenAppender
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.prices import Prices
 from vtoken.runtime.relocation.operations import Operations, record_operation
 from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.relocator import Relocator
 from vtoken.runtime.relocation.round_planner import RoundPlanner
-from vtoken.runtime.requests import Counters
 from vtoken.runtime.scoring import Scoring
 from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import MAX_TOKENS, Geometry
-
-__all__ = ["BlockStore", "NewRequest", "Runtime", "Scheduled"]
 
 
 class Runtime:
     """Token-level virtualization of one block pool.
 
-    The parts share `state`. The properties are shortcuts for readers outside the runtime.
+    The parts share `state`; some of its fields are here too, as shortcuts for readers.
     `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
     """
 
@@ -91,6 +84,12 @@ class Runtime:
             report_lag_steps=report_lag_steps,
             calibration=calibration,
         )
+        self.geometry = geometry
+        self.tables = self.state.tables  # after the newest step
+        self.counters = self.state.counters
+        self.events = self.state.events
+        self.latency = self.state.latency
+        self.canary = self.state.canary
         self.operations = Operations(partial(record_operation, self.state))
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
@@ -107,15 +106,6 @@ class Runtime:
     # ------------------------------------------------------------ reading
 
     @property
-    def geometry(self) -> Geometry:
-        return self.state.geometry
-
-    @property
-    def tables(self) -> TokenTables:
-        """The tables after the newest step."""
-        return self.state.tables
-
-    @property
     def config(self) -> VTokenConfig:
         """The configuration of the next step."""
         return self.state.config
@@ -123,22 +113,6 @@ class Runtime:
     @property
     def step(self) -> int:
         return self.state.step
-
-    @property
-    def counters(self) -> Counters:
-        return self.state.counters
-
-    @property
-    def events(self) -> EventLog:
-        return self.state.events
-
-    @property
-    def latency(self) -> LatencyMeter:
-        return self.state.latency
-
-    @property
-    def canary(self) -> CanaryTally:
-        return self.state.canary
 
     @property
     def idle(self) -> bool:
@@ -150,7 +124,7 @@ class Runtime:
 
         A worker without a plan drops its state of all requests.
         """
-        return plan.probing or self.tables.any_virtual
+        return bool(plan.signals) or self.tables.any_virtual
 
     # ------------------------------------------------------------ requests come and go
 
@@ -192,7 +166,7 @@ class Runtime:
             self.relocator.settle()
         if preempted:
             per_request = self.counters.preempted_per_request
-            self.admission.resumes(request_id, num_tokens + 1)
+            self.admission.preempted(request_id, num_tokens + 1)
             self.counters.preemptions += 1
             per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(

@@ -64,7 +64,7 @@ class Scoring:
         a report lag, a request's scores are requested that many tokens before it is due.
         """
         state = self._state
-        probes_decode = state.step % state.config.probe_every_steps == 0
+        probes_decode = state.step % state.config.probe.every_steps == 0
         shadow = state.shadow.active_policy
         probed, want = [], []
         own, rules = state.request_rules, state.config
@@ -100,9 +100,6 @@ class Scoring:
                 plan.signals[request_id] = kept
             if attends and (probes_decode or known_before < request.prefill_end):
                 probed.append(request_id)
-        if not plan.signals:
-            return
-        plan.probing = True
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
@@ -169,7 +166,7 @@ class Scoring:
         `end`: the end of the request's prompt.
         """
         lag = self._state.report_lag_steps
-        if num_tokens - num_scored < lag + self._state.config.probe_every_steps:
+        if num_tokens - num_scored < lag + self._state.config.probe.every_steps:
             return False
         between_chunks = num_tokens < end
         return not between_chunks or scores_step < self._state.step - 1 - lag

@@ -19,7 +19,8 @@ from vtoken.compiled import describe_kernels
 from vtoken.config.request_rules import RequestRules
 from vtoken.config.values import default_config, merge_patch
 from vtoken.protocol.step import WorkerReport
-from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
+from vtoken.runtime.growth import NewRequest, Scheduled
+from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 

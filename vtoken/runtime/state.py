@@ -41,8 +41,8 @@ class RuntimeState:
         config: VTokenConfig,
         *,
         strict: bool,
-        report_lag_steps: int = 0,
-        calibration: CalibrationProfile | None = None,
+        report_lag_steps: int,
+        calibration: CalibrationProfile | None,
     ) -> None:
         self.geometry = geometry
         self.calibration = calibration
@@ -109,7 +109,7 @@ class RuntimeState:
         """Begin a step, which runs entirely with the current configuration."""
         self.step += 1
         self._effective = self.config, self.revision
-        self.shadow.follow(self.config.shadow)
+        self.shadow.set_policy(self.config.shadow)
         if self._due_under is not self.config:
             self._due_under = self.config
             for request_id, row in self.tables.rows.items():

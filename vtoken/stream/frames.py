@@ -3,9 +3,9 @@
 Independent of sockets and of the frame's source. Changes are found by comparing the frames' own
 arrays of N blocks, so the engine does not track them. Invariants:
 1. numbers increase by one
-2. a frame is complete if it has no `block_ids` and has figures (status, rows, configuration)
+2. a frame is complete if it has no `block_ids` and has a status (with rows and configuration)
 3. any other frame n omits what equals frame n - 1: with `block_ids`, all other blocks; without
-   figures, the figures, which stay those of the newest frame that has some
+   a status, the status, which stays that of the newest frame that has one
 A reader that has frame n - 1 can apply frame n; any other reader waits for a complete frame.
 """
 

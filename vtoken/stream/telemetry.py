@@ -2,8 +2,8 @@
 
 Independent of vLLM and of the subscribers. Events are sent as they occur. State frames are sent
 only while `state` has a subscriber, at most `max_hz` times a second, and rarely enough that
-telemetry takes at most `max_share` of the calling thread's CPU time. Only some frames contain the
-figures, which cost as much as the map of blocks but are read less often.
+telemetry takes at most `max_share` of the calling thread's CPU time. Only some frames contain
+the status, which costs as much as the map of blocks but is read less often.
 A subscriber that does not read loses messages at its high-water mark without affecting others; it
 detects the loss by the numbers of events and frames. The engine never waits. After every new
 subscription to `state` the next frame is complete.
@@ -26,13 +26,13 @@ from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
 # Share of the engine's time. The limit is 1%, which includes the steps that send nothing.
 MAX_SHARE = 0.009
 SMOOTHING = 0.25  # of a frame's cost, so that a few expensive frames do not change the pace
-FIGURES_EVERY = 10  # at `max_hz`, one frame in this many has figures
+STATUS_EVERY = 10  # at `max_hz`, one frame in this many has the status
 POLL_S = 0.25  # interval of the polls for new subscribers
 
 
 class MakeFrame(Protocol):
-    def __call__(self, *, figures: bool) -> Frame:
-        """The current state; `figures`: with status, rows and configuration, else optional."""
+    def __call__(self, *, with_status: bool) -> Frame:
+        """The current state; `with_status`: with status, rows and configuration, else optional."""
 
 
 class Publisher:
@@ -45,7 +45,7 @@ class Publisher:
         self._period = 1.0 / max_hz
         self._max_share = max_share
         self._next_frame = 0.0
-        self._next_figures = 0.0
+        self._next_status = 0.0
         self._next_poll = 0.0
         self._spent = 0.0  # CPU time since the last frame
         self._cost = 0.0  # CPU time of a frame and the events before it, exponential mean
@@ -77,9 +77,9 @@ class Publisher:
         if events:
             self._send(TOPIC_EVENTS, self._encoder.encode(events))
         if due:
-            frame = make_frame(figures=force or self._resync or now >= self._next_figures)
+            frame = make_frame(with_status=force or self._resync or now >= self._next_status)
             if frame.status is not None:
-                self._next_figures = now + FIGURES_EVERY * self._period
+                self._next_status = now + STATUS_EVERY * self._period
             frame = self._frames.next(frame, whole=self._resync)
             self._encoder.encode_into(frame, self._buffer)
             self._send(TOPIC_STATE, self._buffer)

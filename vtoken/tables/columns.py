@@ -85,11 +85,6 @@ class Columns:
         self.token_capacity = facts["token_capacity"]
         self.block_capacity = facts["block_capacity"]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays, unused capacity included."""
-        return self._tokens.num_bytes + self._blocks.num_bytes + self.facts.nbytes
-
     def take_row(self, number: int) -> int:
         """Allocate a row without tokens and blocks."""
         if self._free_rows:

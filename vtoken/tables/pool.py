@@ -49,12 +49,6 @@ class PoolLiveness:
         return int(self.counts[1])
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays."""
-        arrays = (self.readers, self.live, self.holders, self.usage, self.owner, self.owner_stale)
-        return sum(array.nbytes for array in arrays)
-
-    @property
     def fragmentation(self) -> float:
         """F: the share of used slots that hold no live token."""
         if self.num_used == 0:

@@ -79,12 +79,6 @@ class TokenTable:
         return int(self._columns.number[self.row])
 
     @property
-    def hole(self) -> int | None:
-        """The place of the next single token; None: behind the last one."""
-        hole = int(self._columns.hole[self.row])
-        return None if hole < 0 else hole
-
-    @property
     def append_start(self) -> int:
         """The first place of appended tokens: behind the last one and all read-only blocks."""
         readonly = np.flatnonzero(self.readonly)
@@ -171,7 +165,7 @@ class TokenTable:
         ids = np.maximum(self._token_at, -1).astype(np.int64)
         return ids.reshape(-1, self.block_size)
 
-    def ghosts(self) -> Ints:
+    def written_ids(self) -> Ints:
         """The last token id written to each place, live or dead, [num_blocks, S]; -1: none."""
         at = self._token_at.astype(np.int64)
         return np.where(at < NONE, -2 - at, at).reshape(-1, self.block_size)

@@ -108,11 +108,6 @@ class TokenTables:
         """Whether any request's layout is no longer the identity."""
         return bool(self.columns.virtual.any())
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays, unused capacity included."""
-        return self.columns.num_bytes + self.pool.num_bytes
-
     # ------------------------------------------------------------ growth
 
     def add(self, request_id: str) -> TokenTable:
@@ -273,11 +268,10 @@ class TokenTables:
         }
         raise InvariantViolation("I2", reasons[code])
 
-    def release(self, request_id: str) -> bool:
-        """Remove a finished or preempted request; returns whether it had a table."""
-        table = self._tables.pop(request_id, None)
-        if table is None:
-            return False
+    def release(self, request_id: str) -> None:
+        """Remove a finished or preempted request."""
+        table = self[request_id]
+        del self._tables[request_id]
         columns, pool = self.columns, self.pool
         number = table.number
         kernels.release(
@@ -290,7 +284,6 @@ class TokenTables:
         self.num_changes += 1
         if number:
             heapq.heappush(self._free_numbers, number)
-        return True
 
     def _take_number(self) -> int:
         """The smallest unused number; 0 when all are in use."""

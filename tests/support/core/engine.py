@@ -20,7 +20,8 @@ from vtoken.config.calibration import CalibrationProfile
 from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
+from vtoken.runtime.growth import NewRequest, Scheduled
+from vtoken.runtime.runtime import Runtime
 from vtoken.wire import Geometry
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from vtoken.arrays import Ints, Ragged
 from vtoken.errors import InvariantViolation
 from vtoken.tables import kernels
+from vtoken.tables.token_table import TokenTable
 from vtoken.tables.token_tables import TokenTables
 
 
@@ -33,3 +34,8 @@ def evict_tokens(tables: TokenTables, request_id: str, token_ids: Sequence[int] 
     codes, _ = tables.evict(row, starts, ids, np.array([-1]), Ragged.empty(1))
     if codes[0] != kernels.DONE:
         raise InvariantViolation("I2", f"victims of {request_id}: code {codes[0]}")
+
+
+def hole_of(table: TokenTable) -> int:
+    """The place of the next single token; -1: behind the last one."""
+    return int(table._columns.hole[table.row])

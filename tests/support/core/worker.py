@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.core.request_step import part_of, parts_of
 from vtoken.protocol.mirror import BlockTables, Mirrors
 from vtoken.protocol.step import StepPlan, WorkerReport
 
@@ -83,10 +84,10 @@ class SimulatedWorker:
         names = [name for name in plan.requests.names if name not in self.product]
         if names:
             tables = BlockTables.of([self.mirrors[name].blocks for name in names])
-            counts = np.array([plan.requests.of(name).num_tokens for name in names])
+            counts = np.array([part_of(plan.requests, name).num_tokens for name in names])
             self.product.place(names, counts, self.block_size, tables)
         self.product.apply(plan.requests)
-        for request_id, part in plan.requests.parts().items():
+        for request_id, part in parts_of(plan.requests).items():
             mirror = self.mirrors[request_id]
             assert len(mirror.contents) == part.num_tokens, "the mirror lost or gained tokens"
             slots = self.live_slots(mirror)
@@ -121,7 +122,7 @@ class SimulatedWorker:
     def _num_packed(self, plan: StepPlan) -> int:
         """Packed tokens: with borrowed blocks those of partial blocks, else all of the request."""
         packed = 0
-        for name, part in plan.requests.parts().items():
+        for name, part in parts_of(plan.requests).items():
             if part.dense or not len(part.new_slots):
                 continue
             packed += part.num_live
@@ -135,7 +136,7 @@ class SimulatedWorker:
     def _retained(self, plan: StepPlan, *, old: bool) -> dict[str, dict[int, Content]]:
         """Contents by id of tokens retained by verified relocations, at their old or new slots."""
         out = {}
-        for request_id, part in plan.requests.parts().items():
+        for request_id, part in parts_of(plan.requests).items():
             if part.retained is None:
                 continue
             ids, slots = part.retained.ids.tolist(), part.retained.slots.tolist()
@@ -172,7 +173,7 @@ class SimulatedWorker:
             ids = range(first, len(mirror.contents))
             new_slots = [mirror.blocks[t // s] * s + t % s for t in ids]
         else:
-            new_slots = message.plan.requests.of(request_id).new_slots.tolist()
+            new_slots = part_of(message.plan.requests, request_id).new_slots.tolist()
             mirror.slots |= zip(range(first, len(mirror.contents)), new_slots, strict=True)
         assert all(slot // s in mirror.blocks for slot in new_slots), "written out of the table"
         for slot, content in zip(new_slots, contents, strict=True):
@@ -180,9 +181,9 @@ class SimulatedWorker:
 
     def _use_scratch(self, plan: StepPlan) -> None:
         """Overwrite every borrowed block: none may contain anything read or cached."""
-        borrowed = [block for part in plan.requests.parts().values() for block in part.scratch]
+        borrowed = [block for part in parts_of(plan.requests).values() for block in part.scratch]
         assert len(set(borrowed)) == len(borrowed), "a block was borrowed twice"
-        for request_id, part in plan.requests.parts().items():
+        for request_id, part in parts_of(plan.requests).items():
             if not part.scratch:
                 continue
             assert not part.dense
@@ -211,7 +212,7 @@ class SimulatedWorker:
             self.blocks_borrowed += 1
 
     def _attend(self, plan: StepPlan) -> None:
-        s, parts = self.block_size, plan.requests.parts()
+        s, parts = self.block_size, parts_of(plan.requests)
         for request_id, mirror in self.mirrors.items():
             slots = self.live_slots(mirror)
             for token, slot in slots.items():

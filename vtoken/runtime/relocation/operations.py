@@ -89,32 +89,27 @@ class Operations:
     def planned(self, operation: Operation, found: Round, bytes_per_token: int) -> None:
         """Record the operation's planned round."""
         operation.plan = describe_round(found, bytes_per_token)
-        operation.result = OperationResult(
-            moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
-        )
+        operation.result = _no_result()
         self._parts_left[operation.id] = len(found.plans)
         self._notify(operation)
 
-    def part_done(self, operation_id: str, moved: Relocation) -> None:
-        """One request's relocation was copied; after the last one the operation is done."""
-        operation = self._all.get(operation_id)
-        if operation is not None and operation.result is not None:
+    def part_ended(
+        self, operation_id: str, moved: Relocation | None = None, fault: str | None = None
+    ) -> None:
+        """One request's relocation was copied (`moved`) or dropped, or has a `fault`: it is unknown
+        whether it was copied.
+
+        After the last one the operation is done, or failed if any had a fault.
+        """
+        operation = self._all[operation_id]
+        if fault is not None:
+            self._faults.setdefault(operation_id, fault)
+        elif moved is not None and operation.result is not None:
             operation.result.moved_tokens += moved.moved_tokens
             operation.result.moved_bytes += moved.moved_bytes
             operation.result.freed_blocks += moved.freed_blocks
-        self.part_dropped(operation_id)
-
-    def part_lost(self, operation_id: str, why: str) -> None:
-        """It is unknown whether one request's relocation was copied: the operation will fail."""
-        self._faults.setdefault(operation_id, why)
-        self.part_dropped(operation_id)
-
-    def part_dropped(self, operation_id: str) -> None:
-        """One request's relocation ended; after the last one the operation ends."""
-        left = self._parts_left.get(operation_id, 0) - 1
-        self._parts_left[operation_id] = left
-        operation = self._all.get(operation_id)
-        if left > 0 or operation is None:
+        self._parts_left[operation_id] -= 1
+        if self._parts_left[operation_id] > 0:
             return
         why = self._faults.pop(operation_id, None)
         if why is None:
@@ -123,10 +118,7 @@ class Operations:
             self.fail(operation, why)
 
     def finish(self, operation: Operation) -> None:
-        if operation.result is None:
-            operation.result = OperationResult(
-                moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0
-            )
+        operation.result = operation.result or _no_result()
         started = self._started.pop(operation.id, None)
         if started is not None:
             operation.result.duration_ms = (time.perf_counter() - started) * 1e3
@@ -152,6 +144,10 @@ class Operations:
     def _notify(self, operation: Operation) -> None:
         if not operation.dry_run:
             self._on_change(operation)
+
+
+def _no_result() -> OperationResult:
+    return OperationResult(moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0)
 
 
 def record_operation(state: RuntimeState, operation: Operation) -> None:

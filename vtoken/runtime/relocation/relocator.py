@@ -24,13 +24,14 @@ from vtoken.planning.round import Round
 from vtoken.protocol.integrity import order_dependence
 from vtoken.protocol.step import Retained, StepPlan
 from vtoken.runtime.prices import Prices
-from vtoken.runtime.relocation.deferrals import Deferrals
 from vtoken.runtime.relocation.in_flight import InFlight
 from vtoken.runtime.relocation.operations import Operations
 from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.round_planner import RoundPlanner, has_excess
 from vtoken.runtime.state import RuntimeState
 from vtoken.runtime.wasted_moves import LastMoves
+
+DEFERRED_EVENT_SECONDS = 5.0  # between two events of deferred rounds
 
 
 class Relocator:
@@ -48,17 +49,18 @@ class Relocator:
         self._planner = planner
         self._prices = prices
         self._pricer = pricer
-        self._deferrals = Deferrals(state)
         self._operations = operations
         self._handed_over: list[InFlight] = []  # in the plan of the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
+        self._closed_gate: str | None = None  # defers this step's automatic round
+        self._last_deferred_event = 0.0
         self.num_rounds = 0  # with at least one plan
         self._in_flight: dict[int, list[InFlight]] = {}
 
-    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int = 0) -> None:
+    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int) -> None:
         """Run pending operations, else an automatic round if the gates are open.
 
         `missing_blocks`: how many more blocks than are free this step's prompt chunks need. If any,
@@ -76,20 +78,20 @@ class Relocator:
         elif missing_blocks > 0 and state.config.reclamation == "auto":
             self._reclaim(freed, batch_size=state.geometry.num_blocks)
         else:
-            closed = first_closed(state.config, self.pressure())
-            self._deferrals.begin_step(closed)
-            if closed is None:
+            self._closed_gate = first_closed(state.config, self.pressure())
+            if self._closed_gate is None:
                 self._run_round(freed)
 
     def forget_step(self) -> None:
         """Reset the plans for a new step."""
         self.planned.clear()
         self._handed_over = []
-        self._deferrals.begin_step()
+        self._closed_gate = None
 
     def note_held_back(self) -> None:
         """Count the closed gate: a round could have gained something in this step."""
-        self._deferrals.note_held_back()
+        if self._closed_gate is not None:
+            self._state.counters.deferrals[self._closed_gate] += 1
 
     def hand_over(self, plan: StepPlan) -> None:
         """Write the step's copies into the worker's plan."""
@@ -130,7 +132,7 @@ class Relocator:
         if planned is not None:
             self._transfer_gain(*planned)
             if planned[1].operation_id is not None:
-                self._operations.part_dropped(planned[1].operation_id)
+                self._operations.part_ended(planned[1].operation_id)
         for operation in self._operations.list_pending():
             if operation.request_id == request_id:
                 self._operations.fail(operation, f"request {request_id} is no longer running")
@@ -189,10 +191,31 @@ class Relocator:
         found = self._reclaim(freed)
         self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
         if found.missing_blocks:
-            self._deferrals.note_headroom()
+            self._state.counters.deferrals["headroom"] += 1
         elif not found.plans and self._waits_for_reports():
-            self._deferrals.note_in_flight()
+            self._state.counters.deferrals["in_flight"] += 1
             self._last_round_empty = False
+
+    def _defer(self, missing: int, available: int) -> None:
+        """Count a round, automatic or manual, that lacked `missing` fresh blocks beyond
+        `available`; one event per `DEFERRED_EVENT_SECONDS`.
+        """
+        state = self._state
+        state.counters.deferred_rounds += 1
+        now = time.monotonic()
+        if now - self._last_deferred_event < DEFERRED_EVENT_SECONDS:
+            return
+        self._last_deferred_event = now
+        state.events.add(
+            state.step,
+            "deferred",
+            f"deferred: {missing} more headroom blocks needed than the {available} available",
+            {
+                "reason": "headroom",
+                "needed_blocks": missing + available,
+                "available_blocks": available,
+            },
+        )
 
     def _waits_for_reports(self) -> bool:
         """Whether a request with excess blocks is skipped because of a relocation in flight."""
@@ -222,7 +245,7 @@ class Relocator:
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
-            self._deferrals.add_event(found.missing_blocks, preview.available_blocks)
+            self._defer(found.missing_blocks, preview.available_blocks)
         self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._state.tables.pool.num_used
         for plan in found.plans:
@@ -319,7 +342,7 @@ class Relocator:
             for plan in found.plans:
                 if plan.request_id not in self.planned:
                     why = f"the plan for {plan.request_id} could not be applied, see the events"
-                    self._operations.part_lost(operation.id, why)
+                    self._operations.part_ended(operation.id, fault=why)
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether this request, or any request for None, has a relocation in flight."""
@@ -338,7 +361,5 @@ class Relocator:
         self._state.events.add(
             self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
         )
-        if moving.operation_id is not None and fault is not None:
-            self._operations.part_lost(moving.operation_id, fault)
-        elif moving.operation_id is not None:
-            self._operations.part_done(moving.operation_id, moved)
+        if moving.operation_id is not None:
+            self._operations.part_ended(moving.operation_id, moved, fault)

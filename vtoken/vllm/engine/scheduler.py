@@ -26,7 +26,8 @@ from vtoken.control.report import EngineFacts, Reporter
 from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
 from vtoken.runtime import selftest
-from vtoken.runtime.runtime import NewRequest, Runtime, Scheduled
+from vtoken.runtime.growth import NewRequest, Scheduled
+from vtoken.runtime.runtime import Runtime
 from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec

@@ -34,7 +34,8 @@ class ContentCheck:
         started = time.perf_counter_ns()
         for request_id in plan.requests.retained:
             ids, slots = mirrors[request_id].live()
-            kept = ~np.isin(ids, plan.requests.of(request_id).evicted)
+            index = plan.requests.names.index(request_id)
+            kept = ~np.isin(ids, plan.requests.evicted.of(index))
             self._before[request_id] = fingerprint(ids[kept], self._contents(slots[kept]))
         if self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
@@ -43,16 +44,15 @@ class ContentCheck:
         """Call after the plan is applied to `mirrors` and before the forward; fills `report`."""
         started = time.perf_counter_ns()
         for request_id, before in self._before.items():
-            part = plan.requests.of(request_id)
-            assert part.retained is not None
-            ids, slots = part.retained.ids, part.retained.slots
-            wrong = misplaced(slots, part.blocks or (), self._block_size)
-            if wrong is None and not _agrees(mirrors[request_id], ids, slots, part.num_tokens):
+            requests = plan.requests
+            num_tokens = int(requests.num_tokens[requests.names.index(request_id)])
+            ids, slots = requests.retained[request_id].ids, requests.retained[request_id].slots
+            wrong = misplaced(slots, requests.blocks.get(request_id, ()), self._block_size)
+            if wrong is None and not _agrees(mirrors[request_id], ids, slots, num_tokens):
                 wrong = "the worker's mirror and the scheduler's table place its tokens differently"
             if wrong is None:
                 wrong = difference(before, fingerprint(ids, self._contents(slots)))
             report.verified_relocations += 1
-            report.verified_tokens += len(ids)
             if wrong is not None and report.violation is None:
                 report.violation = f"relocation of {request_id}: {wrong}"
         if self._before:

@@ -188,7 +188,7 @@ class StepExecutor:
     def physical(self, batch: Batch) -> PhysicalStep | None:
         """The physical inputs of attention; None when every request is positional."""
         plan = self.plan
-        if plan is None or not (plan.requests or plan.probing or self.mirrors):
+        if plan is None or not (plan.requests or plan.signals or self.mirrors):
             return None
         requests = plan.requests
         numbers = requests.numbers(batch.names)

@@ -31,7 +31,7 @@ def every_route() -> list[tuple[str, str]]:
     return found
 
 
-async def check_every_door(http: httpx.AsyncClient, read_token: str) -> int:
+async def check_every_route(http: httpx.AsyncClient, read_token: str) -> int:
     """Every route answers 401 without a token and with a wrong one, and 403 to a reader's change.
 
     Returns the number of routes.

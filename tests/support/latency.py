@@ -1,0 +1,10 @@
+"""What a latency meter still holds."""
+
+from __future__ import annotations
+
+from vtoken.runtime.latency import LatencyMeter
+
+
+def num_tracked(meter: LatencyMeter) -> int:
+    """Requests that the meter has not forgotten."""
+    return len(meter._last) + len(meter._arrived) + len(meter._cohort)
