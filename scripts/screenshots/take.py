@@ -19,7 +19,7 @@ from scripts.screenshots.scenarios import SCENARIOS, Scenario
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
-from vtoken_console.look.themes import NAMES
+from vtoken_console.style.themes import NAMES
 from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # until the first data

@@ -26,11 +26,11 @@ from vtoken import commands
 from vtoken.config.request_rules import request_rules
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
-from vtoken_console.look.appearance import choose
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 from vtoken_console.screens.request import RequestScreen
+from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.requests import Requests
 
@@ -383,8 +383,8 @@ async def test_relocation_is_drawn_on_its_blocks_then_fades(
 async def test_no_motion_reports_moves_without_drawing_them(
     core: LiveEngine, served: Served
 ) -> None:
-    look = choose(depth="truecolor", motion=False)
-    async with running(served.url, size=(120, 36), look=look) as (app, pilot):
+    appearance = choose(depth="truecolor", motion=False)
+    async with running(served.url, size=(120, 36), appearance=appearance) as (app, pilot):
         await pilot.pause(0.3)
         compact(core, next(iter(core.store.tables)))
         await until(lambda: " blk → " in screen_text(app), "not shown")

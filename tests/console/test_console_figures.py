@@ -13,7 +13,7 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken.runtime.canary import Check
 from vtoken_console.feed.samples import marker_of
-from vtoken_console.look import units
+from vtoken_console.style import units
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.sections import (
     canary_section,

@@ -16,12 +16,12 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.text_core import make_evicting
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.look import palette
-from vtoken_console.look.flow import NEWLINE, Flow, printable
-from vtoken_console.look.ramp import luminance
-from vtoken_console.look.themes import DEPTHS, NAMES, score_shades, theme
 from vtoken_console.screens import request
 from vtoken_console.screens.request import RequestScreen
+from vtoken_console.style import palette
+from vtoken_console.style.flow import NEWLINE, Flow, printable
+from vtoken_console.style.ramp import luminance
+from vtoken_console.style.themes import DEPTHS, NAMES, score_shades, theme
 from vtoken_console.widgets.details.text_panel import TextPanel
 
 

@@ -33,9 +33,9 @@ from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost, metered
 from vtoken_console.frame.guide import seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
-from vtoken_console.look.appearance import Appearance, choose
-from vtoken_console.look.themes import DEPTHS, NAMES
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
+from vtoken_console.style.appearance import Appearance, choose
+from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.replay_bar import ReplayBar
@@ -75,7 +75,7 @@ class ConsoleApp(App[int]):
         token: str | None = None,
         read_only: bool = False,
         fps: float = 10.0,
-        look: Appearance | None = None,
+        appearance: Appearance | None = None,
         ascii_only: bool = False,
         recording: Path | None = None,
         moment: str | None = None,
@@ -90,7 +90,7 @@ class ConsoleApp(App[int]):
         self.session = Session(
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
-        appearance = look or choose(depth="truecolor", ascii_only=ascii_only)
+        appearance = appearance or choose(depth="truecolor", ascii_only=ascii_only)
         self.colours = Colours(self, self.session, self.dashboard, appearance)
         self.guidance = Guidance(self, self.dashboard, keys, wanted=guided)
         self.frames = Frames(
@@ -307,7 +307,7 @@ def run(
         token=token,
         read_only=read_only,
         fps=fps,
-        look=appearance,
+        appearance=appearance,
         recording=recording,
         moment=moment,
         keys=keys,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.look import units
+from vtoken_console.style import units
 
 if TYPE_CHECKING:
     from vtoken import wire

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from vtoken import wire
 from vtoken.stream.reducer import StreamState
-from vtoken_console.look.cells import F32, U16
+from vtoken_console.style.cells import F32, U16
 
 CHURN_TAU_S = 4.0  # time constant of the exponential decay of churn
 FADE_S = 1.2  # how long a movement is drawn

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken_console.look.cells import F32, Ints
+from vtoken_console.style.cells import F32, Ints
 
 NOWHERE = -1  # block of a dead token whose slot was reclaimed or recycled
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.look.words import BLOCK_STATES, REQUEST_STATES
+from vtoken_console.style.words import BLOCK_STATES, REQUEST_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,7 +118,7 @@ def block_mask(wanted: Filter, model: StreamState) -> Any:
     """Whether each block matches: bool [N]. Terms about unreported owners are ignored."""
     import numpy as np
 
-    from vtoken_console.look.cells import in_state
+    from vtoken_console.style.cells import in_state
 
     mask = np.ones(model.num_blocks, bool)
     for values in wanted.block_states:

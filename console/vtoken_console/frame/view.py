@@ -12,8 +12,8 @@ from vtoken_console.feed.connection import Connection
 from vtoken_console.frame.cost import NO_COST, CostSample
 from vtoken_console.frame.filters import NO_FILTER, Filter
 from vtoken_console.frame.keys import KEYS, Key
-from vtoken_console.look.ramp import Ramp
-from vtoken_console.look.themes import Theme
+from vtoken_console.style.ramp import Ramp
+from vtoken_console.style.themes import Theme
 
 if TYPE_CHECKING:
     from vtoken import wire

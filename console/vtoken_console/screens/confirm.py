@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.palette import Paragraph
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 

@@ -31,10 +31,10 @@ from vtoken_console.changes.descriptions import (
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
 from vtoken_console.changes.trials import Terms
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.palette import Paragraph
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.style import palette
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.lines import terminal_text

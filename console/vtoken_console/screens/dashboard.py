@@ -14,8 +14,8 @@ from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.view import View
-from vtoken_console.look.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
-from vtoken_console.look.diff_renderer import DiffCompositor
+from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
+from vtoken_console.style.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures

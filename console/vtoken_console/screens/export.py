@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 CHOICES = (

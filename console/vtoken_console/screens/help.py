@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 
 from vtoken_console.frame.keys import MOVES
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.text import legend
 from vtoken_console.widgets.lines import EMPTY, Line, width_of

@@ -14,9 +14,9 @@ from textual.screen import Screen
 
 from vtoken.recording import RecordingError
 from vtoken_console.frame.view import View
-from vtoken_console.look import units
-from vtoken_console.look.breakpoints import WIDTH_CLASSES
 from vtoken_console.screens.request import Summary
+from vtoken_console.style import units
+from vtoken_console.style.breakpoints import WIDTH_CLASSES
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.header import Header

@@ -18,8 +18,8 @@ from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.breakpoints import WIDTH_CLASSES
+from vtoken_console.style import palette, units
+from vtoken_console.style.breakpoints import WIDTH_CLASSES
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved

@@ -12,7 +12,7 @@ from textual.widgets import Input, Label
 
 from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, parse_terms
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 

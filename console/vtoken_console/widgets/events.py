@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
 from vtoken_console.widgets.scroller import Scroller
 
@@ -21,7 +21,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
     if not audit:
         return []
     from vtoken.wire import Event
-    from vtoken_console.look.values import change_text
+    from vtoken_console.style.values import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
     operations = {e.data.get("id") for e in events if e.kind == "operation"}

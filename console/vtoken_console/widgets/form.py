@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, merge
 from vtoken_console.widgets.scroller import Scroller
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, LinesWidget
 
 GUIDE_LINES = 4  # including the border

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
 

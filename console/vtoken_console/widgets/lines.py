@@ -17,8 +17,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.asciify import asciify
-from vtoken_console.look.themes import Theme
+from vtoken_console.style.asciify import asciify
+from vtoken_console.style.themes import Theme
 
 Span = tuple[str, Style]
 Line = tuple[Span, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.palette import Paragraph
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 

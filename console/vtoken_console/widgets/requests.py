@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import EMPTY, Line, Span, merge, wrap
 from vtoken_console.widgets.scroller import Scroller
 

@@ -10,8 +10,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.words import flag_words
+from vtoken_console.style import palette, units
+from vtoken_console.style.words import flag_words
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:

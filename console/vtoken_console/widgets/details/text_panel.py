@@ -15,10 +15,10 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.asciify import asciify
-from vtoken_console.look.flow import Flow, printable
-from vtoken_console.look.themes import score_shades
+from vtoken_console.style import palette
+from vtoken_console.style.asciify import asciify
+from vtoken_console.style.flow import Flow, printable
+from vtoken_console.style.themes import score_shades
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cells_of, cut, merge
 

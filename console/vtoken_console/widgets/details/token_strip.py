@@ -8,9 +8,9 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.grid import Grid, fit_pool
-from vtoken_console.look.ramp import ink_on
+from vtoken_console.style import palette
+from vtoken_console.style.grid import Grid, fit_pool
+from vtoken_console.style.ramp import ink_on
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
@@ -45,7 +45,7 @@ class TokenStrip(LinesWidget, can_focus=True):
         import numpy as np
 
         from vtoken_console.feed import tokens
-        from vtoken_console.look import cells
+        from vtoken_console.style import cells
 
         narrowest = 1 if view.ramp.colors else 2
         grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)

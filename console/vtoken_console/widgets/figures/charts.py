@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures import plot
 from vtoken_console.widgets.figures.bars import bars, nice_top
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge, width_of

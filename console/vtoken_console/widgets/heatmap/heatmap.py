@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.grid import Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
-from vtoken_console.look.ramp import DIM_LEVEL, FREE_LEVEL
+from vtoken_console.style.grid import Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
+from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL
 from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.heatmap.pointer import Pointer
 from vtoken_console.widgets.lines import EMPTY, Line
@@ -20,7 +20,7 @@ from vtoken_console.widgets.lines import EMPTY, Line
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.look.cells import Cells
+    from vtoken_console.style.cells import Cells
     from vtoken_console.widgets.heatmap.cell_paint import CellPainter
 
 
@@ -101,7 +101,7 @@ class Heatmap(Pointer, can_focus=True):
 
         from vtoken.wire import FLAG_USED
         from vtoken_console.frame import filters
-        from vtoken_console.look import cells
+        from vtoken_console.style import cells
         from vtoken_console.widgets.heatmap import cell_codes, colouring
 
         grid = self.grid
@@ -219,7 +219,7 @@ def _moves(activity: Activity, now: float, part: slice, per_cell: int) -> dict[s
     """Fields `move` and `phase` of the visible cells [C]."""
     import numpy as np
 
-    from vtoken_console.look import cells
+    from vtoken_console.style import cells
     from vtoken_console.widgets.heatmap.cell_paint import PHASES
 
     left, came = activity.moves(now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from textual import events
 from textual.message import Message
 
-from vtoken_console.look.grid import Grid, Zoom
+from vtoken_console.style.grid import Grid, Zoom
 from vtoken_console.widgets.lines import LinesWidget
 
 

@@ -10,17 +10,17 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.grid import Zoom
-from vtoken_console.look.ramp import FREE_LEVEL
-from vtoken_console.look.words import flag_words
+from vtoken_console.style import palette, units
+from vtoken_console.style.grid import Zoom
+from vtoken_console.style.ramp import FREE_LEVEL
+from vtoken_console.style.words import flag_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.look.ramp import Ramp
+    from vtoken_console.style.ramp import Ramp
     from vtoken_console.widgets.heatmap.pointer import Pointer
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
@@ -68,7 +68,7 @@ def _movement(view: View) -> str:
 
 def overview(pointer: Pointer, view: View, model: StreamState, width: int, room: int) -> Line:
     """The pool in one line, with the visible part taller and its block ids on the right."""
-    from vtoken_console.look import cells
+    from vtoken_console.style import cells
 
     grid = pointer.grid
     assert grid is not None
@@ -144,7 +144,7 @@ def _scale(ramp: Ramp) -> list[Span]:
 
 
 def _hue(view: View, letter: str, number: int) -> Span:
-    from vtoken_console.look.ramp import ink_on
+    from vtoken_console.style.ramp import ink_on
 
     if not view.ramp.colors:
         return letter, palette.TEXT_STYLE

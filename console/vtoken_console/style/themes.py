@@ -17,8 +17,8 @@ from rich.color import Color, ColorSystem
 from rich.style import Style
 from textual.theme import Theme as TextualTheme
 
-from vtoken_console.look import palette
-from vtoken_console.look.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
+from vtoken_console.style import palette
+from vtoken_console.style.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
 
 NAMES = ("dark", "light")
 SCORE_SHADES = 5
