@@ -33,11 +33,14 @@ from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost, metered
 from vtoken_console.frame.guide import seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
+from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
 from vtoken_console.style.appearance import Appearance, choose
+from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
 from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.pointer import Pointer
+from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 MAX_PENDING = 2  # writes queued for the terminal; with more, frames are dropped
@@ -51,7 +54,8 @@ class ConsoleApp(App[int]):
 
     TITLE = "vToken"
     CSS_PATH = "console.tcss"
-    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
+    VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(
@@ -145,10 +149,9 @@ class ConsoleApp(App[int]):
         if draw_dimmed:
             self._dimmed_drawn_at = now
         for screen in self.screen_stack:
-            show = getattr(screen, "show", None)
             drawn = screen is self.screen or (draw_dimmed and screen is self.dashboard)
-            if show is not None and drawn and screen.has_class("-composed"):
-                show(view)
+            if drawn and screen.is_mounted:
+                _show(screen, view)
 
     def on_dashboard_frame_requested(self) -> None:
         self.tick()
@@ -279,6 +282,16 @@ class ConsoleApp(App[int]):
             for depth in DEPTHS:
                 call = partial(self.colours.set_theme, name, depth)
                 yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
+
+
+def _show(screen: Screen[Any], view: View) -> None:
+    """Passes the view to a screen's own `show`, else to every panel of the screen."""
+    show = getattr(screen, "show", None)
+    if show is not None:
+        show(view)
+        return
+    for panel in screen.query(LinesWidget):
+        panel.show(view)
 
 
 def run(

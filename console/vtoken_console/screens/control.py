@@ -91,7 +91,6 @@ class ControlScreen(ModalScreen[None]):
         self._refill()
         self._form.focus()
         self._idle()
-        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         """Updates desired and effective values; the draft stays."""

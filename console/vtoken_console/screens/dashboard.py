@@ -14,7 +14,6 @@ from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.view import View
-from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
 from vtoken_console.style.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
@@ -37,8 +36,6 @@ VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 
 class Dashboard(Screen[None]):
     AUTO_FOCUS = "#pool"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
-    VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
 
     class FrameRequested(Message):
         """Requests a frame at once, to show a choice of the viewer."""
@@ -77,7 +74,6 @@ class Dashboard(Screen[None]):
         self.query_one("#notice").display = False
         self._trial_bar.display = self._guide.display = False
         self.query_one("#filter").display = False
-        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         """Passes the newest view to every visible widget."""

@@ -44,15 +44,5 @@ class ExportScreen(ModalScreen[str | None]):
         *(Binding(key, f"dismiss('{kind}')", show=False) for key, kind, _ in CHOICES),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._choices = Choices(id="export", classes="page")
-
     def compose(self) -> ComposeResult:
-        yield self._choices
-
-    def on_mount(self) -> None:
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._choices.show(view)
+        yield Choices(id="export", classes="page")

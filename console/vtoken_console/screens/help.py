@@ -91,18 +91,8 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,enter", "dismiss", show=False)
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines = HelpLines()
-
     def compose(self) -> ComposeResult:
-        self._lines.border_title = "help: esc closes"
-        self._lines.add_class("page")
-        yield self._lines
-
-    def on_mount(self) -> None:
-        self._lines.focus()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._lines.show(view)
+        lines = HelpLines()
+        lines.border_title = "help: esc closes"
+        lines.add_class("page")
+        yield lines

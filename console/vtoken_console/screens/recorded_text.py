@@ -16,7 +16,6 @@ from vtoken.recording import RecordingError
 from vtoken_console.frame.view import View
 from vtoken_console.screens.request import Summary
 from vtoken_console.style import units
-from vtoken_console.style.breakpoints import WIDTH_CLASSES
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.header import Header
@@ -49,7 +48,6 @@ class RecordedTextScreen(Screen[None]):
     """Follows the replay: after a seek it shows the text of that moment."""
 
     AUTO_FOCUS = "#text"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("t", "tokens", show=False),
@@ -72,11 +70,6 @@ class RecordedTextScreen(Screen[None]):
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self._refresh)
         self._refresh()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        for widget in self.query(LinesWidget):
-            widget.show(view)
 
     def _refresh(self) -> None:
         if not self._loading:  # a long text in a large file takes longer than REFRESH_S

@@ -19,7 +19,6 @@ from textual.screen import Screen
 from vtoken.client import ProblemError, RequestText
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.style.breakpoints import WIDTH_CLASSES
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
@@ -131,7 +130,6 @@ class RequestScreen(Screen[None]):
     """`open_block` opens a block's page above this one."""
 
     AUTO_FOCUS = "#strip"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("enter", "block", show=False),
@@ -176,11 +174,6 @@ class RequestScreen(Screen[None]):
             self.action_text()
         self.set_interval(REFRESH_S, self._refresh)
         self._refresh()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        for widget in self.query(LinesWidget):
-            widget.show(view)
 
     def _refresh(self) -> None:
         # Long requests are refreshed less often: loading takes at most a fifth of the time.

@@ -206,6 +206,9 @@ class LinesWidget(Widget):
             regions = (Region(-1, -1, width, 1), Region(-1, height - 2, width, 1))
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
+    def watch_has_focus(self, _focus: bool) -> None:
+        self.redraw()
+
     def on_resize(self) -> None:
         self._strips.clear()
         self._lines = []

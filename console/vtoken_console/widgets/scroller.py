@@ -103,6 +103,3 @@ class Scroller(LinesWidget, can_focus=True):
 
     def double_clicked(self) -> None:
         """Called after a double click on a row."""
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()

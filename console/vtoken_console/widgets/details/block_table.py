@@ -127,9 +127,6 @@ class BlockTable(LinesWidget, can_focus=True):
         if place is not None and place.x // self._cell_width < self._columns:
             self._go((place.y + self._top) * self._columns + place.x // self._cell_width)
 
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
-
 
 def _slot(view: View, least: int, most: int, *, cursor: bool) -> Span:
     """One column of slots: 0 free, 1 dead, 2 live. A mixed column shows its worst used slot."""

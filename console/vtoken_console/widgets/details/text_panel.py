@@ -296,9 +296,6 @@ class TextPanel(LinesWidget, can_focus=True):
         if token is not None and place.y >= head:
             self._post_moved(token)
 
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
-
 
 def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:
     """Whether each piece is dead: a character of several tokens is dead if one of them is."""

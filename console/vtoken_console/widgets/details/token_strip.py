@@ -134,6 +134,3 @@ class TokenStrip(LinesWidget, can_focus=True):
             cell = grid.cell_at(place.x, place.y)
             if cell is not None:
                 self._post_moved(grid.blocks_of(cell)[0])
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()

@@ -81,9 +81,6 @@ class Charts(LinesWidget, can_focus=True):
         self.chosen = None
         self.redraw()
 
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None or view.model.status is None or view.series is None:
             return []

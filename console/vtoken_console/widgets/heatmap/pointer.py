@@ -124,6 +124,3 @@ class Pointer(LinesWidget):
 
     def zoom_out(self) -> None:
         raise NotImplementedError
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
