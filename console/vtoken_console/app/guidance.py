@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from textual.app import App
 
-from vtoken_console.frame.guide import Facts, Guide, ShownStep, mark_seen, seen_path
-from vtoken_console.frame.keys import Key
+from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
 
@@ -15,17 +14,10 @@ PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}
 class Guidance:
     """`guide` is None unless `wanted`, and None again after it has ended."""
 
-    def __init__(
-        self, app: App[int], dashboard: Dashboard, keys: tuple[Key, ...], *, wanted: bool
-    ) -> None:
+    def __init__(self, app: App[int], dashboard: Dashboard, *, wanted: bool) -> None:
         self._app = app
         self._dashboard = dashboard
-        shown = {key.id: key.shown for key in keys}
-        self.guide = Guide(shown.__getitem__) if wanted else None
-
-    @property
-    def shown(self) -> ShownStep | None:
-        return self.guide.shown if self.guide is not None else None
+        self.guide = Guide() if wanted else None
 
     def update(self, view: View) -> None:
         """Passes the newest facts to the guide, and ends it after its last step."""

@@ -13,6 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
+from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
 from vtoken_console.style.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
@@ -40,8 +41,9 @@ class Dashboard(Screen[None]):
     class FrameRequested(Message):
         """Requests a frame at once, to show a choice of the viewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__()
+        self._view_key = next(key.shown for key in keys if key.id == "view")
         self._compositor = DiffCompositor()
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
@@ -104,9 +106,6 @@ class Dashboard(Screen[None]):
         until = None if is_error or sticky else time.monotonic() + SHOWN_S
         self.query_one(Notice).add(Note(text, is_error or sticky, until, sticky))
 
-    def dismiss_notes(self) -> None:
-        self.query_one(Notice).clear()
-
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
 
@@ -119,6 +118,23 @@ class Dashboard(Screen[None]):
             target = self.query_one(f"#{name}")
             if target.can_focus:
                 target.focus()
+
+    def next_view(self) -> None:
+        """Cycles through all panels and each panel alone."""
+        at = VIEWS.index(self.shown) + 1
+        name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
+        self.set_view(name)
+        alone = f"Only {name}; {self._view_key} goes on, to {after}."
+        self.show_message("All panels." if name == "all" else alone)
+
+    def next_sort(self) -> None:
+        self.show_message(f"Requests sorted by {self.query_one(Requests).next_sort()}.")
+
+    def next_event_kinds(self) -> None:
+        all_kinds = self.query_one(Events).toggle_kinds()
+        self.show_message(
+            "The log shows every event." if all_kinds else "The log shows moves and changes."
+        )
 
     def open_filter(self) -> None:
         box = self.query_one("#filter", Input)
@@ -146,4 +162,4 @@ class Dashboard(Screen[None]):
             box.display = False
             self.set_focus(self._focus_before)
         else:
-            self.dismiss_notes()
+            self.query_one(Notice).clear()
