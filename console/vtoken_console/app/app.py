@@ -38,7 +38,7 @@ from vtoken_console.style.appearance import Appearance, choose
 from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
 from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
-from vtoken_console.widgets.heatmap.pointer import Pointer
+from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
@@ -166,7 +166,7 @@ class ConsoleApp(App[int]):
     async def on_key_queue_handled(self) -> None:
         await self._key_queue.handled()
 
-    async def on_pointer_zoom_requested(self, event: Pointer.ZoomRequested) -> None:
+    async def on_heatmap_zoom_requested(self, event: Heatmap.ZoomRequested) -> None:
         await self.pages.zoom_step(slots=event.slots)
 
     def on_replay_bar_moment_entered(self, message: ReplayBar.MomentEntered) -> None:

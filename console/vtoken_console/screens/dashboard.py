@@ -49,6 +49,8 @@ class Dashboard(Screen[None]):
         self._focus_before: Widget | None = None
         self.shown = "all"
         self.synced = False
+        self.heatmap = Heatmap(id="pool")
+        self._notice = Notice(id="notice")
         self._trial_bar = TrialBar(id="trial-bar")
         self._guide = GuidePanel(id="guide")
 
@@ -60,21 +62,20 @@ class Dashboard(Screen[None]):
         yield Waiting(id="waiting")
         with Container(id="panels"):
             with Container(id="left"):
-                yield Heatmap(id="pool")
+                yield self.heatmap
                 yield Charts(id="charts")
             with Container(id="right"):
                 yield Requests(id="requests")
                 yield Events(id="events")
         yield Figures(id="figures")
         yield self._guide
-        yield Notice(id="notice")
+        yield self._notice
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#notice").display = False
-        self._trial_bar.display = self._guide.display = False
+        self._notice.display = self._trial_bar.display = self._guide.display = False
         self.query_one("#filter").display = False
 
     def show(self, view: View) -> None:
@@ -87,16 +88,12 @@ class Dashboard(Screen[None]):
             self.synced = synced
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
-                self.query_one("#pool").focus()
+                self.heatmap.focus()
         self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)
-
-    @property
-    def heatmap(self) -> Heatmap:
-        return self.query_one(Heatmap)
 
     def show_message(self, text: str, *, is_error: bool = False, sticky: bool = False) -> None:
         """Shows a message above the keys; an error stays until escape or the next message.
@@ -104,7 +101,7 @@ class Dashboard(Screen[None]):
         A sticky one, not caused by a key, stays until escape.
         """
         until = None if is_error or sticky else time.monotonic() + SHOWN_S
-        self.query_one(Notice).add(Note(text, is_error or sticky, until, sticky))
+        self._notice.add(Note(text, is_error or sticky, until, sticky))
 
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
@@ -162,4 +159,4 @@ class Dashboard(Screen[None]):
             box.display = False
             self.set_focus(self._focus_before)
         else:
-            self.query_one(Notice).clear()
+            self._notice.clear()
