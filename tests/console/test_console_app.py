@@ -333,7 +333,11 @@ async def test_80x24_shows_pool_and_requests_and_drops_the_rest(served: Served) 
 
 
 async def test_ascii_console_draws_ascii_only(served: Served) -> None:
-    async with running(served.url, ascii_only=True) as (app, pilot):
+    appearance = choose(depth="truecolor", ascii_only=True)
+    async with running(served.url, appearance=appearance) as (
+        app,
+        pilot,
+    ):
         for keys in (("z",), ("t", "left"), ("escape",), ("question_mark",)):
             await pilot.press(*keys)
             await pilot.pause(0.4)

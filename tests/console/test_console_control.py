@@ -312,11 +312,11 @@ def test_only_irreversible_changes_need_confirmation(
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
     terms = parse_terms("2.5", "", " 3 ")
-    assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
-    assert terms.guard_preemptions == 3
+    assert (terms["confirm_within_s"], terms["guard_inter_token_p95_ms"]) == (150, None)
+    assert terms["guard_preemptions"] == 3
     guarded = parse_terms("", "", "", "0.9", "0.5")
-    assert guarded.params()["guard_canary_agreement"] == 0.9
-    assert guarded.params()["guard_canary_logprob_lost"] == 0.5
+    assert guarded["guard_canary_agreement"] == 0.9
+    assert guarded["guard_canary_logprob_lost"] == 0.5
     for bad in (
         ("-1", "", ""),
         ("", "0", ""),

@@ -79,7 +79,6 @@ class ConsoleApp(App[int]):
         read_only: bool = False,
         fps: float = 10.0,
         appearance: Appearance | None = None,
-        ascii_only: bool = False,
         recording: Path | None = None,
         moment: str | None = None,
         keys: tuple[Key, ...] = KEYS,
@@ -93,7 +92,7 @@ class ConsoleApp(App[int]):
         self.session = Session(
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
-        appearance = appearance or choose(depth="truecolor", ascii_only=ascii_only)
+        appearance = appearance or choose(depth="truecolor")
         self.colours = Colours(self, self.session, self.dashboard, appearance)
         self.guidance = Guidance(self, self.dashboard, wanted=guided)
         self.frames = Frames(

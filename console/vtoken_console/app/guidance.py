@@ -21,19 +21,25 @@ class Guidance:
 
     def update(self, view: View) -> None:
         """Passes the newest facts to the guide, and ends it after its last step."""
-        if self.guide is None or view.model is None or not self._dashboard.synced:
+        model = view.model
+        if self.guide is None or model is None or not self._dashboard.synced:
             return
         cursor = self._dashboard.heatmap.cursor
         if cursor < 0:
             return  # the heatmap is not drawn yet
         screen = self._app.screen
         page = type(screen).__name__
+        status, config = model.status, model.config
+        fragmentation = status.fragmentation if status is not None else None
         self.guide.update(
-            _facts(
-                view,
+            Facts(
                 page=PAGES.get(page, page),
                 cursor=cursor,
                 drafted=bool(getattr(screen, "patch", None)),
+                revision=config.revision if config is not None else 0,
+                relocations=status.reclamation.relocations if status is not None else 0,
+                wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
+                on_trial=config is not None and config.trial is not None,
             )
         )
         if self.guide.finished:
@@ -53,19 +59,3 @@ class Guidance:
         self._dashboard.show_message(
             f"{text} But {error}." if error else text, is_error=bool(error)
         )
-
-
-def _facts(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:
-    """The facts of one frame that a step can wait for."""
-    assert view.model is not None
-    status, config = view.model.status, view.model.config
-    fragmentation = status.fragmentation if status is not None else None
-    return Facts(
-        page=page,
-        cursor=cursor,
-        drafted=drafted,
-        revision=config.revision if config is not None else 0,
-        relocations=status.reclamation.relocations if status is not None else 0,
-        wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
-        on_trial=config is not None and config.trial is not None,
-    )

@@ -20,7 +20,11 @@ Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
 LEADING = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")  # the first rows
 # Settings of several values: a row for each value.
-PARTS = {"protect": wire.Protect, "probe": wire.Probe, "canary": wire.Canary}
+PARTS: dict[str, type[msgspec.Struct]] = {
+    "protect": wire.Protect,
+    "probe": wire.Probe,
+    "canary": wire.Canary,
+}
 SUMMARIES: dict[Path, str] = {  # that say more here than the server's
     ("protect", "template"): (
         "never evict the chat template's first tokens and the answer's header"

@@ -20,15 +20,14 @@ class ConfirmScreen(ModalScreen[bool]):
 
     AUTO_FOCUS = "#cancel"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", show=False),
+        Binding("escape", "dismiss(False)", show=False),
         Binding("left,up", "app.focus_previous", show=False),
         Binding("right,down", "app.focus_next", show=False),
     ]
 
-    def __init__(self, question: list[Paragraph], verb: str) -> None:
+    def __init__(self, question: list[Paragraph]) -> None:
         super().__init__()
         self._question = question
-        self._verb = verb
 
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="page") as page:
@@ -38,10 +37,7 @@ class ConfirmScreen(ModalScreen[bool]):
             yield Outcome(*self._question, id="question")
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)
-                yield Button(self._verb, id="proceed", compact=True, variant="warning")
+                yield Button("Apply", id="proceed", compact=True, variant="warning")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "proceed")
-
-    def action_cancel(self) -> None:
-        self.dismiss(False)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken.recording import RecordingError
+from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
 from vtoken_console.screens.request import Summary
 from vtoken_console.style import units
@@ -49,7 +51,7 @@ class RecordedTextScreen(Screen[None]):
 
     AUTO_FOCUS = "#text"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
+        Binding("escape", "dismiss", show=False),
         Binding("t", "tokens", show=False),
     ]
 
@@ -104,10 +106,6 @@ class RecordedTextScreen(Screen[None]):
             self._show_text(line, "" if row is None else row.policy)
 
     def _show_text(self, line: wire.TextLine, policy: str) -> None:
-        import numpy as np
-
-        from vtoken_console.feed import tokens
-
         page = line.page
         scores = [math.nan if row.score is None else row.score for row in page.rows]
         live = np.array([row.live for row in page.rows], bool)
@@ -129,6 +127,3 @@ class RecordedTextScreen(Screen[None]):
     def action_tokens(self) -> None:
         text = "Recordings hold no tokens and blocks: these are read from a running server."
         self.query_one(Summary).show_message(text, is_error=True)
-
-    def action_leave(self) -> None:
-        self.dismiss()

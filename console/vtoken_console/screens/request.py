@@ -17,6 +17,8 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
+from vtoken_console.changes import controls
+from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
@@ -131,7 +133,7 @@ class RequestScreen(Screen[None]):
 
     AUTO_FOCUS = "#strip"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
+        Binding("escape", "dismiss", show=False),
         Binding("enter", "block", show=False),
         Binding("t", "text", show=False),
         Binding("c", "compact", show=False),
@@ -182,8 +184,6 @@ class RequestScreen(Screen[None]):
             self.run_worker(self._load())
 
     async def _load(self) -> None:
-        from vtoken_console.feed import tokens
-
         summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
@@ -236,8 +236,6 @@ class RequestScreen(Screen[None]):
             self.query_one(TextPanel).show_problem(f"No text: {problem.detail}.", remedy)
 
     def _show_text(self, detail: wire.RequestDetail, table: TokenTable) -> None:
-        from vtoken_console.feed import tokens
-
         panel = self.query_one(TextPanel)
         panel.show_text(
             self._text.tokens[: len(table)],  # the table was read earlier
@@ -245,7 +243,7 @@ class RequestScreen(Screen[None]):
             num_prompt=self._text.num_prompt,
             policy=detail.policy,
             scores=table.score.tolist(),
-            ranks=tokens.score_rank(table, 1).tolist(),
+            ranks=tokens.score_ranks(table.live, table.score).tolist(),
         )
         if panel.follows:
             self.token = panel.cursor
@@ -298,8 +296,6 @@ class RequestScreen(Screen[None]):
         self.run_worker(self._compact(), group="control")
 
     async def _compact(self) -> None:
-        from vtoken_console.changes import controls
-
         summary = self.query_one(Summary)
         hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or self._read_only:
@@ -313,6 +309,3 @@ class RequestScreen(Screen[None]):
             )
         except ProblemError as error:
             summary.show_message(problem_text(error.problem), is_error=True)
-
-    def action_leave(self) -> None:
-        self.dismiss()

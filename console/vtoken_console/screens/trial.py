@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -10,18 +10,18 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, parse_terms
+from vtoken_console.changes.trials import DEFAULT_MINUTES, parse_terms
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
-class TrialScreen(ModalScreen[Terms | None]):
-    """Returns the terms, or None if cancelled."""
+class TrialScreen(ModalScreen[dict[str, Any] | None]):
+    """Returns the terms as arguments of `patch_config`, or None if cancelled."""
 
     AUTO_FOCUS = "#minutes"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", show=False),
+        Binding("escape", "dismiss(None)", show=False),
         Binding("enter", "start", show=False, priority=True),
         Binding("up", "app.focus_previous", show=False),
         Binding("down", "app.focus_next", show=False),
@@ -67,6 +67,3 @@ class TrialScreen(ModalScreen[Terms | None]):
             self.dismiss(parse_terms(*values))
         except ValueError as error:
             self._text.set_paragraphs((f"{error}.", palette.BAD_STYLE))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

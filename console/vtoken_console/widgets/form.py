@@ -6,19 +6,18 @@ Details of the setting under the cursor are below the rows (`setting_detail`). T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from vtoken_console.changes.fields import Field, Path, parse_value, show_value, step_value
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, merge
 from vtoken_console.widgets.scroller import Scroller
-
-if TYPE_CHECKING:
-    from vtoken_console.changes.fields import Field, Path
+from vtoken_console.widgets.setting_detail import detail_lines, num_lines
 
 LABEL, VALUE = 22, 16
 BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the first column of the bounds
@@ -75,8 +74,6 @@ class Form(Scroller):
     @property
     def num_lines(self) -> int:
         """Lines needed for all settings and the longest detail."""
-        from vtoken_console.widgets.setting_detail import num_lines
-
         return self.HEAD + len(self.fields) + max(map(num_lines, self.fields), default=0)
 
     def num_rows(self, view: View) -> int:
@@ -87,8 +84,6 @@ class Form(Scroller):
         return max(1, self.content_size.height - self.HEAD - len(self._detail))
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        from vtoken_console.widgets.setting_detail import detail_lines
-
         field, self._detail = self.current, []
         if field is not None and view.model is not None:
             budget = next((f for f in self.fields if f.path == ("budget_tokens",)), None)
@@ -112,8 +107,6 @@ class Form(Scroller):
         return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        from vtoken_console.changes.fields import show_value
-
         field = self.fields[row]
         value = self.value_of(field)
         typed = self._typed
@@ -152,8 +145,6 @@ class Form(Scroller):
         self.post_message(self.Changed())
 
     def action_change(self, by: int, coarse: bool) -> None:
-        from vtoken_console.changes.fields import step_value
-
         field = self.current
         if field is not None:
             self._typed = None
@@ -166,8 +157,6 @@ class Form(Scroller):
             self._set(field, field.desired)
 
     def action_erase(self) -> None:
-        from vtoken_console.changes.fields import show_value
-
         field = self.current
         if field is not None:
             typed = self._typed
@@ -190,7 +179,5 @@ class Form(Scroller):
             self._type(field, (self._typed[1] if self._typed is not None else "") + text)
 
     def _type(self, field: Field, text: str) -> None:
-        from vtoken_console.changes.fields import parse_value
-
         self._typed = (field.path, text)
         self._set(field, parse_value(field, text))

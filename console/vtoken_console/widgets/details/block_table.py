@@ -8,13 +8,13 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from vtoken_console.feed.tokens import TokenTable, slot_states
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.tokens import TokenTable
 
 LABEL = 8  # columns of a block's id
 MAX_SLOTS = 64  # columns of a block's slots; larger blocks show several slots a column
@@ -57,8 +57,6 @@ class BlockTable(LinesWidget, can_focus=True):
         return LABEL + min(self.block_size, MAX_SLOTS) + 2
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        from vtoken_console.feed.tokens import slot_states
-
         detail, tokens = self.detail, self.table
         if detail is None or tokens is None or not detail.block_table or height < 2:
             return []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vtoken_console.feed.tokens import TokenTable
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import Line, merge
 from vtoken_console.widgets.scroller import Scroller
-
-if TYPE_CHECKING:
-    from vtoken_console.feed.tokens import TokenTable
 
 
 class TokenRows(Scroller):
