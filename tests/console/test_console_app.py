@@ -158,7 +158,7 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
         await pilot.pause(0.2)
         assert "recent_ratio" in screen_text(app)
         await pilot.press("left", "left", "left")
-        names = {f.path[-1] for f in app.screen._form.fields}
+        names = {f.path[-1] for f in app.screen._form.rows}
         assert "sinks" in names
         assert "recent_ratio" not in names
         await pilot.press("down", "right", "enter")
@@ -256,9 +256,9 @@ async def test_filter_narrows_the_table_and_escape_clears_it(
         name = list(core.store.tables)[2]
         requests = app.dashboard.query_one(Requests)
         await pilot.press("slash", *name[-5:], "enter")
-        await until(lambda: [r.id for r in requests._rows] == [name], "not filtered")
+        await until(lambda: [r.id for r in requests.rows] == [name], "not filtered")
         await pilot.press("escape")
-        await until(lambda: len(requests._rows) == len(core.store.tables), "not cleared")
+        await until(lambda: len(requests.rows) == len(core.store.tables), "not cleared")
 
 
 async def test_keys_typed_into_the_filter_are_text_not_commands(served: Served) -> None:

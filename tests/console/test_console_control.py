@@ -192,7 +192,7 @@ async def test_second_change_while_one_is_on_trial_is_refused_in_words(
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
-        await until(lambda: app.screen._form.current.desired == 0.24, "not seen in the form")
+        await until(lambda: app.screen._form.chosen.desired == 0.24, "not seen in the form")
         await pilot.press("left", "enter")
         await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
         assert f"revision 2 by {trial(core).actor} is on trial" in app.screen._outcome.text

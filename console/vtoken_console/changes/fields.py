@@ -6,7 +6,7 @@ sent as typed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,7 +207,7 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
     return int(stepped) if field.kind == "int" else float(stepped)
 
 
-def make_patch(fields: list[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
+def make_patch(fields: Sequence[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
     """The merge patch of the draft; empty if it changes nothing."""
     patch: dict[str, Any] = {}
     for field in fields:

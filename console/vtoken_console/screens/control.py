@@ -120,7 +120,7 @@ class ControlScreen(ModalScreen[None]):
         if height != self._height:  # setting a style triggers a new layout
             self._form.styles.height = self._height = height
         title = f"settings · desired revision {config.revision}"
-        waiting = [f.label.strip() for f in self._form.fields if f.desired != f.effective]
+        waiting = [f.label.strip() for f in self._form.rows if f.desired != f.effective]
         if waiting:
             title += f" · effective revision {config.effective_revision}, waiting: "
             title += ", ".join(waiting[:3])
@@ -129,7 +129,7 @@ class ControlScreen(ModalScreen[None]):
     @property
     def patch(self) -> dict[str, Any]:
         """The patch that applying the draft sends."""
-        return make_patch(self._form.fields, self._form.draft)
+        return make_patch(self._form.rows, self._form.draft)
 
     @property
     def _gates(self) -> list[wire.Gate]:
@@ -204,7 +204,7 @@ class ControlScreen(ModalScreen[None]):
         if not change or config is None:
             self._show_no_change()
             return
-        desired = {f.path: f.desired for f in self._form.fields}
+        desired = {f.path: f.desired for f in self._form.rows}
         changes = ", ".join(
             f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
             for path, value in self._form.draft.items()

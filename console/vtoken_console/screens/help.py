@@ -28,22 +28,15 @@ WORDS = (
 )
 
 
-class HelpLines(Scroller):
+class HelpLines(Scroller[Line]):
     """Scrollable text without a visible cursor."""
 
-    def __init__(self) -> None:
-        super().__init__(id="help-lines")
-        self._page: list[Line] = []
-
-    def num_rows(self, view: View) -> int:
-        return len(self._page)
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self._page = page(view, width)
+        self.rows = page(view, width)
         return super().build_lines(view, width, height)
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        return self._page[row]
+    def build_row(self, view: View, row: Line, width: int, *, selected: bool) -> Line:
+        return row
 
     def action_page(self, by: int) -> None:
         self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by * self.page_rows)
@@ -92,7 +85,7 @@ class HelpScreen(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        lines = HelpLines()
+        lines = HelpLines(id="help-lines")
         lines.border_title = "help: esc closes"
         lines.add_class("page")
         yield lines
