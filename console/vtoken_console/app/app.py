@@ -191,7 +191,7 @@ class ConsoleApp(App[int]):
                 for name in settings
             },
             "zoom-in": self.pages.zoom_in,
-            "zoom-out": lambda: self.dashboard.heatmap.zoom_out(),
+            "zoom-out": self.dashboard.heatmap.zoom_out,
             "open": self.pages.open_chosen,
             "filter": self.dashboard.open_filter,
             "sort": self.dashboard.next_sort,
