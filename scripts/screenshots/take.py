@@ -19,8 +19,9 @@ from scripts.screenshots.scenarios import SCENARIOS, Scenario
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
-from vtoken_console.look.themes import NAMES
+from vtoken_console.style.themes import NAMES
 from vtoken_console.widgets.heatmap.colouring import Mode
+from vtoken_console.widgets.notice import Notice
 
 TIMEOUT_S = 30.0  # until the first data
 REPLAY_S = 120  # length of the flight recording that is replayed
@@ -134,7 +135,7 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
         await pilot.pause(0.1)
     app.dashboard.query_one("#pool").focus()
     for _ in range(3):
-        app.panels.zoom_out()
+        app.dashboard.heatmap.zoom_out()
     app.dashboard.set_view("all")
     if scenario.appearance in NAMES:
         app.colours.set_theme("dark", "truecolor")
@@ -144,5 +145,5 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
         await pilot.press("u")
         await pilot.pause(1.0)
     if "e" in scenario.keys:
-        app.panels.event_kinds()
-    app.dashboard.dismiss_notes()
+        app.dashboard.next_event_kinds()
+    app.dashboard.query_one(Notice).clear()

@@ -26,11 +26,11 @@ from vtoken import commands
 from vtoken.config.request_rules import request_rules
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
-from vtoken_console.look.appearance import choose
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 from vtoken_console.screens.request import RequestScreen
+from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.requests import Requests
 
@@ -158,7 +158,7 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
         await pilot.pause(0.2)
         assert "recent_ratio" in screen_text(app)
         await pilot.press("left", "left", "left")
-        names = {f.path[-1] for f in app.screen._form.fields}
+        names = {f.path[-1] for f in app.screen._form.rows}
         assert "sinks" in names
         assert "recent_ratio" not in names
         await pilot.press("down", "right", "enter")
@@ -256,9 +256,9 @@ async def test_filter_narrows_the_table_and_escape_clears_it(
         name = list(core.store.tables)[2]
         requests = app.dashboard.query_one(Requests)
         await pilot.press("slash", *name[-5:], "enter")
-        await until(lambda: [r.id for r in requests._rows] == [name], "not filtered")
+        await until(lambda: [r.id for r in requests.rows] == [name], "not filtered")
         await pilot.press("escape")
-        await until(lambda: len(requests._rows) == len(core.store.tables), "not cleared")
+        await until(lambda: len(requests.rows) == len(core.store.tables), "not cleared")
 
 
 async def test_keys_typed_into_the_filter_are_text_not_commands(served: Served) -> None:
@@ -333,7 +333,11 @@ async def test_80x24_shows_pool_and_requests_and_drops_the_rest(served: Served) 
 
 
 async def test_ascii_console_draws_ascii_only(served: Served) -> None:
-    async with running(served.url, ascii_only=True) as (app, pilot):
+    appearance = choose(depth="truecolor", ascii_only=True)
+    async with running(served.url, appearance=appearance) as (
+        app,
+        pilot,
+    ):
         for keys in (("z",), ("t", "left"), ("escape",), ("question_mark",)):
             await pilot.press(*keys)
             await pilot.pause(0.4)
@@ -383,8 +387,8 @@ async def test_relocation_is_drawn_on_its_blocks_then_fades(
 async def test_no_motion_reports_moves_without_drawing_them(
     core: LiveEngine, served: Served
 ) -> None:
-    look = choose(depth="truecolor", motion=False)
-    async with running(served.url, size=(120, 36), look=look) as (app, pilot):
+    appearance = choose(depth="truecolor", motion=False)
+    async with running(served.url, size=(120, 36), appearance=appearance) as (app, pilot):
         await pilot.pause(0.3)
         compact(core, next(iter(core.store.tables)))
         await until(lambda: " blk → " in screen_text(app), "not shown")

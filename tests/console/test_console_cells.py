@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken_console.look import cells
-from vtoken_console.look import grid as grid_of
-from vtoken_console.look.appearance import choose
-from vtoken_console.look.ramp import FREE_LEVEL, LEVELS, luminance, ramps
-from vtoken_console.look.words import BLOCK_STATES
+from vtoken_console.style import cells
+from vtoken_console.style import grid as grid_of
+from vtoken_console.style.appearance import choose
+from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, luminance, ramps
+from vtoken_console.style.words import BLOCK_STATES
 from vtoken_console.widgets.heatmap import cell_codes
 from vtoken_console.widgets.heatmap.cell_paint import PHASES, CellPainter
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode

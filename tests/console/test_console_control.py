@@ -192,7 +192,7 @@ async def test_second_change_while_one_is_on_trial_is_refused_in_words(
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
-        await until(lambda: app.screen._form.current.desired == 0.24, "not seen in the form")
+        await until(lambda: app.screen._form.chosen.desired == 0.24, "not seen in the form")
         await pilot.press("left", "enter")
         await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
         assert f"revision 2 by {trial(core).actor} is on trial" in app.screen._outcome.text
@@ -312,11 +312,11 @@ def test_only_irreversible_changes_need_confirmation(
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
     terms = parse_terms("2.5", "", " 3 ")
-    assert (terms.confirm_within_s, terms.guard_inter_token_p95_ms) == (150, None)
-    assert terms.guard_preemptions == 3
+    assert (terms["confirm_within_s"], terms["guard_inter_token_p95_ms"]) == (150, None)
+    assert terms["guard_preemptions"] == 3
     guarded = parse_terms("", "", "", "0.9", "0.5")
-    assert guarded.params()["guard_canary_agreement"] == 0.9
-    assert guarded.params()["guard_canary_logprob_lost"] == 0.5
+    assert guarded["guard_canary_agreement"] == 0.9
+    assert guarded["guard_canary_logprob_lost"] == 0.5
     for bad in (
         ("-1", "", ""),
         ("", "0", ""),

@@ -12,8 +12,8 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vtoken_console.frame.cost import Cost, metered
-from vtoken_console.look.diff_renderer import encode
-from vtoken_console.look.palette import style
+from vtoken_console.style.diff_renderer import encode
+from vtoken_console.style.palette import style
 from vtoken_console.widgets.lines import changed_columns, merge
 
 LOOKS = (

@@ -46,7 +46,7 @@ async def test_images_show_the_page_without_the_dialog(
         text = svg.read_text(encoding="utf-8")
         assert "test-llama" in text
         assert "export&#160;what" not in text
-        app.dashboard.dismiss_notes()
+        app.dashboard.query_one(Notice).clear()
         await exported(app, pilot, "p")
         (png,) = tmp_path.glob("vtoken-*.png")
         assert png.read_bytes().startswith(b"\x89PNG")

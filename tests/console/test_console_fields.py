@@ -18,8 +18,8 @@ from vtoken_console.changes.fields import (
     show_value,
     step_value,
 )
-from vtoken_console.look.values import change_text
 from vtoken_console.screens.control import what_if_paragraphs
+from vtoken_console.style.values import change_text
 from vtoken_console.widgets.notice import problem_text
 
 POLICIES = describe_policies()

@@ -13,7 +13,8 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken.runtime.canary import Check
 from vtoken_console.feed.samples import marker_of
-from vtoken_console.look import units
+from vtoken_console.style import units
+from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.sections import (
     canary_section,
@@ -197,7 +198,8 @@ def charts_text(app: object) -> str:
 async def test_charts_are_curves_up_to_now_and_bars_in_ascii(
     served: Served, ascii_only: bool
 ) -> None:
-    async with running(served.url, size=(120, 36), ascii_only=ascii_only) as (app, _):
+    appearance = choose(depth="truecolor", ascii_only=ascii_only)
+    async with running(served.url, size=(120, 36), appearance=appearance) as (app, _):
         charts = app.dashboard.query_one(Charts)
         dots = "[\u2801-\u28ff]"
         drawn = "#" if ascii_only else dots

@@ -27,7 +27,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
     async with running(served.url, size=(120, 40), guided=True) as (app, pilot):
 
         async def at(number: int) -> None:
-            shown = lambda: app.guidance.guide.shown.number == number  # noqa: E731
+            shown = lambda: app.guidance.guide.number == number  # noqa: E731
             await until(shown, f"step {number} does not come")
 
         await at(1)

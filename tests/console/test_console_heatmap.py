@@ -12,8 +12,8 @@ from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
-from vtoken_console.look.grid import Zoom
 from vtoken_console.screens.block import BlockScreen
+from vtoken_console.style.grid import Zoom
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 

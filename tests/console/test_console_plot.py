@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from vtoken_console.export.dots import with_dots
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.figures.charts import MIN_HEIGHT, MIN_WIDTH, arrange
 from vtoken_console.widgets.figures.plot import bridged, dots, plot, time_axis
 from vtoken_console.widgets.lines import Line

@@ -94,7 +94,7 @@ async def test_every_bound_choice_and_policy_can_be_read(
         await until(lambda: app.screen.query_one(Form).view is not None, "not shown")
         form, model = app.screen.query_one(Form), app.source.feed.model
         names = {info.name for info in model.hello.policies}
-        for number, field in enumerate(form.fields):
+        for number, field in enumerate(form.rows):
             form._go(number)
             if field.path[-1] != "name":
                 words = " ".join(" ".join(detail(form)).split())

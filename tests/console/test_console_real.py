@@ -115,7 +115,7 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
     async with running(served.url, size=(200, 60)) as (app, pilot):
         await pilot.press("m")
         form = app.screen._form
-        place = next(i for i, f in enumerate(form.fields) if f.path[0] == "shadow")
+        place = next(i for i, f in enumerate(form.rows) if f.path[0] == "shadow")
         form._go(place)
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.values().shadow is not None, "no shadow")

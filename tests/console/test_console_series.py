@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtoken_console.feed.series import BIN_S, NUM_BINS, SPANS_S, Marker, Rate, Series
-from vtoken_console.look import units
-from vtoken_console.look.asciify import asciify
+from vtoken_console.style import units
+from vtoken_console.style.asciify import asciify
 from vtoken_console.widgets.figures.bars import bars, nice_top
 
 

@@ -116,7 +116,7 @@ async def test_settings_show_bounds_and_row_count_on_eighty_columns(served: Serv
     async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("t")
         await until(lambda: "reclaim when F exceeds this (0..1)" in words(app), "no bound")
-        total = len(app.screen._form.fields)
+        total = len(app.screen._form.rows)
         await until(lambda: f" of {total}" in screen_text(app), "hides that there are more")
 
 
@@ -139,10 +139,13 @@ async def test_log_shows_freed_blocks_at_any_width(served: Served) -> None:
     )
     async with running(served.url) as (app, _):
         log = app.dashboard.query_one(Events)
-        log._rows = [row]
-        shown = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 50, selected=False))
+        shown = "".join(
+            text for text, _ in log.build_row(app.frames.view(), row, 50, selected=False)
+        )
         assert shown.endswith("1,117 tok of 9a068abb…, freed 121 blk")
-        shown = "".join(text for text, _ in log.build_row(app.frames.view(), 0, 99, selected=False))
+        shown = "".join(
+            text for text, _ in log.build_row(app.frames.view(), row, 99, selected=False)
+        )
         assert shown.endswith(row.summary)
 
 

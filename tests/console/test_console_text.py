@@ -16,12 +16,13 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.text_core import make_evicting
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.look import palette
-from vtoken_console.look.flow import NEWLINE, Flow, printable
-from vtoken_console.look.ramp import luminance
-from vtoken_console.look.themes import DEPTHS, NAMES, score_shades, theme
 from vtoken_console.screens import request
 from vtoken_console.screens.request import RequestScreen
+from vtoken_console.style import palette
+from vtoken_console.style.appearance import choose
+from vtoken_console.style.flow import NEWLINE, Flow, printable
+from vtoken_console.style.ramp import luminance
+from vtoken_console.style.themes import DEPTHS, NAMES, score_shades, theme
 from vtoken_console.widgets.details.text_panel import TextPanel
 
 
@@ -171,7 +172,11 @@ async def test_refused_text_is_shown_with_the_remedy(core: LiveEngine) -> None:
 async def test_without_colour_dead_tokens_are_in_brackets_and_text_is_ascii(
     core: LiveEngine, served: Served
 ) -> None:
-    async with running(served.url, ascii_only=True) as (app, pilot):
+    appearance = choose(depth="truecolor", ascii_only=True)
+    async with running(served.url, appearance=appearance) as (
+        app,
+        pilot,
+    ):
         panel = await open_text(app, pilot)
         text = screen_text(app)
         assert text.isascii()

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from rich.color import Color, ColorSystem
 
-from vtoken_console.look import palette, themes
-from vtoken_console.look.appearance import choose
-from vtoken_console.look.ramp import LEVELS, luminance
-from vtoken_console.look.themes import DEPTHS, NAMES, Theme, theme
+from vtoken_console.style import palette, themes
+from vtoken_console.style.appearance import choose
+from vtoken_console.style.ramp import LEVELS, luminance
+from vtoken_console.style.themes import DEPTHS, NAMES, Theme, theme
 
 THEMES = [theme(name, depth) for name in NAMES for depth in DEPTHS]
 INKS = ("STRONG", "TEXT", "MUTED", "FAINT", "KEY", "GOOD", "WARN", "BAD", "DEAD", "THETA")

@@ -97,14 +97,14 @@ def _source(arguments: Namespace, client: Client) -> str:
 
 def _export(arguments: Namespace, client: Client) -> int:
     from vtoken_console.app.app import ConsoleApp
-    from vtoken_console.look.appearance import choose
     from vtoken_console.output.export_run import ExportError, run
+    from vtoken_console.style.appearance import choose
 
     app = ConsoleApp(
         _source(arguments, client),
         token=client.server.token,
         read_only=True,
-        look=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
+        appearance=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
         recording=_recording(arguments),
         moment=arguments.at,
     )

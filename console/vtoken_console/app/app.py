@@ -7,7 +7,7 @@ draws the newest model `fps` times a second, independently of the server.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,18 +26,20 @@ from vtoken_console.app.guidance import Guidance
 from vtoken_console.app.key_queue import KeyQueue
 from vtoken_console.app.keyfile import keymap
 from vtoken_console.app.pages import Pages
-from vtoken_console.app.panels import Panels
 from vtoken_console.app.replay_controls import ReplayControls
 from vtoken_console.app.session import Session
 from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost, metered
 from vtoken_console.frame.guide import seen_path
-from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS, Key
-from vtoken_console.look.appearance import Appearance, choose
-from vtoken_console.look.themes import DEPTHS, NAMES
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
+from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
+from vtoken_console.style.appearance import Appearance, choose
+from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
+from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
-from vtoken_console.widgets.heatmap.pointer import Pointer
+from vtoken_console.widgets.heatmap.heatmap import Heatmap
+from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 MAX_PENDING = 2  # writes queued for the terminal; with more, frames are dropped
@@ -51,12 +53,13 @@ class ConsoleApp(App[int]):
 
     TITLE = "vToken"
     CSS_PATH = "console.tcss"
-    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
+    VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(
                 k.keys,
-                k.action,
+                f"do('{k.id}')",
                 k.label,
                 id=k.id,
                 key_display=k.shown,
@@ -75,8 +78,7 @@ class ConsoleApp(App[int]):
         token: str | None = None,
         read_only: bool = False,
         fps: float = 10.0,
-        look: Appearance | None = None,
-        ascii_only: bool = False,
+        appearance: Appearance | None = None,
         recording: Path | None = None,
         moment: str | None = None,
         keys: tuple[Key, ...] = KEYS,
@@ -86,21 +88,21 @@ class ConsoleApp(App[int]):
         super().__init__()
         self.keys = keys
         self.max_fps = fps
-        self.dashboard = Dashboard()
+        self.dashboard = Dashboard(keys)
         self.session = Session(
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
-        appearance = look or choose(depth="truecolor", ascii_only=ascii_only)
+        appearance = appearance or choose(depth="truecolor")
         self.colours = Colours(self, self.session, self.dashboard, appearance)
-        self.guidance = Guidance(self, self.dashboard, keys, wanted=guided)
+        self.guidance = Guidance(self, self.dashboard, wanted=guided)
         self.frames = Frames(
             self.session, self.dashboard, self.colours, self.guidance, self.cost, keys, fps
         )
-        self.pages = Pages(self, self.session)
-        self.panels = Panels(self.dashboard, self.pages, keys)
+        self.pages = Pages(self, self.session, self.dashboard)
         self.controls = Controls(self, self.session, self.frames, self.dashboard)
         self.replay = ReplayControls(self.session, self.dashboard)
         self.exporter = Exporter(self, self.session, self.frames, self.dashboard)
+        self.actions = self._make_actions()
         self._key_queue = KeyQueue(self, super().on_event)
         self._dimmed_drawn_at = 0.0  # when the dashboard was last drawn behind a page
 
@@ -145,10 +147,9 @@ class ConsoleApp(App[int]):
         if draw_dimmed:
             self._dimmed_drawn_at = now
         for screen in self.screen_stack:
-            show = getattr(screen, "show", None)
             drawn = screen is self.screen or (draw_dimmed and screen is self.dashboard)
-            if show is not None and drawn and screen.has_class("-composed"):
-                show(view)
+            if drawn and screen.is_mounted:
+                _show(screen, view)
 
     def on_dashboard_frame_requested(self) -> None:
         self.tick()
@@ -164,8 +165,8 @@ class ConsoleApp(App[int]):
     async def on_key_queue_handled(self) -> None:
         await self._key_queue.handled()
 
-    async def on_pointer_zoom_requested(self, event: Pointer.ZoomRequested) -> None:
-        await self.panels.zoom_step(slots=event.slots)
+    async def on_heatmap_zoom_requested(self, event: Heatmap.ZoomRequested) -> None:
+        await self.pages.zoom_step(slots=event.slots)
 
     def on_replay_bar_moment_entered(self, message: ReplayBar.MomentEntered) -> None:
         self.replay.seek_text(message.text)
@@ -175,94 +176,62 @@ class ConsoleApp(App[int]):
 
     # ------------------------------------------------------------ actions
 
-    def action_pause(self) -> None:
-        self.controls.pause()
+    def _make_actions(self) -> dict[str, Callable[[], Any]]:
+        """What each key of the dashboard does, by the key's id."""
+        settings = ("policy", "theta-f", "batch-size", "budget-tokens")
+        return {
+            "pause": self.controls.pause,
+            "compact": self.controls.compact,
+            "compact-dry": self.controls.compact_dry,
+            "undo": self.controls.undo,
+            "undo-dry": self.controls.undo_dry,
+            "confirm": self.controls.confirm,
+            **{
+                name: partial(self.controls.open_settings, name.replace("-", "_"))
+                for name in settings
+            },
+            "zoom-in": self.pages.zoom_in,
+            "zoom-out": self.dashboard.heatmap.zoom_out,
+            "open": self.pages.open_chosen,
+            "filter": self.dashboard.open_filter,
+            "sort": self.dashboard.next_sort,
+            "event-kinds": self.dashboard.next_event_kinds,
+            "view": self.dashboard.next_view,
+            "mode": self.colours.next_mode,
+            "ramp": self.colours.next_ramp,
+            "theme": self.colours.next_theme,
+            "export": self.exporter.open_dialog,
+            "retry": self._retry,
+            "command-palette": self.action_command_palette,
+            "help": self.pages.open_help,
+            "skip-guide": self.guidance.skip,
+            "quit": partial(self.exit, 0),
+        }
 
-    def action_compact(self) -> None:
-        self.controls.compact()
+    def _retry(self) -> None:
+        if self.source is not None:
+            self.source.retry_now()
 
-    def action_compact_dry(self) -> None:
-        self.controls.compact_dry()
-
-    def action_undo(self) -> None:
-        self.controls.undo()
-
-    def action_undo_dry(self) -> None:
-        self.controls.undo_dry()
-
-    def action_confirm(self) -> None:
-        self.controls.confirm()
-
-    async def action_control(self, field: str) -> None:
-        await self.controls.open_settings(field)
-
-    async def action_zoom_in(self) -> None:
-        await self.panels.zoom_in()
-
-    def action_zoom_out(self) -> None:
-        self.panels.zoom_out()
-
-    async def action_open(self) -> None:
-        await self.panels.open()
-
-    def action_filter(self) -> None:
-        self.dashboard.open_filter()
-
-    def action_sort(self) -> None:
-        self.panels.sort()
-
-    def action_event_kinds(self) -> None:
-        self.panels.event_kinds()
-
-    def action_view(self) -> None:
-        self.panels.next_view()
-
-    def action_mode(self) -> None:
-        self.colours.next_mode()
-
-    def action_ramp(self) -> None:
-        self.colours.next_ramp()
-
-    def action_theme(self) -> None:
-        self.colours.next_theme()
+    async def action_do(self, key_id: str) -> None:
+        """Runs the action of one key."""
+        running = self.actions[key_id]()
+        if running is not None:
+            await running
 
     def action_replay(self, what: str) -> None:
         self.replay.do(what)
 
-    async def action_export(self) -> None:
-        await self.exporter.open_dialog()
-
-    def action_skip_guide(self) -> None:
-        self.guidance.skip()
-
-    async def action_help(self) -> None:
-        await self.pages.open_help()
-
-    def action_retry(self) -> None:
-        if self.source is not None:
-            self.source.retry_now()
-
-    async def action_quit(self) -> None:
-        self.exit(0)
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dashboard keys work on the dashboard only, so pages on top can reuse them."""
-        dashboard_actions = {k.action.partition("(")[0] for k in DASHBOARD_KEYS}
-        is_global = action in ("quit", "help", "command_palette", "skip_guide")
-        return is_global or action not in dashboard_actions or self.screen is self.dashboard
+        return action != "do" or parameters[0] in GLOBAL or self.screen is self.dashboard
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then views, colour ramps, colour modes and themes by name."""
         read_only = bool(self.frames.view().read_only_reason)
         for key in self.keys:
-            if key.page:
+            if key.page or key.id == "command-palette" or (key.control and read_only):
                 continue
-            name, _, argument = key.action.partition("(")
-            if key.action == "command_palette" or (key.control and read_only):
-                continue
-            method = getattr(self, f"action_{name}")
-            call = partial(method, argument.strip("')")) if argument else method
-            yield SystemCommand(f"{key.label} ({key.shown})", key.help, call)
+            yield SystemCommand(f"{key.label} ({key.shown})", key.help, self.actions[key.id])
         for name in VIEWS:
             yield SystemCommand(
                 f"view {name}", "panels to show", partial(self.dashboard.set_view, name)
@@ -279,6 +248,16 @@ class ConsoleApp(App[int]):
             for depth in DEPTHS:
                 call = partial(self.colours.set_theme, name, depth)
                 yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
+
+
+def _show(screen: Screen[Any], view: View) -> None:
+    """Passes the view to a screen's own `show`, else to every panel of the screen."""
+    show = getattr(screen, "show", None)
+    if show is not None:
+        show(view)
+        return
+    for panel in screen.query(LinesWidget):
+        panel.show(view)
 
 
 def run(
@@ -307,7 +286,7 @@ def run(
         token=token,
         read_only=read_only,
         fps=fps,
-        look=appearance,
+        appearance=appearance,
         recording=recording,
         moment=moment,
         keys=keys,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from textual.app import App
 
 from vtoken_console.app.session import Session
-from vtoken_console.look.appearance import Appearance
-from vtoken_console.look.diff_renderer import set_color_system
-from vtoken_console.look.themes import NAMES, SYSTEMS
 from vtoken_console.screens.dashboard import Dashboard
+from vtoken_console.style.appearance import Appearance
+from vtoken_console.style.diff_renderer import set_color_system
+from vtoken_console.style.themes import NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 

@@ -64,6 +64,7 @@ class Frames:
         feed = source.feed if source is not None else None
         filled = feed if feed is not None and feed.connection.ever_live else None
         replay = source.replay if source is not None else None
+        guide = self._guidance.guide
         return View(
             url=self._session.url,
             connection=feed.connection if feed else Connection(State.IDLE),
@@ -84,7 +85,7 @@ class Frames:
             cost=self._cost.sample(now),
             keys=self._keys,
             replay=replay,
-            guide=self._guidance.shown,
+            guide_step=guide.number if guide is not None else None,
         )
 
     def _observe(self, model: StreamState, now: float) -> Activity:

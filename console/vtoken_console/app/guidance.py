@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from textual.app import App
 
-from vtoken_console.frame.guide import Facts, Guide, ShownStep, mark_seen, seen_path
-from vtoken_console.frame.keys import Key
+from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
 
@@ -15,33 +14,32 @@ PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}
 class Guidance:
     """`guide` is None unless `wanted`, and None again after it has ended."""
 
-    def __init__(
-        self, app: App[int], dashboard: Dashboard, keys: tuple[Key, ...], *, wanted: bool
-    ) -> None:
+    def __init__(self, app: App[int], dashboard: Dashboard, *, wanted: bool) -> None:
         self._app = app
         self._dashboard = dashboard
-        shown = {key.id: key.shown for key in keys}
-        self.guide = Guide(shown.__getitem__) if wanted else None
-
-    @property
-    def shown(self) -> ShownStep | None:
-        return self.guide.shown if self.guide is not None else None
+        self.guide = Guide() if wanted else None
 
     def update(self, view: View) -> None:
         """Passes the newest facts to the guide, and ends it after its last step."""
-        if self.guide is None or view.model is None or not self._dashboard.synced:
+        model = view.model
+        if self.guide is None or model is None or not self._dashboard.synced:
             return
         cursor = self._dashboard.heatmap.cursor
         if cursor < 0:
             return  # the heatmap is not drawn yet
         screen = self._app.screen
         page = type(screen).__name__
+        status, config = model.status, model.config
+        fragmentation = status.fragmentation if status is not None else None
         self.guide.update(
-            _facts(
-                view,
+            Facts(
                 page=PAGES.get(page, page),
                 cursor=cursor,
                 drafted=bool(getattr(screen, "patch", None)),
+                revision=config.revision if config is not None else 0,
+                relocations=status.reclamation.relocations if status is not None else 0,
+                wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
+                on_trial=config is not None and config.trial is not None,
             )
         )
         if self.guide.finished:
@@ -61,19 +59,3 @@ class Guidance:
         self._dashboard.show_message(
             f"{text} But {error}." if error else text, is_error=bool(error)
         )
-
-
-def _facts(view: View, *, page: str, cursor: int, drafted: bool) -> Facts:
-    """The facts of one frame that a step can wait for."""
-    assert view.model is not None
-    status, config = view.model.status, view.model.config
-    fragmentation = status.fragmentation if status is not None else None
-    return Facts(
-        page=page,
-        cursor=cursor,
-        drafted=drafted,
-        revision=config.revision if config is not None else 0,
-        relocations=status.reclamation.relocations if status is not None else 0,
-        wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
-        on_trial=config is not None and config.trial is not None,
-    )

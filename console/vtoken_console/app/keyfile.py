@@ -23,14 +23,13 @@ from typing import Any
 from textual.binding import Binding
 from textual.keys import Keys
 
-from vtoken_console.frame.keys import KEYS, Key, shown_key
+from vtoken_console.frame.keys import GLOBAL, KEYS, Key, shown_key
 
 MODIFIERS = ("ctrl+", "shift+", "alt+")
 NAMED = {key.value for key in Keys}
 NAVIGATION = frozenset(
     ("up", "down", "left", "right", "pageup", "pagedown", "home", "end", "tab", "shift+tab")
 )
-GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})
 
 
 class KeyFileError(ValueError):

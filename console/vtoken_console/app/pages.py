@@ -1,4 +1,4 @@
-"""Opens the pages above the dashboard: a request, a block, the keys."""
+"""Opens what is under the cursor, and the pages above the dashboard: a request, a block, keys."""
 
 from __future__ import annotations
 
@@ -6,14 +6,41 @@ from textual.app import App
 from textual.screen import Screen
 
 from vtoken_console.app.session import Session
+from vtoken_console.screens.dashboard import Dashboard
+from vtoken_console.widgets.events import Events
+from vtoken_console.widgets.heatmap.heatmap import Heatmap
+from vtoken_console.widgets.requests import Requests
 
 
 class Pages:
     """Each page is imported when it is first opened."""
 
-    def __init__(self, app: App[int], session: Session) -> None:
+    def __init__(self, app: App[int], session: Session, dashboard: Dashboard) -> None:
         self._app = app
         self._session = session
+        self._dashboard = dashboard
+
+    async def zoom_in(self) -> None:
+        self._dashboard.heatmap.focus()
+        await self.zoom_step(slots=True)
+
+    async def zoom_step(self, *, slots: bool) -> None:
+        """Zooms in one level. The level after the last is a block's page, if `slots`."""
+        heatmap = self._dashboard.heatmap
+        if not heatmap.zoom_in() and slots:
+            await self.open_block(heatmap.cursor)
+
+    async def open_chosen(self) -> None:
+        """Opens the page of the item under the focused panel's cursor."""
+        focused = self._dashboard.focused
+        if isinstance(focused, Heatmap):
+            await self.zoom_in()
+        elif isinstance(focused, Requests) and focused.chosen is not None:
+            await self.open_request(focused.chosen.id)
+        elif isinstance(focused, Events) and focused.chosen is not None:
+            request_id = focused.chosen.data.get("request_id")
+            if request_id:
+                await self.open_request(str(request_id))
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
         """Opens a request's page; in a recording with text, the page of the recorded text.

@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from vtoken_console.look import units
-from vtoken_console.look.values import change_text, value_text
+from vtoken_console.style import units
+from vtoken_console.style.values import change_text, value_text
 
 if TYPE_CHECKING:
     from vtoken import wire

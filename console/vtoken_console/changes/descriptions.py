@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console.changes.controls import applied_text, effective_text
-from vtoken_console.look import palette, units
-from vtoken_console.look.values import change_text
+from vtoken_console.style import palette, units
+from vtoken_console.style.values import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.look.palette import Paragraph
+    from vtoken_console.style.palette import Paragraph
 
 EVICTION_RULES = frozenset(
     {

@@ -6,11 +6,12 @@ sent as typed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from vtoken import wire
 from vtoken.bounds import bounds_of
@@ -18,10 +19,20 @@ from vtoken.bounds import bounds_of
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
 LEADING = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")  # the first rows
-PROTECTED_PARTS = {
-    "template": "never evict the chat template's first tokens and the answer's header",
-    "system": "never evict the system prompt",
-    "last_user": "never evict the last user turn",
+# Settings of several values: a row for each value.
+PARTS: dict[str, type[msgspec.Struct]] = {
+    "protect": wire.Protect,
+    "probe": wire.Probe,
+    "canary": wire.Canary,
+}
+SUMMARIES: dict[Path, str] = {  # that say more here than the server's
+    ("protect", "template"): (
+        "never evict the chat template's first tokens and the answer's header"
+    ),
+    ("protect", "system"): "never evict the system prompt",
+    ("protect", "last_user"): "never evict the last user turn",
+    ("probe", "layers"): "probed layers, comma separated; empty: calibrated, or 0.7 deep",
+    ("probe", "heads"): "probed query heads, comma separated; empty: calibrated, or all",
 }
 
 
@@ -59,90 +70,54 @@ def make_fields(
     desired = msgspec.to_builtins(config.desired)
     effective = msgspec.to_builtins(config.effective)
     infos = {info.name: info for info in policies}
-    bound = config.bounds.get("policy")
-    choices = tuple(infos) or tuple((bound.choices if bound else None) or ())
     info = infos.get(chosen_policy)
-    fields = [
-        Field(
-            POLICY,
-            "policy",
-            "enum",
-            f"{info.summary} ({info.source})" if info else "",
-            desired["policy"]["name"],
-            effective["policy"]["name"],
-            choices=choices,
-        )
-    ]
+    bounds = config.bounds
+    policy = wire.Bound(
+        type="enum",
+        summary=f"{info.summary} ({info.source})" if info else "",
+        choices=list(infos) or (bounds["policy"].choices if "policy" in bounds else None),
+    )
+    now = (desired["policy"]["name"], effective["policy"]["name"])
+    fields = [_field(POLICY, "policy", policy, *now)]
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
-    names = [n for n in LEADING if n in config.bounds]
-    objects = ("policy", "probe", "protect", "shadow", "canary")
-    names += [n for n in config.bounds if n not in (*LEADING, *objects)]
-    for name in names:
-        b = config.bounds[name]
-        fields.append(
-            Field(
-                (name,),
-                name,
-                b.type,
-                b.summary,
-                desired.get(name),
-                effective.get(name),
-                b.minimum,
-                b.maximum,
-                tuple(b.choices or ()),
-            )
-        )
-    if "shadow" in config.bounds:
-        b = config.bounds["shadow"]
+    names = [n for n in LEADING if n in bounds]
+    names += [n for n in bounds if n not in (*LEADING, "policy", "shadow", *PARTS)]
+    fields += [
+        _field((name,), name, bounds[name], desired.get(name), effective.get(name))
+        for name in names
+    ]
+    if "shadow" in bounds:
         new, old = ((v.get("shadow") or {}).get("name", "none") for v in (desired, effective))
-        choices = tuple(b.choices or ())
-        fields.append(
-            Field(("shadow", "name"), "shadow", "enum", b.summary, new, old, choices=choices)
-        )
-    for part in desired.get("protect", {}) if "protect" in config.bounds else ():
-        fields.append(
-            Field(
-                ("protect", part),
-                f"protect {part}",
-                "bool",
-                PROTECTED_PARTS.get(part, ""),
-                desired["protect"][part],
-                effective["protect"].get(part),
-            )
-        )
-    if "probe" in config.bounds:
-        for name, kind, text in (
-            ("layers", "list", "probed layers, comma separated; empty: calibrated, or 0.7 deep"),
-            ("heads", "list", "probed query heads, comma separated; empty: calibrated, or all"),
-            ("every_steps", "int", "probe every k-th step"),
-        ):
-            fields.append(
-                Field(
-                    ("probe", name),
-                    f"probe {name}",
-                    kind,
-                    text,
-                    desired["probe"][name],
-                    effective["probe"][name],
-                    1 if kind == "int" else None,
+        bound = structs.replace(bounds["shadow"], type="enum")
+        fields.append(_field(("shadow", "name"), "shadow", bound, new, old))
+    for part, kind in PARTS.items():
+        if part in bounds:
+            fields += [
+                _field(
+                    (part, name),
+                    f"{part} {name}",
+                    bound,
+                    desired[part][name],
+                    effective[part][name],
                 )
-            )
-    if "canary" in config.bounds:
-        fields += [
-            Field(
-                ("canary", name),
-                f"canary {name}",
-                b.type,
-                b.summary,
-                desired["canary"][name],
-                effective["canary"][name],
-                b.minimum,
-                b.maximum,
-            )
-            for name, b in bounds_of(wire.Canary).items()
-        ]
+                for name, bound in bounds_of(kind).items()
+            ]
     return fields
+
+
+def _field(path: Path, label: str, bound: wire.Bound, desired: Any, effective: Any) -> Field:
+    return Field(
+        path,
+        label,
+        bound.type,
+        SUMMARIES.get(path, bound.summary),
+        desired,
+        effective,
+        bound.minimum,
+        bound.maximum,
+        tuple(bound.choices or ()),
+    )
 
 
 def _params(
@@ -232,7 +207,7 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
     return int(stepped) if field.kind == "int" else float(stepped)
 
 
-def make_patch(fields: list[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
+def make_patch(fields: Sequence[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
     """The merge patch of the draft; empty if it changes nothing."""
     patch: dict[str, Any] = {}
     for field in fields:

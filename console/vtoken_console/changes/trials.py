@@ -5,10 +5,9 @@ Times are server times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.look import units
+from vtoken_console.style import units
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -16,31 +15,13 @@ if TYPE_CHECKING:
 DEFAULT_MINUTES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms of a trial; None: no limit."""
-
-    confirm_within_s: int | None = None
-    guard_inter_token_p95_ms: float | None = None
-    guard_preemptions: int | None = None
-    guard_canary_agreement: float | None = None
-    guard_canary_logprob_lost: float | None = None
-
-    def params(self) -> dict[str, Any]:
-        """The terms as arguments of `patch_config`."""
-        return {
-            "confirm_within_s": self.confirm_within_s,
-            "guard_inter_token_p95_ms": self.guard_inter_token_p95_ms,
-            "guard_preemptions": self.guard_preemptions,
-            "guard_canary_agreement": self.guard_canary_agreement,
-            "guard_canary_logprob_lost": self.guard_canary_logprob_lost,
-        }
-
-
 def parse_terms(
     minutes: str, p95_ms: str, preemptions: str, agreement: str = "", lost: str = ""
-) -> Terms:
-    """Parses typed terms; empty: no limit. Raises ValueError with field, value and bound."""
+) -> dict[str, Any]:
+    """Typed terms as arguments of `patch_config`; empty: no limit.
+
+    Raises ValueError with field, value and bound.
+    """
     from vtoken.wire import MAX_GUARD_LOGPROB  # here, to keep the first frame fast
 
     limit = _number("minutes", minutes, "above 0")
@@ -59,13 +40,13 @@ def parse_terms(
         raise ValueError(f"log-probability lost = {most:g} is not in 0..{MAX_GUARD_LOGPROB:g}")
     if count is not None and (count < 0 or count != int(count)):
         raise ValueError(f"preemptions = {preemptions} is not a whole number, 0 or more")
-    return Terms(
-        None if limit is None else max(1, round(limit * 60)),
-        p95,
-        None if count is None else int(count),
-        least,
-        most,
-    )
+    return {
+        "confirm_within_s": None if limit is None else max(1, round(limit * 60)),
+        "guard_inter_token_p95_ms": p95,
+        "guard_preemptions": None if count is None else int(count),
+        "guard_canary_agreement": least,
+        "guard_canary_logprob_lost": most,
+    }
 
 
 def _number(name: str, text: str, bound: str) -> float | None:

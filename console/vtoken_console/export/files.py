@@ -18,14 +18,8 @@ import numpy as np
 from vtoken import wire
 from vtoken.stream.reducer import StreamState
 from vtoken_console.feed.series import BIN_S, NUM_BINS, Series
+from vtoken_console.style.words import flag_words
 
-FLAG_NAMES = {
-    wire.FLAG_USED: "used",
-    wire.FLAG_SHARED: "shared",
-    wire.FLAG_HASHED: "hashed",
-    wire.FLAG_IN_FLIGHT: "in flight",
-    wire.FLAG_TAIL: "tail",
-}
 KINDS = ("svg", "png", "csv", "json")
 
 
@@ -82,8 +76,9 @@ def _blocks(model: StreamState) -> Iterable[Sequence[Any]]:
     owners = model.owner.tolist() or [0] * model.num_blocks
     rows = zip(model.live.tolist(), model.flags.tolist(), owners, strict=True)
     for block, (live, flags, owner) in enumerate(rows):
-        state = " ".join(name for bit, name in FLAG_NAMES.items() if flags & bit) or "free"
-        yield block, live, state, names.get(owner, "")
+        words = ["used"] if flags & wire.FLAG_USED else []
+        state = [*words, *flag_words(flags)]
+        yield block, live, " ".join(state) or "free", names.get(owner, "")
 
 
 def _requests(model: StreamState) -> Iterable[Sequence[Any]]:

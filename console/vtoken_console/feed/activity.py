@@ -8,7 +8,6 @@ restart, another geometry or a clock that goes back (a seek in a replay) resets 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from vtoken import wire
 from vtoken.stream.reducer import StreamState
-from vtoken_console.look.cells import F32, U16
+from vtoken_console.style.cells import F32, U16
 
 CHURN_TAU_S = 4.0  # time constant of the exponential decay of churn
 FADE_S = 1.2  # how long a movement is drawn
@@ -89,12 +88,11 @@ class Activity:
 
     # ------------------------------------------------------------ observing
 
-    def observe(self, model: StreamState, now: float | None = None) -> None:
+    def observe(self, model: StreamState, now: float) -> None:
         """Records the changes of the newest model at monotonic time `now` [s]."""
         old, self._model = self._model, model
         if model is old:
             return
-        now = time.monotonic() if now is None else now
         back, self.ts = model.ts < self.ts, model.ts
         newest = model.events[-1].seq if model.events else 0
         if old is None or back or model.epoch != old.epoch or model.num_blocks != self.num_blocks:

@@ -1,7 +1,4 @@
-"""The state of the connection to the server: an enum, a transition table and a frozen value.
-
-A transition outside TRANSITIONS raises IllegalTransition.
-"""
+"""The state of the connection to the server: an enum and a frozen value."""
 
 from __future__ import annotations
 
@@ -19,21 +16,6 @@ class State(Enum):
     CLOSED = "closed"
 
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.IDLE: frozenset({State.CONNECTING, State.CLOSED}),
-    State.CONNECTING: frozenset({State.SYNCING, State.LOST, State.REFUSED, State.CLOSED}),
-    State.SYNCING: frozenset({State.LIVE, State.LOST, State.REFUSED, State.CLOSED}),
-    State.LIVE: frozenset({State.LOST, State.CLOSED}),
-    State.LOST: frozenset({State.CONNECTING, State.CLOSED}),
-    State.REFUSED: frozenset({State.CONNECTING, State.CLOSED}),
-    State.CLOSED: frozenset(),
-}
-
-
-class IllegalTransition(RuntimeError):  # noqa: N818 - named for the event
-    """TRANSITIONS does not allow this change of state."""
-
-
 @dataclass(frozen=True, slots=True)
 class Connection:
     """`since`, `next_try`: Unix seconds. `failures`: consecutive failed attempts."""
@@ -49,11 +31,6 @@ class Connection:
         self, state: State, now: float, *, error: str = "", next_try: float | None = None
     ) -> Connection:
         """The connection after a transition to `state` at Unix time `now`."""
-        if state not in TRANSITIONS[self.state]:
-            allowed = ", ".join(sorted(s.value for s in TRANSITIONS[self.state])) or "nothing"
-            raise IllegalTransition(
-                f"from {self.state.value}: expected {allowed}; found {state.value}"
-            )
         failed = state in (State.LOST, State.REFUSED)
         # `since` is when data stopped; it stays the same over all attempts until data flows again.
         restart = state is State.LIVE or self.state in (State.IDLE, State.LIVE)

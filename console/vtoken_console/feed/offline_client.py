@@ -9,7 +9,7 @@ from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
 from vtoken.stream.reducer import StreamState
-from vtoken_console.look.words import flag_words
+from vtoken_console.style.words import flag_words
 
 T = TypeVar("T")
 

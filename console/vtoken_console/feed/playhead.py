@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 
-from vtoken_console.look import units
+from vtoken_console.style import units
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 DAY_S = 24 * 3600

@@ -64,10 +64,10 @@ class Replay:
     # ------------------------------------------------------------ controls
 
     @property
-    def replay(self) -> ReplayStatus | None:
+    def replay(self) -> ReplayStatus:
         index, playhead = self.index, self._playhead
         return ReplayStatus(
-            name=self._path.name,
+            name=self.name,
             ts=self._target_ts
             if self._target_ts is not None
             else min(self._now_ts(), index.last_ts),
@@ -135,9 +135,7 @@ class Replay:
 
         Raises RecordingError.
         """
-        status = self.replay
-        assert status is not None
-        text = self.index.text_before(request_id, status.ts)
+        text = self.index.text_before(request_id, self.replay.ts)
         if text is None:
             return None
         if self._text is None or self._text[0] != text:

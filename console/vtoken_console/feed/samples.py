@@ -9,7 +9,7 @@ import math
 
 from vtoken import wire
 from vtoken_console.feed.series import Marker, Rate
-from vtoken_console.look.values import change_text
+from vtoken_console.style.values import change_text
 
 NAMES = (
     "f",
@@ -31,29 +31,20 @@ class Sampler:
     """Converts statuses, in order of time, to values in the order of NAMES."""
 
     def __init__(self) -> None:
-        self._rates = {name: Rate() for name in ("generated", "moved", "copy", "plan")}
+        self._generated, self._moved, self._copy_us, self._plan_us = (Rate() for _ in range(4))
 
     def sample(self, status: wire.Status) -> tuple[float, ...]:
-        done, latency = status.reclamation, status.latency
-        rate = {
-            name: self._rates[name].add(status.ts, total)
-            for name, total in (
-                ("generated", status.tokens.generated),
-                ("moved", done.moved_tokens),
-                ("copy", done.copy_us),
-                ("plan", done.plan_us),
-            )
-        }
+        ts, done, latency = status.ts, status.reclamation, status.latency
         return (
             status.fragmentation.f,
             status.fragmentation.theta_f,
             status.blocks.free,
-            rate["generated"],
-            rate["moved"],
+            self._generated.add(ts, status.tokens.generated),
+            self._moved.add(ts, done.moved_tokens),
             _nan_if_none(latency.ttft.p95_ms if latency else None),
             _nan_if_none(latency.inter_token.p95_ms if latency else None),
-            rate["copy"] / 1e6,
-            rate["plan"] / 1e6,
+            self._copy_us.add(ts, done.copy_us) / 1e6,
+            self._plan_us.add(ts, done.plan_us) / 1e6,
         )
 
 

@@ -1,6 +1,6 @@
 """The token table of one request as arrays, and its reduction to cells in logical order.
 
-T tokens; a token's id is its index in every array.
+T tokens; a token's id is its index in every array. A reduction needs at least one token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken_console.look.cells import F32, Ints
+from vtoken_console.style.cells import F32, Ints
 
 NOWHERE = -1  # block of a dead token whose slot was reclaimed or recycled
 
@@ -61,8 +61,6 @@ def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
 def live_share(table: TokenTable, per_cell: int) -> F32:
     """Mean live share of every cell of `per_cell` tokens [ceil(T / per_cell)]."""
     starts = np.arange(0, len(table), per_cell)
-    if not len(starts):
-        return np.zeros(0, np.float32)
     sums = np.add.reduceat(table.live.astype(np.float32), starts)
     sizes = np.diff(np.append(starts, len(table)))
     share: F32 = (sums / sizes).astype(np.float32)
@@ -72,8 +70,6 @@ def live_share(table: TokenTable, per_cell: int) -> F32:
 def any_protected(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:
     """For every cell of `per_cell` tokens [ceil(T / per_cell)], whether any token is protected."""
     starts = np.arange(0, len(table), per_cell)
-    if not len(starts):
-        return np.zeros(0, np.bool_)
     found: npt.NDArray[np.bool_] = np.logical_or.reduceat(table.protected, starts)
     return found
 
@@ -82,8 +78,6 @@ def score_rank(table: TokenTable, per_cell: int) -> F32:
     """The highest rank 0..1 of a cell's live scored tokens; NaN if it has none."""
     rank = np.nan_to_num(score_ranks(table.live, table.score), nan=-1)
     starts = np.arange(0, len(table), per_cell)
-    if not len(starts):
-        return np.zeros(0, np.float32)
     best = np.maximum.reduceat(rank, starts)
     best[best < 0] = np.nan
     return best

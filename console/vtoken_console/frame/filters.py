@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.look.words import BLOCK_STATES, REQUEST_STATES
+from vtoken_console.style.words import BLOCK_STATES, REQUEST_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,10 +33,6 @@ class Filter:
     def __bool__(self) -> bool:
         return bool(self.terms) and not self.problem
 
-    def values(self, key: str) -> tuple[tuple[str, ...], ...]:
-        """The alternatives of every term of `key`."""
-        return tuple(values for name, values in self.terms if name == key)
-
     @property
     def selects_requests(self) -> bool:
         """Whether any term is about requests, not only about blocks."""
@@ -47,7 +43,8 @@ class Filter:
     @property
     def block_states(self) -> tuple[tuple[str, ...], ...]:
         """The terms about block states."""
-        found = (tuple(v for v in values if v in BLOCK_STATES) for values in self.values("state"))
+        states = (values for key, values in self.terms if key == "state")
+        found = (tuple(v for v in values if v in BLOCK_STATES) for values in states)
         return tuple(values for values in found if values)
 
     def matches(self, row: RequestRow) -> bool:
@@ -118,7 +115,7 @@ def block_mask(wanted: Filter, model: StreamState) -> Any:
     """Whether each block matches: bool [N]. Terms about unreported owners are ignored."""
     import numpy as np
 
-    from vtoken_console.look.cells import in_state
+    from vtoken_console.style.cells import in_state
 
     mask = np.ones(model.num_blocks, bool)
     for values in wanted.block_states:

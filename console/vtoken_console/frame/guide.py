@@ -26,15 +26,6 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownStep:
-    """One step with the keys filled in."""
-
-    number: int
-    total: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """`text` has {key:id} for the key of an action; `first` in `done(first, now)`: at its start."""
 
@@ -96,27 +87,15 @@ STEPS: tuple[Step, ...] = (
 
 
 class Guide:
-    """The current step of STEPS; `finished` after the last one."""
+    """`number` of the current step, from 1; `finished` after the last one."""
 
-    def __init__(self, key: Callable[[str], str]) -> None:
-        self._key = key
-        self._at = 0
+    def __init__(self) -> None:
+        self.number = 1
         self._first: Facts | None = None
 
     @property
     def finished(self) -> bool:
-        return self._at >= len(STEPS)
-
-    @property
-    def shown(self) -> ShownStep | None:
-        if self.finished:
-            return None
-        text = STEPS[self._at].text
-        while "{key:" in text:
-            before, _, rest = text.partition("{key:")
-            name, _, after = rest.partition("}")
-            text = f"{before}{self._key(name)}{after}"
-        return ShownStep(self._at + 1, len(STEPS), text)
+        return self.number > len(STEPS)
 
     def update(self, now: Facts) -> None:
         """Advances if the current step's condition holds."""
@@ -124,8 +103,8 @@ class Guide:
             return
         if self._first is None:
             self._first = now
-        if STEPS[self._at].done(self._first, now):
-            self._at += 1
+        if STEPS[self.number - 1].done(self._first, now):
+            self.number += 1
             self._first = now
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 class Key:
     """`keys`: Textual's names, comma separated; `rank` 0 is dropped last from the key bar.
 
-    `page`: the page on which it works; empty for the dashboard.
+    `id`: the action's name in key files. `page`: the page on which it works; empty for the
+    dashboard.
     """
 
     keys: str
     shown: str
-    action: str
+    id: str
     label: str
     help: str
     group: str
@@ -26,26 +27,20 @@ class Key:
     rank: int = 9
     page: str = ""
 
-    @property
-    def id(self) -> str:
-        """Its name in key files: pause, theta-f, zoom-in."""
-        name, _, argument = self.action.partition("(")
-        return (argument.strip("')") or name).replace("_", "-")
-
 
 KEYS: tuple[Key, ...] = (
     Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
     Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
-    Key("C", "C", "compact_dry", "dry run", "dry run of a compaction", "Act", rank=8),
+    Key("C", "C", "compact-dry", "dry run", "dry run of a compaction", "Act", rank=8),
     Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
-    Key("U", "U", "undo_dry", "undo?", "dry run of undo", "Act"),
+    Key("U", "U", "undo-dry", "undo?", "dry run of undo", "Act"),
     Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
-    Key("P", "P", "control('policy')", "policy", "choose policy and parameters", "Set", rank=2),
-    Key("t", "t", "control('theta_f')", "theta", "set the threshold theta_F", "Set", rank=3),
-    Key("b", "b", "control('batch_size')", "batch", "set B, blocks of one round", "Set", rank=4),
-    Key("m", "m", "control('budget_tokens')", "more", "all settings, with what-if", "Set", rank=5),
-    Key("z", "z", "zoom_in", "zoom", "pool, region, blocks, slots of a block", "Look", rank=4),
-    Key("Z,backspace", "Z", "zoom_out", "zoom out", "back out", "Look"),
+    Key("P", "P", "policy", "policy", "choose policy and parameters", "Set", rank=2),
+    Key("t", "t", "theta-f", "theta", "set the threshold theta_F", "Set", rank=3),
+    Key("b", "b", "batch-size", "batch", "set B, blocks of one round", "Set", rank=4),
+    Key("m", "m", "budget-tokens", "more", "all settings, with what-if", "Set", rank=5),
+    Key("z", "z", "zoom-in", "zoom", "pool, region, blocks, slots of a block", "Look", rank=4),
+    Key("Z,backspace", "Z", "zoom-out", "zoom out", "back out", "Look"),
     Key(
         "enter",
         "enter",
@@ -65,7 +60,7 @@ KEYS: tuple[Key, ...] = (
         rank=6,
     ),
     Key("s", "s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
-    Key("e", "e", "event_kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
+    Key("e", "e", "event-kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
     Key("v", "v", "view", "view", "all panels, or one of them alone", "Look", rank=6),
     Key(
         "k",
@@ -106,18 +101,19 @@ KEYS: tuple[Key, ...] = (
     Key(
         "colon",
         ":",
-        "command_palette",
+        "command-palette",
         "command",
         "find any command by name (also ctrl+p)",
         "Console",
         rank=3,
     ),
     Key("question_mark", "?", "help", "help", "this page", "Console", rank=0),
-    Key("ctrl+g", "^g", "skip_guide", "skip guide", "end the guided first minute", "Console"),
+    Key("ctrl+g", "^g", "skip-guide", "skip guide", "end the guided first minute", "Console"),
     Key("q", "q", "quit", "quit", "leave; the server goes on", "Console", rank=0),
 )
 
 DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
+GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})  # work on every page
 
 
 def shown_key(keys: str) -> str:

@@ -12,8 +12,8 @@ from vtoken_console.feed.connection import Connection
 from vtoken_console.frame.cost import NO_COST, CostSample
 from vtoken_console.frame.filters import NO_FILTER, Filter
 from vtoken_console.frame.keys import KEYS, Key
-from vtoken_console.look.ramp import Ramp
-from vtoken_console.look.themes import Theme
+from vtoken_console.style.ramp import Ramp
+from vtoken_console.style.themes import Theme
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vtoken_console.feed.activity import Activity
     from vtoken_console.feed.playhead import ReplayStatus
     from vtoken_console.feed.series import Series
-    from vtoken_console.frame.guide import ShownStep
 
 SILENT_S = 5.0
 
@@ -49,7 +48,7 @@ class View:
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
     replay: ReplayStatus | None = None  # None: a live server
-    guide: ShownStep | None = None  # the step of the guided first minute
+    guide_step: int | None = None  # of the guided first minute, from 1; None: not running
 
     @property
     def is_link_silent(self) -> bool:

@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken.client import ProblemError
-from vtoken_console.frame.view import View
 from vtoken_console.widgets.details.block_page import BlockPage
 from vtoken_console.widgets.notice import problem_text
 
@@ -37,8 +36,7 @@ class BlockScreen(ModalScreen[None]):
         super().__init__()
         self._open_owner = open_owner
         self._source = source
-        self._page = BlockPage()
-        self._page.block = block_id
+        self._page = BlockPage(block_id)
 
     def compose(self) -> ComposeResult:
         yield self._page
@@ -46,12 +44,6 @@ class BlockScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self._query)
         self._query()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        keys = "left/right next block   enter open owner   esc close"
-        self._page.set_titles(f"block {self._page.block:,}", keys)
-        self._page.show(view)
 
     def _query(self) -> None:
         self.run_worker(self._load(self._page.block), exclusive=True)

@@ -10,8 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button
 
-from vtoken_console.frame.view import View
-from vtoken_console.look.palette import Paragraph
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
@@ -21,36 +20,24 @@ class ConfirmScreen(ModalScreen[bool]):
 
     AUTO_FOCUS = "#cancel"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", show=False),
+        Binding("escape", "dismiss(False)", show=False),
         Binding("left,up", "app.focus_previous", show=False),
         Binding("right,down", "app.focus_next", show=False),
     ]
 
-    def __init__(self, question: list[Paragraph], verb: str) -> None:
+    def __init__(self, question: list[Paragraph]) -> None:
         super().__init__()
         self._question = question
-        self._verb = verb
-        self._text = Outcome(id="question")
 
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="page") as page:
             page.border_title = "this cannot be undone"
             subtitle = "←→ choose   enter do it   esc cancel"
             page.border_subtitle = terminal_text(self, subtitle)
-            yield self._text
+            yield Outcome(*self._question, id="question")
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)
-                yield Button(self._verb, id="proceed", compact=True, variant="warning")
-
-    def on_mount(self) -> None:
-        self._text.set_paragraphs(*self._question)
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._text.show(view)
+                yield Button("Apply", id="proceed", compact=True, variant="warning")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "proceed")
-
-    def action_cancel(self) -> None:
-        self.dismiss(False)

@@ -29,12 +29,11 @@ from vtoken_console.changes.descriptions import (
     what_if_paragraphs,
 )
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
-from vtoken_console.changes.trials import Terms
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.palette import Paragraph
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.style import palette
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.lines import terminal_text
@@ -53,7 +52,7 @@ OUTCOME_LINES = 10  # its border included
 
 class ControlScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
+        Binding("escape", "dismiss", show=False),
         Binding("enter", "apply", id="apply", show=False, priority=True),
         Binding("ctrl+t", "trial", id="trial", show=False, priority=True),
         Binding("ctrl+y", "keep", id="keep", show=False, priority=True),
@@ -91,7 +90,6 @@ class ControlScreen(ModalScreen[None]):
         self._refill()
         self._form.focus()
         self._idle()
-        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         """Updates desired and effective values; the draft stays."""
@@ -122,7 +120,7 @@ class ControlScreen(ModalScreen[None]):
         if height != self._height:  # setting a style triggers a new layout
             self._form.styles.height = self._height = height
         title = f"settings · desired revision {config.revision}"
-        waiting = [f.label.strip() for f in self._form.fields if f.desired != f.effective]
+        waiting = [f.label.strip() for f in self._form.rows if f.desired != f.effective]
         if waiting:
             title += f" · effective revision {config.effective_revision}, waiting: "
             title += ", ".join(waiting[:3])
@@ -131,7 +129,7 @@ class ControlScreen(ModalScreen[None]):
     @property
     def patch(self) -> dict[str, Any]:
         """The patch that applying the draft sends."""
-        return make_patch(self._form.fields, self._form.draft)
+        return make_patch(self._form.rows, self._form.draft)
 
     @property
     def _gates(self) -> list[wire.Gate]:
@@ -197,7 +195,7 @@ class ControlScreen(ModalScreen[None]):
 
     def action_apply(self) -> None:
         if not self._refused():
-            self._start_apply(None)
+            self._start_apply({})
 
     def action_trial(self) -> None:
         if self._refused():
@@ -206,7 +204,7 @@ class ControlScreen(ModalScreen[None]):
         if not change or config is None:
             self._show_no_change()
             return
-        desired = {f.path: f.desired for f in self._form.fields}
+        desired = {f.path: f.desired for f in self._form.rows}
         changes = ", ".join(
             f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
             for path, value in self._form.draft.items()
@@ -214,7 +212,7 @@ class ControlScreen(ModalScreen[None]):
         status = self._source.feed.model.status
         p95 = status.latency.inter_token.p95_ms if status and status.latency else None
 
-        def start(terms: Terms | None) -> None:
+        def start(terms: dict[str, Any] | None) -> None:
             if terms is not None:
                 self._start_apply(terms)
 
@@ -245,7 +243,7 @@ class ControlScreen(ModalScreen[None]):
         if self._debounce is not None:
             self._debounce.stop()
 
-    def _start_apply(self, terms: Terms | None) -> None:
+    def _start_apply(self, terms: dict[str, Any]) -> None:
         patch, config = self.patch, self._source.feed.model.config
         if not patch or config is None:
             self._show_no_change()
@@ -258,9 +256,9 @@ class ControlScreen(ModalScreen[None]):
         return urlsplit(self._source.name).netloc or self._source.name
 
     async def _apply(
-        self, patch: dict[str, Any], config: wire.ConfigDocument, terms: Terms | None
+        self, patch: dict[str, Any], config: wire.ConfigDocument, terms: dict[str, Any]
     ) -> None:
-        rest, params = self._source.rest, terms.params() if terms is not None else {}
+        rest = self._source.rest
         try:
             if may_evict(patch) and not await self._is_confirmed(patch, config):
                 self._outcome.set_paragraphs(
@@ -269,7 +267,7 @@ class ControlScreen(ModalScreen[None]):
                 return
             self._watch.calls_in_flight += 1
             try:
-                result = await rest.patch_config(patch, revision=config.revision, **params)
+                result = await rest.patch_config(patch, revision=config.revision, **terms)
                 self._watch.add_own(result, time.monotonic())
             finally:
                 self._watch.calls_in_flight -= 1
@@ -291,11 +289,8 @@ class ControlScreen(ModalScreen[None]):
         status = self._source.feed.model.status
         model = status.model if status is not None else ""
         question = confirm_paragraphs(reason, self._host, model, result)
-        answer: bool = await self.app.push_screen_wait(ConfirmScreen(question, "Apply"))
+        answer: bool = await self.app.push_screen_wait(ConfirmScreen(question))
         return answer
-
-    def action_leave(self) -> None:
-        self.dismiss()
 
 
 def _refusal(problem: wire.Problem) -> list[Paragraph]:

@@ -13,9 +13,9 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
+from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
-from vtoken_console.look.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
-from vtoken_console.look.diff_renderer import DiffCompositor
+from vtoken_console.style.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
@@ -37,19 +37,20 @@ VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 
 class Dashboard(Screen[None]):
     AUTO_FOCUS = "#pool"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
-    VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
 
     class FrameRequested(Message):
         """Requests a frame at once, to show a choice of the viewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__()
+        self._view_key = next(key.shown for key in keys if key.id == "view")
         self._compositor = DiffCompositor()
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
         self.shown = "all"
         self.synced = False
+        self.heatmap = Heatmap(id="pool")
+        self._notice = Notice(id="notice")
         self._trial_bar = TrialBar(id="trial-bar")
         self._guide = GuidePanel(id="guide")
 
@@ -61,23 +62,21 @@ class Dashboard(Screen[None]):
         yield Waiting(id="waiting")
         with Container(id="panels"):
             with Container(id="left"):
-                yield Heatmap(id="pool")
+                yield self.heatmap
                 yield Charts(id="charts")
             with Container(id="right"):
                 yield Requests(id="requests")
                 yield Events(id="events")
         yield Figures(id="figures")
         yield self._guide
-        yield Notice(id="notice")
+        yield self._notice
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#notice").display = False
-        self._trial_bar.display = self._guide.display = False
+        self._notice.display = self._trial_bar.display = self._guide.display = False
         self.query_one("#filter").display = False
-        self.add_class("-composed")
 
     def show(self, view: View) -> None:
         """Passes the newest view to every visible widget."""
@@ -89,16 +88,12 @@ class Dashboard(Screen[None]):
             self.synced = synced
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
-                self.query_one("#pool").focus()
+                self.heatmap.focus()
         self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)
-
-    @property
-    def heatmap(self) -> Heatmap:
-        return self.query_one(Heatmap)
 
     def show_message(self, text: str, *, is_error: bool = False, sticky: bool = False) -> None:
         """Shows a message above the keys; an error stays until escape or the next message.
@@ -106,10 +101,7 @@ class Dashboard(Screen[None]):
         A sticky one, not caused by a key, stays until escape.
         """
         until = None if is_error or sticky else time.monotonic() + SHOWN_S
-        self.query_one(Notice).add(Note(text, is_error or sticky, until, sticky))
-
-    def dismiss_notes(self) -> None:
-        self.query_one(Notice).clear()
+        self._notice.add(Note(text, is_error or sticky, until, sticky))
 
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
@@ -123,6 +115,23 @@ class Dashboard(Screen[None]):
             target = self.query_one(f"#{name}")
             if target.can_focus:
                 target.focus()
+
+    def next_view(self) -> None:
+        """Cycles through all panels and each panel alone."""
+        at = VIEWS.index(self.shown) + 1
+        name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
+        self.set_view(name)
+        alone = f"Only {name}; {self._view_key} goes on, to {after}."
+        self.show_message("All panels." if name == "all" else alone)
+
+    def next_sort(self) -> None:
+        self.show_message(f"Requests sorted by {self.query_one(Requests).next_sort()}.")
+
+    def next_event_kinds(self) -> None:
+        all_kinds = self.query_one(Events).toggle_kinds()
+        self.show_message(
+            "The log shows every event." if all_kinds else "The log shows moves and changes."
+        )
 
     def open_filter(self) -> None:
         box = self.query_one("#filter", Input)
@@ -150,4 +159,4 @@ class Dashboard(Screen[None]):
             box.display = False
             self.set_focus(self._focus_before)
         else:
-            self.dismiss_notes()
+            self._notice.clear()

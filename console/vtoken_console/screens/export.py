@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 CHOICES = (
@@ -44,15 +44,5 @@ class ExportScreen(ModalScreen[str | None]):
         *(Binding(key, f"dismiss('{kind}')", show=False) for key, kind, _ in CHOICES),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._choices = Choices(id="export", classes="page")
-
     def compose(self) -> ComposeResult:
-        yield self._choices
-
-    def on_mount(self) -> None:
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._choices.show(view)
+        yield Choices(id="export", classes="page")

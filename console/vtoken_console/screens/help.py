@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 
 from vtoken_console.frame.keys import MOVES
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.text import legend
 from vtoken_console.widgets.lines import EMPTY, Line, width_of
@@ -28,22 +28,15 @@ WORDS = (
 )
 
 
-class HelpLines(Scroller):
+class HelpLines(Scroller[Line]):
     """Scrollable text without a visible cursor."""
 
-    def __init__(self) -> None:
-        super().__init__(id="help-lines")
-        self._page: list[Line] = []
-
-    def num_rows(self, view: View) -> int:
-        return len(self._page)
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self._page = page(view, width)
+        self.rows = page(view, width)
         return super().build_lines(view, width, height)
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        return self._page[row]
+    def build_row(self, view: View, row: Line, width: int, *, selected: bool) -> Line:
+        return row
 
     def action_page(self, by: int) -> None:
         self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by * self.page_rows)
@@ -91,18 +84,8 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,enter", "dismiss", show=False)
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines = HelpLines()
-
     def compose(self) -> ComposeResult:
-        self._lines.border_title = "help: esc closes"
-        self._lines.add_class("page")
-        yield self._lines
-
-    def on_mount(self) -> None:
-        self._lines.focus()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._lines.show(view)
+        lines = HelpLines(id="help-lines")
+        lines.border_title = "help: esc closes"
+        lines.add_class("page")
+        yield lines

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken.recording import RecordingError
+from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
-from vtoken_console.look import units
-from vtoken_console.look.breakpoints import WIDTH_CLASSES
 from vtoken_console.screens.request import Summary
+from vtoken_console.style import units
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.header import Header
@@ -49,9 +50,8 @@ class RecordedTextScreen(Screen[None]):
     """Follows the replay: after a seek it shows the text of that moment."""
 
     AUTO_FOCUS = "#text"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
+        Binding("escape", "dismiss", show=False),
         Binding("t", "tokens", show=False),
     ]
 
@@ -72,11 +72,6 @@ class RecordedTextScreen(Screen[None]):
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self._refresh)
         self._refresh()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        for widget in self.query(LinesWidget):
-            widget.show(view)
 
     def _refresh(self) -> None:
         if not self._loading:  # a long text in a large file takes longer than REFRESH_S
@@ -111,10 +106,6 @@ class RecordedTextScreen(Screen[None]):
             self._show_text(line, "" if row is None else row.policy)
 
     def _show_text(self, line: wire.TextLine, policy: str) -> None:
-        import numpy as np
-
-        from vtoken_console.feed import tokens
-
         page = line.page
         scores = [math.nan if row.score is None else row.score for row in page.rows]
         live = np.array([row.live for row in page.rows], bool)
@@ -136,6 +127,3 @@ class RecordedTextScreen(Screen[None]):
     def action_tokens(self) -> None:
         text = "Recordings hold no tokens and blocks: these are read from a running server."
         self.query_one(Summary).show_message(text, is_error=True)
-
-    def action_leave(self) -> None:
-        self.dismiss()

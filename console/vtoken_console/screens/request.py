@@ -17,9 +17,10 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
+from vtoken_console.changes import controls
+from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.breakpoints import WIDTH_CLASSES
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
@@ -131,9 +132,8 @@ class RequestScreen(Screen[None]):
     """`open_block` opens a block's page above this one."""
 
     AUTO_FOCUS = "#strip"
-    HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
+        Binding("escape", "dismiss", show=False),
         Binding("enter", "block", show=False),
         Binding("t", "text", show=False),
         Binding("c", "compact", show=False),
@@ -176,11 +176,6 @@ class RequestScreen(Screen[None]):
             self.action_text()
         self.set_interval(REFRESH_S, self._refresh)
         self._refresh()
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        for widget in self.query(LinesWidget):
-            widget.show(view)
 
     def _refresh(self) -> None:
         # Long requests are refreshed less often: loading takes at most a fifth of the time.
@@ -189,8 +184,6 @@ class RequestScreen(Screen[None]):
             self.run_worker(self._load())
 
     async def _load(self) -> None:
-        from vtoken_console.feed import tokens
-
         summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
@@ -243,8 +236,6 @@ class RequestScreen(Screen[None]):
             self.query_one(TextPanel).show_problem(f"No text: {problem.detail}.", remedy)
 
     def _show_text(self, detail: wire.RequestDetail, table: TokenTable) -> None:
-        from vtoken_console.feed import tokens
-
         panel = self.query_one(TextPanel)
         panel.show_text(
             self._text.tokens[: len(table)],  # the table was read earlier
@@ -252,7 +243,7 @@ class RequestScreen(Screen[None]):
             num_prompt=self._text.num_prompt,
             policy=detail.policy,
             scores=table.score.tolist(),
-            ranks=tokens.score_rank(table, 1).tolist(),
+            ranks=tokens.score_ranks(table.live, table.score).tolist(),
         )
         if panel.follows:
             self.token = panel.cursor
@@ -305,8 +296,6 @@ class RequestScreen(Screen[None]):
         self.run_worker(self._compact(), group="control")
 
     async def _compact(self) -> None:
-        from vtoken_console.changes import controls
-
         summary = self.query_one(Summary)
         hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or self._read_only:
@@ -320,6 +309,3 @@ class RequestScreen(Screen[None]):
             )
         except ProblemError as error:
             summary.show_message(problem_text(error.problem), is_error=True)
-
-    def action_leave(self) -> None:
-        self.dismiss()

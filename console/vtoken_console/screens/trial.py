@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -10,19 +10,18 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from vtoken_console.changes.trials import DEFAULT_MINUTES, Terms, parse_terms
-from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.changes.trials import DEFAULT_MINUTES, parse_terms
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
-class TrialScreen(ModalScreen[Terms | None]):
-    """Returns the terms, or None if cancelled."""
+class TrialScreen(ModalScreen[dict[str, Any] | None]):
+    """Returns the terms as arguments of `patch_config`, or None if cancelled."""
 
     AUTO_FOCUS = "#minutes"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", show=False),
+        Binding("escape", "dismiss(None)", show=False),
         Binding("enter", "start", show=False, priority=True),
         Binding("up", "app.focus_previous", show=False),
         Binding("down", "app.focus_next", show=False),
@@ -30,10 +29,16 @@ class TrialScreen(ModalScreen[Terms | None]):
 
     def __init__(self, change: str, host: str, p95_ms: float | None) -> None:
         super().__init__()
-        self._change = change
-        self._host = host
         self._p95_ms = p95_ms
-        self._text = Outcome(id="terms-said")
+        self._text = Outcome(
+            (f"On {host}: {change}", palette.BOLD_STYLE),
+            (
+                "An empty field is no limit. The engine reverts the change automatically, even if "
+                "this console is closed. Evicted tokens do not come back.",
+                palette.MUTED_STYLE,
+            ),
+            id="terms-said",
+        )
 
     def compose(self) -> ComposeResult:
         now = units.latency(self._p95_ms, 0)
@@ -55,21 +60,6 @@ class TrialScreen(ModalScreen[Terms | None]):
                     yield Label(f" {terminal_text(self, unit)}")
             yield self._text
 
-    def on_mount(self) -> None:
-        muted = palette.MUTED_STYLE
-        self._text.set_paragraphs(
-            (f"On {self._host}: {self._change}", palette.BOLD_STYLE),
-            (
-                "An empty field is no limit. The engine reverts the change automatically, even if "
-                "this console is closed. Evicted tokens do not come back.",
-                muted,
-            ),
-        )
-        self.add_class("-composed")
-
-    def show(self, view: View) -> None:
-        self._text.show(view)
-
     def action_start(self) -> None:
         names = ("minutes", "p95", "preemptions", "agreement", "lost")
         values = [self.query_one(f"#{name}", Input).value for name in names]
@@ -77,6 +67,3 @@ class TrialScreen(ModalScreen[Terms | None]):
             self.dismiss(parse_terms(*values))
         except ValueError as error:
             self._text.set_paragraphs((f"{error}.", palette.BAD_STYLE))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

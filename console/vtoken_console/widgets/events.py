@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
 from vtoken_console.widgets.scroller import Scroller
 
@@ -21,7 +21,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
     if not audit:
         return []
     from vtoken.wire import Event
-    from vtoken_console.look.values import change_text
+    from vtoken_console.style.values import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
     operations = {e.data.get("id") for e in events if e.kind == "operation"}
@@ -41,17 +41,12 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
     ]
 
 
-class Events(Scroller):
+class Events(Scroller["Event"]):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.all_kinds = False
-        self._rows: list[Event] = []
         self._source: tuple[object, object] = (None, None)
-        self._chosen: int | None = None
-
-    @property
-    def chosen(self) -> Event | None:
-        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
+        self._chosen_seq: int | None = None
 
     def toggle_kinds(self) -> bool:
         """Switches between all kinds and moves and changes; returns whether all are shown."""
@@ -62,10 +57,7 @@ class Events(Scroller):
 
     def cursor_moved(self) -> None:
         # On the top row the cursor follows the newest event; elsewhere it stays on its event.
-        self._chosen = self.chosen.seq if self.chosen and self.cursor > 0 else None
-
-    def num_rows(self, view: View) -> int:
-        return len(self._rows)
+        self._chosen_seq = self.chosen.seq if self.chosen and self.cursor > 0 else None
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
@@ -73,24 +65,23 @@ class Events(Scroller):
         source = (view.model.events, view.audit)
         if self._source[0] is not source[0] or self._source[1] is not source[1]:
             self._source = source
-            self._rows = [
+            rows = [
                 e
                 for e in reversed(view.model.events)
                 if self.all_kinds or e.kind not in QUIET_KINDS
             ]
-            self._rows += _audit_events(*source)
-            self._rows.sort(key=lambda e: e.ts, reverse=True)
-            if self._chosen is not None:
-                rows = enumerate(self._rows)
-                self.cursor = next((i for i, e in rows if e.seq == self._chosen), self.cursor)
+            rows += _audit_events(*source)
+            self.rows = sorted(rows, key=lambda e: e.ts, reverse=True)
+            if self._chosen_seq is not None:
+                found = (n for n, e in enumerate(self.rows) if e.seq == self._chosen_seq)
+                self.cursor = next(found, self.cursor)
         kinds = "all events" if self.all_kinds else "moves and changes"
         missed = view.model.missed_events
         title = kinds + (f" · {missed:,} missed" if missed else "")
         self.set_titles(title, self.range_text)
         return super().build_lines(view, width, height)
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        event = self._rows[row]
+    def build_row(self, view: View, event: Event, width: int, *, selected: bool) -> Line:
         summary, request_id = event.summary, str(event.data.get("request_id") or "")
         if request_id and len(summary) + 12 > width:
             summary = summary.replace(request_id, units.short_id(request_id, 9).rstrip())

@@ -6,26 +6,25 @@ Details of the setting under the cursor are below the rows (`setting_detail`). T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from vtoken_console.changes.fields import Field, Path, parse_value, show_value, step_value
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, merge
 from vtoken_console.widgets.scroller import Scroller
-
-if TYPE_CHECKING:
-    from vtoken_console.changes.fields import Field, Path
+from vtoken_console.widgets.setting_detail import detail_lines, num_lines
 
 LABEL, VALUE = 22, 16
 BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the first column of the bounds
 MIN_ROWS = 3  # of settings, however long the detail
 
 
-class Form(Scroller):
+class Form(Scroller[Field]):
     HEAD = 1
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "change(-1, False)", show=False),
@@ -44,7 +43,6 @@ class Form(Scroller):
 
     def __init__(self, first: str, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.fields: list[Field] = []
         self.draft: dict[Path, Any] = {}
         self._typed: tuple[Path, str] | None = None
         self._first = first
@@ -53,21 +51,17 @@ class Form(Scroller):
     def set_fields(self, fields: list[Field]) -> None:
         """Replaces the rows; the cursor stays on its setting, initially on the requested one."""
         paths = [f.path for f in fields]
-        if self.fields and self.cursor < len(self.fields):
-            path = self.fields[self.cursor].path
+        if self.chosen is not None:
+            path = self.chosen.path
             self.cursor = paths.index(path) if path in paths else self.cursor
         else:
             self.cursor = next((i for i, p in enumerate(paths) if p[0] == self._first), 0)
-        self.fields = fields
+        self.rows = fields
         known = set(paths)
         self.draft = {p: v for p, v in self.draft.items() if p in known}
 
     def value_of(self, field: Field) -> Any:
         return self.draft.get(field.path, field.desired)
-
-    @property
-    def current(self) -> Field | None:
-        return self.fields[self.cursor] if self.cursor < len(self.fields) else None
 
     def cursor_moved(self) -> None:
         self._typed = None
@@ -75,23 +69,16 @@ class Form(Scroller):
     @property
     def num_lines(self) -> int:
         """Lines needed for all settings and the longest detail."""
-        from vtoken_console.widgets.setting_detail import num_lines
-
-        return self.HEAD + len(self.fields) + max(map(num_lines, self.fields), default=0)
-
-    def num_rows(self, view: View) -> int:
-        return len(self.fields)
+        return self.HEAD + len(self.rows) + max(map(num_lines, self.rows), default=0)
 
     @property
     def page_rows(self) -> int:
         return max(1, self.content_size.height - self.HEAD - len(self._detail))
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        from vtoken_console.widgets.setting_detail import detail_lines
-
-        field, self._detail = self.current, []
+        field, self._detail = self.chosen, []
         if field is not None and view.model is not None:
-            budget = next((f for f in self.fields if f.path == ("budget_tokens",)), None)
+            budget = next((f for f in self.rows if f.path == ("budget_tokens",)), None)
             self._detail = detail_lines(
                 field,
                 self.value_of(field),
@@ -111,10 +98,7 @@ class Form(Scroller):
         names += "bounds" if width >= BOUNDS + len("bounds") else ""
         return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        from vtoken_console.changes.fields import show_value
-
-        field = self.fields[row]
+    def build_row(self, view: View, field: Field, width: int, *, selected: bool) -> Line:
         value = self.value_of(field)
         typed = self._typed
         editing = selected and typed is not None and typed[0] == field.path
@@ -152,30 +136,26 @@ class Form(Scroller):
         self.post_message(self.Changed())
 
     def action_change(self, by: int, coarse: bool) -> None:
-        from vtoken_console.changes.fields import step_value
-
-        field = self.current
+        field = self.chosen
         if field is not None:
             self._typed = None
             self._set(field, step_value(field, self.value_of(field), by, coarse=coarse))
 
     def action_reset(self) -> None:
-        field = self.current
+        field = self.chosen
         if field is not None:
             self._typed = None
             self._set(field, field.desired)
 
     def action_erase(self) -> None:
-        from vtoken_console.changes.fields import show_value
-
-        field = self.current
+        field = self.chosen
         if field is not None:
             typed = self._typed
             old = typed[1] if typed is not None else show_value(self.value_of(field))
             self._type(field, old[:-1])
 
     def on_key(self, event: events.Key) -> None:
-        field = self.current
+        field = self.chosen
         char = event.character
         if field is None or char is None or not event.is_printable or char == " ":
             return
@@ -184,13 +164,11 @@ class Form(Scroller):
         self._type(field, (self._typed[1] if self._typed is not None else "") + char)
 
     def on_paste(self, event: events.Paste) -> None:
-        field, lines = self.current, event.text.split("\n")
+        field, lines = self.chosen, event.text.split("\n")
         if field is not None and (text := "".join(filter(str.isprintable, lines[0])).strip()):
             event.stop()
             self._type(field, (self._typed[1] if self._typed is not None else "") + text)
 
     def _type(self, field: Field, text: str) -> None:
-        from vtoken_console.changes.fields import parse_value
-
         self._typed = (field.path, text)
         self._set(field, parse_value(field, text))

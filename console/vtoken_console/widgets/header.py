@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread, width_of
 
 CONNECTION_STYLES = {

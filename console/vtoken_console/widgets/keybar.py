@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
 
@@ -21,7 +21,7 @@ def key_spans(keys: Iterable[tuple[str, str]]) -> list[Span]:
 
 def _label(key: Key, view: View) -> str:
     status = view.model.status if view.model else None
-    if key.action == "pause" and status is not None and status.reclamation.state != "auto":
+    if key.id == "pause" and status is not None and status.reclamation.state != "auto":
         return "resume"
     return key.label
 

@@ -17,8 +17,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.asciify import asciify
-from vtoken_console.look.themes import Theme
+from vtoken_console.style.asciify import asciify
+from vtoken_console.style.themes import Theme
 
 Span = tuple[str, Style]
 Line = tuple[Span, ...]
@@ -205,6 +205,9 @@ class LinesWidget(Widget):
             width, height = self.outer_size
             regions = (Region(-1, -1, width, 1), Region(-1, height - 2, width, 1))
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+
+    def watch_has_focus(self, _focus: bool) -> None:
+        self.redraw()
 
     def on_resize(self) -> None:
         self._strips.clear()

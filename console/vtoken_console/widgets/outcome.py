@@ -5,16 +5,16 @@ from __future__ import annotations
 import textwrap
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.palette import Paragraph
+from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 
 class Outcome(LinesWidget):
     """Paragraphs, wrapped to the width."""
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+    def __init__(self, *paragraphs: Paragraph, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.paragraphs: list[Paragraph] = []
+        self.paragraphs = list(paragraphs)
 
     @property
     def text(self) -> str:

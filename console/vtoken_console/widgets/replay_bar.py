@@ -10,7 +10,7 @@ from textual.message import Message
 
 from vtoken_console.feed.playhead import ReplayStatus
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.keybar import key_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import EMPTY, Line, Span, merge, wrap
 from vtoken_console.widgets.scroller import Scroller
 
@@ -69,27 +69,21 @@ def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> 
     ]
 
 
-class Requests(Scroller):
+class Requests(Scroller["RequestRow"]):
     HEAD = 1
     FOOT = 1
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.sort = "arrival"
-        self._rows: list[RequestRow] = []
         self._columns: list[Column] = []
         self._id_width = ID_WIDTH[0]
         self._bar_width = 0
         self._scale = 1
-        self._chosen: str | None = None
-
-    @property
-    def chosen(self) -> RequestRow | None:
-        """The row under the cursor."""
-        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
+        self._chosen_id: str | None = None
 
     def cursor_moved(self) -> None:
-        self._chosen = self.chosen.id if self.chosen else None
+        self._chosen_id = self.chosen.id if self.chosen else None
 
     def double_clicked(self) -> None:
         self.app.simulate_key("enter")
@@ -100,32 +94,28 @@ class Requests(Scroller):
         self.redraw()
         return self.sort
 
-    def num_rows(self, view: View) -> int:
-        return len(self._rows)
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
         everything = view.model.requests
-        self._rows = view.filter.rows(view.model)
-        self._rows.sort(key=SORTS[self.sort])
-        found = next((i for i, r in enumerate(self._rows) if r.id == self._chosen), None)
+        self.rows = sorted(view.filter.rows(view.model), key=SORTS[self.sort])
+        found = next((i for i, r in enumerate(self.rows) if r.id == self._chosen_id), None)
         if found is not None:
             self.cursor = found
         self._fit(width)
-        title = f"requests · {len(self._rows)}"
+        title = f"requests · {len(self.rows)}"
         if view.filter:
             title += f" of {len(everything)} match “{view.filter.text}”"
         if self.sort != "arrival":
             title += f" · by {self.sort}"
         self.set_titles(title, self.range_text)
-        if not self._rows:
+        if not self.rows:
             self.set_titles(title)
             return _empty(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 
     def _fit(self, width: int) -> None:
-        longest = max((len(r.id) for r in self._rows), default=ID_WIDTH[0])
+        longest = max((len(r.id) for r in self.rows), default=ID_WIDTH[0])
         self._id_width = min(max(longest, ID_WIDTH[0]), ID_WIDTH[1])
         columns = sorted(COLUMNS, key=lambda c: c.rank)
         while columns:
@@ -140,7 +130,7 @@ class Requests(Scroller):
         if width - used - self._id_width > BAR_WIDTH:
             self._bar_width = min(40, width - used - self._id_width - 1)
         self._id_width = max(ID_WIDTH[0], min(self._id_width, width - used))
-        self._scale = max((max(r.naive_blocks, r.blocks) for r in self._rows), default=1)
+        self._scale = max((max(r.naive_blocks, r.blocks) for r in self.rows), default=1)
 
     def build_head(self, view: View, width: int) -> list[Line]:
         text = " " + "id".ljust(self._id_width)
@@ -154,8 +144,7 @@ class Requests(Scroller):
             text += " " + legend if self._bar_width >= len(legend) else ""
         return [((text, palette.MUTED_STYLE),)]
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
-        r = self._rows[row]
+    def build_row(self, view: View, r: RequestRow, width: int, *, selected: bool) -> Line:
         style = palette.TEXT_STYLE
         if selected:
             style = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
@@ -180,7 +169,7 @@ class Requests(Scroller):
         text = " " + units.fit("sum", self._id_width)
         for column in self._columns:
             total = column.total
-            value = 0 if total is None else sum(total(r) for r in self._rows)
+            value = 0 if total is None else sum(total(r) for r in self.rows)
             cell = "" if total is None else units.count(value)
             if len(cell) > column.width:
                 cell = units.short_count(value, column.width)

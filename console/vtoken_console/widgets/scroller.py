@@ -1,11 +1,12 @@
 """A panel of rows with a cursor, keys and mouse; only visible rows are built.
 
-A subclass implements `num_rows`, `build_row` and, optionally, head and foot lines.
+A subclass sets `rows` and implements `build_row` and, optionally, head and foot lines.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -13,8 +14,10 @@ from textual.binding import Binding, BindingType
 from vtoken_console.frame.view import View
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
+R = TypeVar("R")
 
-class Scroller(LinesWidget, can_focus=True):
+
+class Scroller(LinesWidget, Generic[R], can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "step(-1)", show=False),
         Binding("down", "step(1)", show=False),
@@ -28,14 +31,17 @@ class Scroller(LinesWidget, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
+        self.rows: Sequence[R] = ()
         self.cursor = 0
         self.top = 0
         self.range_text = ""  # the visible rows; empty if all are
 
-    def num_rows(self, view: View) -> int:
-        raise NotImplementedError
+    @property
+    def chosen(self) -> R | None:
+        """The row under the cursor."""
+        return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
-    def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:
+    def build_row(self, view: View, row: R, width: int, *, selected: bool) -> Line:
         raise NotImplementedError
 
     def build_head(self, view: View, width: int) -> list[Line]:
@@ -54,7 +60,7 @@ class Scroller(LinesWidget, can_focus=True):
         return max(1, self.content_size.height - self.HEAD - self.FOOT)
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        total = self.num_rows(view)
+        total = len(self.rows)
         room = self.page_rows
         self.cursor = max(0, min(self.cursor, total - 1))
         self.top = max(0, min(self.top, total - room))
@@ -63,7 +69,7 @@ class Scroller(LinesWidget, can_focus=True):
         elif self.cursor >= self.top + room:
             self.top = self.cursor - room + 1
         shown = range(self.top, min(total, self.top + room))
-        rows = [self.build_row(view, r, width, selected=r == self.cursor) for r in shown]
+        rows = [self.build_row(view, self.rows[n], width, selected=n == self.cursor) for n in shown]
         rows += [EMPTY] * (room - len(rows))
         text = f"{self.top + 1:,}–{self.top + len(shown):,} of {total:,}"
         self.range_text = text if total > room else ""
@@ -77,12 +83,10 @@ class Scroller(LinesWidget, can_focus=True):
         self._go(self.cursor + by * self.page_rows)
 
     def action_jump(self, to: int) -> None:
-        if self.view is not None:
-            self._go(to if to >= 0 else self.num_rows(self.view) - 1)
+        self._go(to if to >= 0 else len(self.rows) - 1)
 
     def _go(self, row: int) -> None:
-        total = self.num_rows(self.view) if self.view is not None else 0
-        self.cursor = max(0, min(row, total - 1))
+        self.cursor = max(0, min(row, len(self.rows) - 1))
         self.cursor_moved()
         self.redraw()
 
@@ -103,6 +107,3 @@ class Scroller(LinesWidget, can_focus=True):
 
     def double_clicked(self) -> None:
         """Called after a double click on a row."""
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()

@@ -15,7 +15,7 @@ from vtoken_console.changes.policies import (
     remedy,
     share_text,
 )
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge, wrap
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.words import flag_words
+from vtoken_console.style import palette, units
+from vtoken_console.style.words import flag_words
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -33,14 +33,16 @@ PINNED = {
 class BlockPage(LinesWidget):
     """Owners, slots and history of `block`; a power of two slots per line."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int) -> None:
         super().__init__(id="slots", classes="page")
-        self.block = 0
+        self.block = block
         self.detail: wire.BlockDetail | None = None
         self.problem = ""
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         model, detail = view.model, self.detail
+        keys = "left/right next block   enter open owner   esc close"
+        self.set_titles(f"block {self.block:,}", keys)
         if model is None or self.block >= model.num_blocks:
             return [EMPTY, ((" waiting for the server …", palette.MUTED_STYLE),)]
         known = detail is not None and detail.id == self.block

@@ -8,13 +8,13 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from vtoken_console.feed.tokens import TokenTable, slot_states
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.tokens import TokenTable
 
 LABEL = 8  # columns of a block's id
 MAX_SLOTS = 64  # columns of a block's slots; larger blocks show several slots a column
@@ -57,8 +57,6 @@ class BlockTable(LinesWidget, can_focus=True):
         return LABEL + min(self.block_size, MAX_SLOTS) + 2
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        from vtoken_console.feed.tokens import slot_states
-
         detail, tokens = self.detail, self.table
         if detail is None or tokens is None or not detail.block_table or height < 2:
             return []
@@ -126,9 +124,6 @@ class BlockTable(LinesWidget, can_focus=True):
         place = event.get_content_offset(self)
         if place is not None and place.x // self._cell_width < self._columns:
             self._go((place.y + self._top) * self._columns + place.x // self._cell_width)
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
 
 
 def _slot(view: View, least: int, most: int, *, cursor: bool) -> Span:

@@ -15,10 +15,10 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.asciify import asciify
-from vtoken_console.look.flow import Flow, printable
-from vtoken_console.look.themes import score_shades
+from vtoken_console.style import palette
+from vtoken_console.style.asciify import asciify
+from vtoken_console.style.flow import Flow, printable
+from vtoken_console.style.themes import score_shades
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cells_of, cut, merge
 
@@ -295,9 +295,6 @@ class TextPanel(LinesWidget, can_focus=True):
         token = self._flow.token_at(self._top + place.y - head, place.x)
         if token is not None and place.y >= head:
             self._post_moved(token)
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()
 
 
 def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:

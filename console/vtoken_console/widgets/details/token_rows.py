@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vtoken_console.feed.tokens import TokenTable
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import Line, merge
 from vtoken_console.widgets.scroller import Scroller
 
-if TYPE_CHECKING:
-    from vtoken_console.feed.tokens import TokenTable
 
-
-class TokenRows(Scroller):
+class TokenRows(Scroller[int]):
     HEAD = 1
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.table: TokenTable | None = None
 
-    def num_rows(self, view: View) -> int:
-        return 0 if self.table is None else len(self.table)
+    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        self.rows = range(0 if self.table is None else len(self.table))
+        return super().build_lines(view, width, height)
 
     def cursor_moved(self) -> None:
         self.post_message(TokenMoved(self.cursor))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import numpy as np
 from textual import events
 from textual.binding import Binding, BindingType
 
+from vtoken_console.feed import tokens
+from vtoken_console.feed.tokens import TokenTable
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
-from vtoken_console.look.grid import Grid, fit_pool
-from vtoken_console.look.ramp import ink_on
+from vtoken_console.style import cells, palette
+from vtoken_console.style.grid import Grid, fit_pool
+from vtoken_console.style.ramp import ink_on
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
-
-if TYPE_CHECKING:
-    from vtoken_console.feed.tokens import TokenTable
 
 SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
 
@@ -42,11 +42,6 @@ class TokenStrip(LinesWidget, can_focus=True):
         table = self.table
         if table is None or not len(table) or height < 2:
             return [EMPTY, ((" loading …", palette.MUTED_STYLE),)]
-        import numpy as np
-
-        from vtoken_console.feed import tokens
-        from vtoken_console.look import cells
-
         narrowest = 1 if view.ramp.colors else 2
         grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
         # Cells of one line keep the reading order from left to right.
@@ -134,6 +129,3 @@ class TokenStrip(LinesWidget, can_focus=True):
             cell = grid.cell_at(place.x, place.y)
             if cell is not None:
                 self._post_moved(grid.blocks_of(cell)[0])
-
-    def watch_has_focus(self, _focus: bool) -> None:
-        self.redraw()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, Span, merge
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"

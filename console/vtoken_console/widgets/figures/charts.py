@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures import plot
 from vtoken_console.widgets.figures.bars import bars, nice_top
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge, width_of
@@ -79,9 +79,6 @@ class Charts(LinesWidget, can_focus=True):
 
     def action_newest(self) -> None:
         self.chosen = None
-        self.redraw()
-
-    def watch_has_focus(self, _focus: bool) -> None:
         self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:

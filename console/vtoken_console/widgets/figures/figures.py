@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.style import Style
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.figures.sections import (
     COLUMN,
     canary_section,

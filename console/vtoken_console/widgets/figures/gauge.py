@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.breakpoints import NARROW_BELOW
+from vtoken_console.style import palette, units
+from vtoken_console.style.breakpoints import NARROW_BELOW
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
 
 if TYPE_CHECKING:

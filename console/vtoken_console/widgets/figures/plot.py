@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.look import palette
+from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, Span, merge
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
+from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures.sections import closed_gates
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, spread, width_of, wrap
 

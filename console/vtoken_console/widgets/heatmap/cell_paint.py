@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from rich.style import Style
 
-from vtoken_console.look import palette
-from vtoken_console.look.ramp import DIM_LEVEL, FREE_LEVEL, Ramp, ink_on, mix
-from vtoken_console.look.themes import Theme, nearest_number
+from vtoken_console.style import palette
+from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, Ramp, ink_on, mix
+from vtoken_console.style.themes import Theme, nearest_number
 from vtoken_console.widgets.heatmap.cell_codes import MANY, MARKS, Cell, unpack
 from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, merge

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.look.cells import F32, U8, U16, Mask
+    from vtoken_console.style.cells import F32, U8, U16, Mask
 
 AGE_S = (0.5, 600.0)  # the ends of the age scale
 CHURN_PER_S = (0.05, 10.0)  # the ends of the churn scale
@@ -69,7 +69,7 @@ def colour(mode: Mode, model: StreamState, activity: Activity, part: slice) -> C
     """The shares or kinds of the blocks of `part` in `mode`."""
     import numpy as np
 
-    from vtoken_console.look import cells
+    from vtoken_console.style import cells
 
     live, flags = model.live[part], model.flags[part]
     if mode is Mode.AGE:
@@ -90,7 +90,7 @@ def state_kinds(live: U16, flags: U8, block_size: int) -> Any:
     """1 + the index in STATE_KINDS of every block [N]."""
     import numpy as np
 
-    from vtoken_console.look.cells import in_state
+    from vtoken_console.style.cells import in_state
 
     out = np.full(len(live), len(STATE_KINDS), np.uint16)
     low: Mask = in_state(live, flags, block_size, "low")

@@ -1,30 +1,31 @@
 """The heatmap of all blocks: the pool, a part of it, or a number for each block.
 
 A cell shows its mean and its worst block. A frame costs a few passes over arrays and the rows whose
-cells changed. numpy is imported with the first data, to keep the first frame fast.
+cells changed. numpy is imported with the first data, to keep the first frame fast. The cursor is a
+block and stays on it at every zoom level.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from vtoken_console.frame.view import View
-from vtoken_console.look.grid import Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
-from vtoken_console.look.ramp import DIM_LEVEL, FREE_LEVEL
+from vtoken_console.style.grid import Grid, Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
+from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL
 from vtoken_console.widgets.heatmap.colouring import Mode
-from vtoken_console.widgets.heatmap.pointer import Pointer
-from vtoken_console.widgets.lines import EMPTY, Line
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.look.cells import Cells
     from vtoken_console.widgets.heatmap.cell_paint import CellPainter
 
 
-class Heatmap(Pointer, can_focus=True):
+class Heatmap(LinesWidget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(0, -1)", show=False),
         Binding("down", "move(0, 1)", show=False),
@@ -36,11 +37,22 @@ class Heatmap(Pointer, can_focus=True):
         Binding("end", "jump(-1)", show=False),
     ]
 
+    class ZoomRequested(Message):
+        """A double click on a cell, or the wheel turned to zoom in."""
+
+        def __init__(self, *, slots: bool) -> None:
+            super().__init__()
+            self.slots = slots  # whether to open a block's slots at the last level
+
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.mode = Mode.UTILISATION
-        self.found: Cells | None = None  # of the visible rows, if the mode shows an amount
-        self.first_cell = 0  # of `found`
+        self.cursor = -1  # block id; -1: not placed yet
+        self.zoom = Zoom.POOL
+        self.top = 0  # first visible row
+        self.grid: Grid | None = None
+        self.pool: Grid | None = None  # the grid of the entire pool at this size
+        self._line: int | None = None  # line of the screen to keep the cursor on
         self.matching: int | None = None  # blocks that match the filter; None: no filter
         self._painter: CellPainter | None = None
         self._painter_key: tuple[Any, ...] = ()
@@ -70,12 +82,12 @@ class Heatmap(Pointer, can_focus=True):
         codes = self._codes(view, model, activity, mode, room)
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
-        title, place = text.titles(self, view, model, self.mode, self.matching)
+        title, place = text.titles(self, view, model)
         self.set_titles(title, place)
         if self.zoom is not Zoom.POOL:
             lines.append(text.overview(self, view, model, width, room))
         lines.append(text.legend(view, mode, width, single=self._is_text(size)))
-        lines.append(text.under_cursor(self, model, activity, self.mode, width))
+        lines.append(text.under_cursor(self, model, activity, width))
         return lines
 
     @property
@@ -101,7 +113,7 @@ class Heatmap(Pointer, can_focus=True):
 
         from vtoken.wire import FLAG_USED
         from vtoken_console.frame import filters
-        from vtoken_console.look import cells
+        from vtoken_console.style import cells
         from vtoken_console.widgets.heatmap import cell_codes, colouring
 
         grid = self.grid
@@ -120,12 +132,10 @@ class Heatmap(Pointer, can_focus=True):
             hidden_free = cells.count_cells(~used & mask[part], grid.per_cell) == 0
         coloured = colouring.colour(mode, model, activity, part)
         fields: dict[str, Any] = {}
-        self.first_cell, self.found = self.top * grid.columns, None
         if coloured.share is not None:
             found = cells.reduce_cells(
                 coloured.share, flags, counted, grid.per_cell, worst_is_high=coloured.worst_is_high
             )
-            self.found = found
             mean = cells.levels(found.mean, exact_ends=coloured.exact_ends)
             fields["worst"] = cells.levels(found.worst, exact_ends=coloured.exact_ends)
             if grid.per_cell == 1:
@@ -142,7 +152,7 @@ class Heatmap(Pointer, can_focus=True):
         if activity.is_moving(view.monotonic) and view.motion:
             fields |= _moves(activity, view.monotonic, part, grid.per_cell)
         codes = cell_codes.pack(len(mean), mean=mean, **fields)
-        at = grid.cell_of_block(self.cursor) - self.first_cell
+        at = grid.cell_of_block(self.cursor) - self.top * grid.columns
         if 0 <= at < len(codes):
             codes[at] |= cell_codes.pack(1, cursor=1)[0]
         return codes
@@ -186,6 +196,95 @@ class Heatmap(Pointer, can_focus=True):
         self._rows = rows
         return lines[:room]
 
+    # ------------------------------------------------------------ scrolling
+
+    def keep_row(self) -> None:
+        """Keeps the cursor's cell on its line of the screen in the next drawing."""
+        if self.grid is not None:
+            row = self.grid.row_of_block(self.cursor) - self.top
+            self._line = row * self.grid.cell_height
+
+    def scroll_to_cursor(self, room: int) -> None:
+        """Sets the first row so that the cursor is visible in `room` lines."""
+        grid = self.grid
+        if grid is None:
+            return
+        rows = max(1, room // grid.cell_height)
+        row = grid.row_of_block(self.cursor)
+        if self._line is not None:
+            self.top, self._line = row - self._line // grid.cell_height, None
+        self.top = max(row - rows + 1, min(self.top, row, max(0, grid.rows - rows)), 0)
+
+    def scroll_rows(self, by: int) -> None:
+        """Scrolls by rows; the cursor keeps its line of the screen."""
+        self.keep_row()
+        self.action_move(0, by)
+
+    # ------------------------------------------------------------ keys
+
+    def action_move(self, dx: int, dy: int) -> None:
+        grid = self.grid
+        if grid is None:
+            return
+        cell = grid.cell_of_block(self.cursor) + dx + dy * grid.columns
+        if 0 <= cell < grid.num_cells:
+            self.cursor = grid.blocks_of(cell)[0]
+            self.redraw()
+
+    def action_page(self, by: int) -> None:
+        grid = self.grid
+        if grid is not None:
+            rows = max(1, (self.content_size.height - self.foot) // grid.cell_height)
+            cell = grid.cell_of_block(self.cursor) + by * rows * grid.columns
+            self.cursor = grid.blocks_of(max(0, min(cell, grid.num_cells - 1)))[0]
+            self.redraw()
+
+    def action_jump(self, to: int) -> None:
+        if self.grid is not None:
+            self.cursor = 0 if to == 0 else self.grid.num_blocks - 1
+            self.redraw()
+
+    # ------------------------------------------------------------ pointer
+
+    def _block_at(self, event: events.MouseEvent) -> int | None:
+        place, grid = event.get_content_offset(self), self.grid
+        if place is None or grid is None or place.y >= self.content_size.height - self.foot:
+            return None
+        cell = grid.cell_at(place.x, place.y + self.top * grid.cell_height)
+        return None if cell is None else grid.blocks_of(cell)[0]
+
+    def _point(self, event: events.MouseEvent) -> bool:
+        """Moves the cursor to the pointer; False outside the map."""
+        block, grid = self._block_at(event), self.grid
+        if block is None or grid is None:
+            return False
+        if grid.cell_of_block(block) != grid.cell_of_block(self.cursor):
+            self.cursor = block
+            self.redraw()
+        return True
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        self._point(event)
+
+    def on_click(self, event: events.Click) -> None:
+        if self._point(event) and event.chain == 2:
+            self.post_message(self.ZoomRequested(slots=True))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        if event.shift or event.ctrl:
+            self.scroll_rows(-1)
+        elif self._point(event):
+            self.post_message(self.ZoomRequested(slots=False))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        if event.shift or event.ctrl:
+            self.scroll_rows(1)
+        else:
+            self._point(event)
+            self.zoom_out()
+
     # ------------------------------------------------------------ zoom and colours
 
     def zoom_in(self) -> bool:
@@ -219,7 +318,7 @@ def _moves(activity: Activity, now: float, part: slice, per_cell: int) -> dict[s
     """Fields `move` and `phase` of the visible cells [C]."""
     import numpy as np
 
-    from vtoken_console.look import cells
+    from vtoken_console.style import cells
     from vtoken_console.widgets.heatmap.cell_paint import PHASES
 
     left, came = activity.moves(now)

@@ -9,45 +9,38 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
-from vtoken_console.look import palette, units
-from vtoken_console.look.grid import Zoom
-from vtoken_console.look.ramp import FREE_LEVEL
-from vtoken_console.look.words import flag_words
+from vtoken_console.style import palette, units
+from vtoken_console.style.grid import Zoom
+from vtoken_console.style.ramp import FREE_LEVEL, Ramp, ink_on
+from vtoken_console.style.words import flag_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
-from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
+from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.look.ramp import Ramp
-    from vtoken_console.widgets.heatmap.pointer import Pointer
+    from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
 MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
 
 
-def titles(
-    pointer: Pointer, view: View, model: StreamState, mode: Mode, matching: int | None
-) -> tuple[str, str]:
-    """The title, and the newest movement or nothing for the lower border.
-
-    `matching`: number of blocks that match the filter; None without a filter.
-    """
-    grid = pointer.grid
+def titles(heatmap: Heatmap, view: View, model: StreamState) -> tuple[str, str]:
+    """The title, and the newest movement or nothing for the lower border."""
+    grid = heatmap.grid
     assert grid is not None
     total = f"{model.num_blocks:,} blocks"
     per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
-    if pointer.zoom is Zoom.BLOCKS:
+    if heatmap.zoom is Zoom.BLOCKS:
         per = f"{model.block_size} slots each"
-    title = f"{NAMES[pointer.zoom]} · {total} · {per}"
-    if mode is not Mode.UTILISATION:
-        title += f" · by {mode.value}"
-    if matching is not None:
-        title += f" · {matching:,} match “{view.filter.text}”"
-    from vtoken_console.frame.filters import shortfall
-
+    title = f"{NAMES[heatmap.zoom]} · {total} · {per}"
+    if heatmap.mode is not Mode.UTILISATION:
+        title += f" · by {heatmap.mode.value}"
+    if heatmap.matching is not None:
+        title += f" · {heatmap.matching:,} match “{view.filter.text}”"
     problem = view.filter.problem or shortfall(view.filter, model)
     if problem:
         title += f" · {problem}"
@@ -66,14 +59,14 @@ def _movement(view: View) -> str:
     return f"» {tokens} {requests} {newest.sources:,} blk → {newest.destinations:,} blk"
 
 
-def overview(pointer: Pointer, view: View, model: StreamState, width: int, room: int) -> Line:
+def overview(heatmap: Heatmap, view: View, model: StreamState, width: int, room: int) -> Line:
     """The pool in one line, with the visible part taller and its block ids on the right."""
-    from vtoken_console.look import cells
+    from vtoken_console.style import cells
 
-    grid = pointer.grid
+    grid = heatmap.grid
     assert grid is not None
-    last_row = min(grid.rows, pointer.top + max(1, room // grid.cell_height))
-    visible = grid.blocks_of_rows(pointer.top, last_row)
+    last_row = min(grid.rows, heatmap.top + max(1, room // grid.cell_height))
+    visible = grid.blocks_of_rows(heatmap.top, last_row)
     digits = len(f"{grid.num_blocks:,}")
     ids = f" {visible.start:>{digits},}–{visible.stop - 1:<{digits},} of {grid.num_blocks:,} "
     columns = max(1, width - len(ids) - 1)
@@ -110,7 +103,8 @@ def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
         spans += [("calm ", muted), *_scale(ramp)]
         spans.append((f" {CHURN_PER_S[1]:g} changes/s  ", muted))
     elif mode is Mode.OWNER:
-        spans += [*_hues(view), ("  a colour and letter for each request  2.. that many  ", muted)]
+        hues = [_hue(view, letter, n) for n, letter in enumerate("abcdefg", 1)]
+        spans += [*hues, ("  a colour and letter for each request  2.. that many  ", muted)]
     else:
         for number, (letter, word) in enumerate(STATE_KINDS, 1):
             spans += [_hue(view, letter, number), (f" {word} ", muted)]
@@ -144,33 +138,24 @@ def _scale(ramp: Ramp) -> list[Span]:
 
 
 def _hue(view: View, letter: str, number: int) -> Span:
-    from vtoken_console.look.ramp import ink_on
-
     if not view.ramp.colors:
         return letter, palette.TEXT_STYLE
     back = view.theme.hue(number)
     return letter, palette.style(ink_on(back), back)
 
 
-def _hues(view: View) -> list[Span]:
-    return [_hue(view, "abcdefg"[n - 1], n) for n in range(1, 8)]
-
-
-def under_cursor(
-    pointer: Pointer, model: StreamState, activity: Activity, mode: Mode, width: int
-) -> Line:
+def under_cursor(heatmap: Heatmap, model: StreamState, activity: Activity, width: int) -> Line:
     """The contents of the cell under the cursor."""
-    grid = pointer.grid
-    if grid is None:
-        return EMPTY
-    cell = grid.cell_of_block(pointer.cursor)
+    grid = heatmap.grid
+    assert grid is not None
+    cell = grid.cell_of_block(heatmap.cursor)
     blocks = grid.blocks_of(cell)
     spans = (
-        _one_block(pointer.cursor, model, activity)
+        _one_block(heatmap.cursor, model, activity)
         if len(blocks) == 1
         else _some_blocks(model, blocks)
     )
-    spans += _extra(mode, activity, slice(blocks.start, blocks.stop))
+    spans += _extra(heatmap.mode, activity, slice(blocks.start, blocks.stop))
     if len(blocks) == 1:
         spans.append(("   enter slots", palette.FAINT_STYLE))
     return merge(cut(spans, width))

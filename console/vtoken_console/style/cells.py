@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken_console.look.ramp import FREE_LEVEL, LEVELS
+from vtoken_console.style.ramp import FREE_LEVEL, LEVELS
 
 MIXED = 0  # the kind of a cell whose blocks are of several kinds
 

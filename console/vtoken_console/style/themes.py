@@ -8,26 +8,25 @@ line is drawn, so the theme can change at run time. Invariants, checked by tests
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.color import Color, ColorSystem
 from rich.style import Style
 from textual.theme import Theme as TextualTheme
 
-from vtoken_console.look import palette
-from vtoken_console.look.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
+from vtoken_console.style import palette
+from vtoken_console.style.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
 
 NAMES = ("dark", "light")
 SCORE_SHADES = 5
-DEPTHS = ("truecolor", "256", "16")
 SYSTEMS = {
     "truecolor": ColorSystem.TRUECOLOR,
     "256": ColorSystem.EIGHT_BIT,
     "16": ColorSystem.STANDARD,
 }
+DEPTHS = tuple(SYSTEMS)
 
 
 _LIGHT = {
@@ -119,7 +118,6 @@ class Theme:
     roles: Mapping[str, str]
     ramps: Mapping[str, Ramp]
     hues: tuple[str, ...]
-    _known: dict[Style, Style] = field(default_factory=dict)
 
     @property
     def full_name(self) -> str:
@@ -140,16 +138,11 @@ class Theme:
 
     def resolve(self, style: Style) -> Style:
         """`style` with the theme's colours."""
-        known = self._known.get(style)
-        if known is None:
-            ink = _hex(style.color)
-            back = _hex(style.bgcolor)
-            new_ink, new_back = self.color(ink), self.color(back)
-            if back in self.roles and ink in ("#000000", "#ffffff"):
-                new_ink = ink_on(new_back)
-            known = style + palette.style(new_ink or None, new_back or None)
-            self._known[style] = known
-        return known
+        ink, back = _hex(style.color), _hex(style.bgcolor)
+        new_ink, new_back = self.color(ink), self.color(back)
+        if back in self.roles and ink in ("#000000", "#ffffff"):
+            new_ink = ink_on(new_back)
+        return style + palette.style(new_ink or None, new_back or None)
 
     def for_textual(self) -> TextualTheme:
         """The roles as variables of Textual's style sheets: `$vt-border` and so on."""
@@ -224,15 +217,14 @@ def choices(current: Theme) -> tuple[str, ...]:
     return ("shade", "ascii") if current.depth == "16" else CHOICES
 
 
-def guess_name(environ: Mapping[str, str] | None = None) -> str:
+def guess_name(environ: Mapping[str, str]) -> str:
     """Dark or light by COLORFGBG, which some terminals set; dark by default."""
-    value = (os.environ if environ is None else environ).get("COLORFGBG", "")
+    value = environ.get("COLORFGBG", "")
     return "light" if value.rpartition(";")[2] in ("7", "15") else "dark"
 
 
-def guess_depth(environ: Mapping[str, str] | None = None) -> str:
+def guess_depth(environ: Mapping[str, str]) -> str:
     """The terminal's colour depth by COLORTERM and TERM."""
-    environ = os.environ if environ is None else environ
     if environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
     kind = environ.get("TERM", "").strip().lower()

@@ -116,9 +116,7 @@ def fit_region(
     wanted = math.sqrt(max(num_blocks, 1) * in_sight)
     columns = max(1, width // min_cell_width)
     per_cell = max(1, round(wanted / (columns * max(height, 1))))
-    if per_cell >= pool.per_cell:
-        return Grid(pool.num_blocks, 1, max(1, width // 2), 2, 1)
-    if per_cell == 1:
+    if per_cell == 1 or per_cell >= pool.per_cell:
         return Grid(pool.num_blocks, 1, max(1, width // 2), 2, 1)
     return Grid(pool.num_blocks, per_cell, columns, min_cell_width, 1)
 

@@ -87,10 +87,10 @@ def short_id(request_id: str, width: int) -> str:
     return fit(rest if dash and rest else request_id, width)
 
 
-def fit(text: str, width: int, *, ellipsis: str = "…") -> str:
-    """`text` truncated with `ellipsis`, or padded, to exactly `width` columns."""
+def fit(text: str, width: int) -> str:
+    """`text` truncated with an ellipsis, or padded, to exactly `width` columns."""
     if width <= 0:
         return ""
     if len(text) <= width:
         return text.ljust(width)
-    return text[: width - 1] + ellipsis
+    return text[: width - 1] + "…"

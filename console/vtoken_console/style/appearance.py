@@ -6,8 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vtoken_console.look.ramp import Ramp
-from vtoken_console.look.themes import DEPTHS, NAMES, Theme, choices, guess_depth, guess_name, theme
+from vtoken_console.style.ramp import Ramp
+from vtoken_console.style.themes import (
+    DEPTHS,
+    NAMES,
+    Theme,
+    choices,
+    guess_depth,
+    guess_name,
+    theme,
+)
 
 
 @dataclass(frozen=True, slots=True)
