@@ -97,7 +97,7 @@ async def test_what_happened_just_now_is_downloaded(core: LiveEngine, tmp_path: 
     path.write_bytes(answer.content)
     with RecordingReader(path) as reader:
         *_, index = scan(reader, Index())
-        assert (index.torn, index.error, len(index.keyframes)) == ("", None, 1)
+        assert (index.truncated, index.error, len(index.keyframes)) == ("", None, 1)
 
 
 async def test_recording_has_every_audit_entry_once_also_after_a_restart(

@@ -1,6 +1,6 @@
 """Reads a recording: documents in order, from the start or from a key frame.
 
-Memory use does not grow with the file. An incomplete end is no error; `torn` describes it. A
+Memory use does not grow with the file. An incomplete end is no error; `truncated` describes it. A
 damaged line before the end raises an error with file and line. Recordings without a header, with a
 `hello` first, are accepted. `next` skips lines of unknown types, which a newer vToken wrote.
 """
@@ -64,9 +64,9 @@ class RecordingReader:
         self._lines.close()
 
     @property
-    def torn(self) -> str:
+    def truncated(self) -> str:
         """What is missing at the current end; empty if nothing is."""
-        return self._lines.torn
+        return self._lines.truncated
 
     def raw(self) -> tuple[Place, bytes] | None:
         """The next line, not decoded; None at the current end."""
