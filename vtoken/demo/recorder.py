@@ -28,7 +28,6 @@ class Recorder:
         self.gaps = 0
         self.messages = 0
         self.dropped_events = 0
-        self.violations: list[str] = []  # summaries of violation events
         self.samples: list[wire.Status] = []
         self._source = client.server.url
         self._stream = client.stream(fps=FPS, format="json")
@@ -89,9 +88,6 @@ class Recorder:
         self.messages += 1
         if isinstance(message, wire.Dropped):
             self.dropped_events += message.n
-        elif isinstance(message, wire.EventMessage):
-            if message.event.kind == "violation":
-                self.violations.append(message.event.summary)
         elif isinstance(message, wire.Snapshot | wire.Delta):
             if message.status is not None:
                 self.samples.append(message.status)

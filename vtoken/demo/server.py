@@ -87,14 +87,6 @@ class ProcessGroup:
         with self.log.open(errors="replace") as lines:
             return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
 
-    def wait(self, seconds: float) -> str | None:
-        """Wait for the first process to end; None if it succeeded, else the reason."""
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return f"not finished within {seconds:g} s"
-        return f"status {status}" if status else None
-
     def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
         """Signal the first process, then kill the rest of the group; returns its exit status."""
         try:
