@@ -173,18 +173,17 @@ class AsyncStream(Reader):
     """Iterate over it with `async for`; `aclose`, or the end of `async with`, closes it."""
 
     _socket: ClientConnection | None = None
-    _closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> wire.StreamMessage:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 return self._take(await self._receive())
             except ProblemError as error:
                 await self._disconnect()
-                if self._closed:
+                if self._closed.is_set():
                     break
                 await asyncio.sleep(self._wait_s(error))
         raise StopAsyncIteration
@@ -202,7 +201,7 @@ class AsyncStream(Reader):
 
     async def aclose(self) -> None:
         """Close the stream; the iteration ends."""
-        self._closed = True
+        self._closed.set()
         await self._disconnect()
 
     async def _disconnect(self) -> None:
