@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.cli.errors import UsageError, did_you_mean
+from vtoken.cli.errors import UsageError
 from vtoken.cli.show import config_lines, policy_lines, status_lines
 from vtoken.cli.show_requests import (
     audit_lines,
@@ -20,6 +20,7 @@ from vtoken.cli.show_requests import (
     token_line,
 )
 from vtoken.cli.text import plain, print_document, print_json, print_text
+from vtoken.cli.usage import did_you_mean
 from vtoken.client import Client
 
 
