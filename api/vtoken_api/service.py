@@ -66,19 +66,14 @@ class Service:
         self.audit.close()
         self.state.close()
 
-    async def patch_config(self, call: commands.PatchConfig, caller: Caller) -> wire.PatchResult:
-        """Apply a merge patch atomically, on trial if requested, or dry-run it."""
-        result = await self.bus.ask(call, wire.PatchResult, caller.name)
-        action = "config" if result.trial is None else "trial"
-        await self._enter(caller, action, result.changes, result.revision, call.validate_only)
-        return result
-
-    async def settle(
-        self, call: commands.Confirm | commands.Undo, caller: Caller
+    async def change(
+        self, call: commands.PatchConfig | commands.Confirm | commands.Undo, caller: Caller
     ) -> wire.PatchResult:
-        """Confirm or undo a change, or report what that would do."""
+        """Change the configuration, confirm or undo a change, or report what that would do."""
         result = await self.bus.ask(call, wire.PatchResult, caller.name)
         action = commands.name_of(type(call))
+        if isinstance(call, commands.PatchConfig):
+            action = "config" if result.trial is None else "trial"
         await self._enter(caller, action, result.changes, result.revision, call.validate_only)
         return result
 

@@ -51,26 +51,16 @@ class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
 class FlightRecorder:
     """`start` once, inside the event loop."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        state_dir: StateDir,
-        *,
-        max_bytes: int = MAX_BYTES,
-        segment_s: float = SEGMENT_S,
-        segment_bytes: int = SEGMENT_BYTES,
-        retry_s: float = RETRY_S,
-    ) -> None:
-        self.segments = Segments(state_dir.path / "flight", max_bytes=max_bytes)
+    def __init__(self, hub: Hub, state_dir: StateDir) -> None:
+        self.segments = Segments(state_dir.path / "flight", max_bytes=MAX_BYTES)
         self.recording = False  # by this process, now
         self.problem = ""  # why it stopped; empty while it does not
         self.stopped_ts = 0.0  # when it stopped
         self.num_faults = 0  # failed writes
         self._hub = hub
         self._state_dir = state_dir
-        self._segment_s = segment_s
-        self._segment_bytes = segment_bytes
-        self._retry_s = retry_s
+        self._segment_bytes = SEGMENT_BYTES
+        self._retry_s = RETRY_S
         self._writer: RecordingWriter | None = None
         self._ends_at = 0.0
         self._pending: list[bytes] = []
@@ -200,7 +190,7 @@ class FlightRecorder:
     def _begin(self) -> None:
         self.segments.prune(self._segment_bytes)
         self._writer = RecordingWriter(self.segments.new_path(), source=FLIGHT_RECORDER)
-        self._ends_at = time.monotonic() + self._segment_s
+        self._ends_at = time.monotonic() + SEGMENT_S
 
     def _put(self, lines: list[bytes]) -> None:
         if self._writer is not None:
