@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from vtoken import recording as recordings
@@ -42,12 +41,7 @@ class Recorder:
         self.wait_for_revision(0, timeout_s=JOIN_S)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
         self._thread.join(JOIN_S)
 

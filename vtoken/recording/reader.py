@@ -8,7 +8,6 @@ damaged line before the end raises an error with file and line. Recordings witho
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, get_args
 
 import msgspec
@@ -52,12 +51,7 @@ class RecordingReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
