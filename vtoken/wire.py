@@ -829,13 +829,13 @@ class TextSource(Doc):
     """A page of a text before it is decoded."""
 
     page: TextPage  # its texts are None
-    # Vocabulary ids of up to TEXT_CONTEXT_TOKENS tokens before the page, then of the page; NO_WORD
-    # for a position of a prompt that was given as embeddings.
+    # Vocabulary ids of up to TEXT_CONTEXT_TOKENS tokens before the page, then of the page;
+    # NO_TOKEN_ID for a position of a prompt that was given as embeddings.
     words: list[int]
 
 
 TEXT_CONTEXT_TOKENS = 64  # more than any character or decoder spans
-NO_WORD = -1
+NO_TOKEN_ID = -1
 
 
 class Reply(Doc):

@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class EngineBus:
-    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`."""
+    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within CALL_TIMEOUT_S."""
 
-    def __init__(self, engine_client: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, engine_client: Any) -> None:
         self._client = engine_client
-        self._timeout_s = timeout_s
+        self._timeout_s = CALL_TIMEOUT_S
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting = 0
 

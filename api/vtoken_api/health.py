@@ -13,7 +13,6 @@ from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.flight_recorder import FlightRecorder
 
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
-STALE_PEER_S = 20.0  # a recorder writes once a second
 
 
 def health(hub: Hub, audit: AuditLog, flight: FlightRecorder) -> list[wire.Health]:
@@ -52,10 +51,4 @@ def _recorder(flight: FlightRecorder) -> wire.Health:
     if flight.problem:
         detail = f"stopped: {flight.problem}"
         return wire.Health(name="recorder", ok=False, detail=detail, since_ts=flight.stopped_ts)
-    silent_s = flight.peer_silent_s
-    if silent_s is None:
-        return wire.Health(name="recorder", ok=True, detail="starting")
-    detail = f"another process of this server records; it last wrote {silent_s:.0f} s ago"
-    ok = silent_s <= STALE_PEER_S
-    since = None if ok else time.time() - silent_s
-    return wire.Health(name="recorder", ok=ok, detail=detail, since_ts=since)
+    return wire.Health(name="recorder", ok=True, detail="starting")

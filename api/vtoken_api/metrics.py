@@ -2,9 +2,7 @@
 
 Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join with vLLM's metrics.
 No label is a block or a request, so the number of series is bounded. Counters start at the engine's
-start, `server_` counters at this process's start. With several API processes, a scrape reaches any
-one of them. The `process` label on `server_` metrics keeps their series apart, so that no counter
-seems to reset.
+start, `server_` counters at the API server's start.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class Snapshot:
     audit_failing: bool = False
     recorder_faults: int = 0
     recording: bool = False
-    process: str = ""  # the number of this API process, if there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,15 +294,12 @@ class _Collector(Collector):
     def __init__(self, snapshot: Snapshot, model_name: str) -> None:
         self._snapshot = snapshot
         self._common = {"model_name": model_name, "engine": ENGINE}
-        self._of_process = {**self._common, "process": snapshot.process}
 
     def collect(self) -> Iterable[Family]:
         for metric in METRICS:
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            own_count = self._snapshot.process and metric.name.startswith("server_")
-            common = self._of_process if own_count else self._common
-            labels = (*common, *metric.labels)
+            labels = (*self._common, *metric.labels)
             family = kind(PREFIX + metric.name, metric.help, labels=labels)
             for own, value in metric.read(self._snapshot):
-                family.add_metric((*common.values(), *own), float(value))
+                family.add_metric((*self._common.values(), *own), float(value))
             yield family

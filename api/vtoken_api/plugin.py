@@ -33,18 +33,16 @@ from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings
 from vtoken_api.state.audit import AuditLog
 from vtoken_api.state.flight_recorder import FlightRecorder
-from vtoken_api.state.journal import Journal
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
 from vtoken_api.stream.endpoint import stream
 from vtoken_api.text import RequestTexts
 
-AUDIT_FILE = "audit.jsonl"
 MOUNT_PATH = "/vtoken/v1"
 
 
 class VTokenEndpointPlugin:
-    """The REST routes and the stream of one API server process."""
+    """The REST routes and the stream of one server."""
 
     name = "vtoken"
     required_tasks = ("generate",)
@@ -67,17 +65,15 @@ class VTokenEndpointPlugin:
         settings = api_settings(args)
         access = _access(args, settings)
         state_dir = _state_dir(args, settings)
-        journal = None if state_dir.error else Journal(state_dir.path / AUDIT_FILE)
-        hub, audit = Hub(bus), AuditLog(journal, error=state_dir.error)
+        hub = Hub(bus)
         service = Service(
             bus=bus,
             hub=hub,
             auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
-            process=_process(engine_client),
-            audit=audit,
-            flight=FlightRecorder(hub, state_dir, audit=audit.recent),
+            audit=AuditLog(state_dir),
+            flight=FlightRecorder(hub, state_dir),
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
         )
         service.start()
@@ -94,14 +90,6 @@ class VTokenEndpointPlugin:
 def _model_name(args: Namespace) -> str:
     served = args.served_model_name
     return str(served[0] if isinstance(served, list) and served else served or args.model)
-
-
-def _process(engine_client: Any) -> str:
-    """The number of this API process; empty if it is the only one of its server."""
-    vllm_config = getattr(engine_client, "vllm_config", None)
-    parallel: Any = getattr(vllm_config, "parallel_config", None)
-    several = getattr(parallel, "_api_process_count", 1) > 1
-    return str(parallel._api_process_rank) if several else ""
 
 
 def _access(args: Namespace, settings: ApiSettings) -> Access:

@@ -70,7 +70,6 @@ async def snapshot(service: Service) -> Snapshot:
         audit_failing=bool(service.audit.error),
         recorder_faults=service.flight.num_faults,
         recording=service.flight.recording,
-        process=service.process,
     )
 
 

@@ -27,7 +27,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Service:
-    """One per API server process."""
+    """One per server."""
 
     bus: EngineBus
     hub: Hub
@@ -35,13 +35,13 @@ class Service:
     state: StateDir
     flight: FlightRecorder
     texts: RequestTexts
-    model_name: str = ""  # as vLLM's metrics name it
-    process: str = ""  # the number of this API process; empty if it is the only one
-    audit: AuditLog = field(default_factory=AuditLog)
+    audit: AuditLog
+    model_name: str  # as vLLM's metrics name it
     audit_sync: AuditSync = field(init=False)
 
     def __post_init__(self) -> None:
-        self.audit_sync = AuditSync(self.hub, self.audit, self.state)
+        self.audit_sync = AuditSync(self.hub, self.audit)
+        self.audit.on_entry = self.flight.audit
         self.hub.complete = self.complete
 
     def start(self) -> None:
@@ -59,26 +59,21 @@ class Service:
         status.health = self.health()
 
     async def close(self) -> None:
-        """Stop the background tasks and give up leadership; clients stay connected."""
+        """Stop the background tasks and release the state directory; clients stay connected."""
         await self.audit_sync.close()
         await self.flight.close()
         await self.hub.close()
         self.audit.close()
         self.state.close()
 
-    async def patch_config(self, call: commands.PatchConfig, caller: Caller) -> wire.PatchResult:
-        """Apply a merge patch atomically, on trial if requested, or dry-run it."""
-        result = await self.bus.ask(call, wire.PatchResult, caller.name)
-        action = "config" if result.trial is None else "trial"
-        await self._enter(caller, action, result.changes, result.revision, call.validate_only)
-        return result
-
-    async def settle(
-        self, call: commands.Confirm | commands.Undo, caller: Caller
+    async def change(
+        self, call: commands.PatchConfig | commands.Confirm | commands.Undo, caller: Caller
     ) -> wire.PatchResult:
-        """Confirm or undo a change, or report what that would do."""
+        """Change the configuration, confirm or undo a change, or report what that would do."""
         result = await self.bus.ask(call, wire.PatchResult, caller.name)
         action = commands.name_of(type(call))
+        if isinstance(call, commands.PatchConfig):
+            action = "config" if result.trial is None else "trial"
         await self._enter(caller, action, result.changes, result.revision, call.validate_only)
         return result
 

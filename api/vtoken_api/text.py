@@ -56,13 +56,13 @@ class RequestTexts:
 def pieces(tokenizer: Tokenizer, words: Sequence[int]) -> list[str | None]:
     """The text that each of `words` [n] appends; concatenated, the pieces are the text.
 
-    A character of several tokens is in the last one's piece. The piece of NO_WORD is None.
+    A character of several tokens is in the last one's piece. The piece of NO_TOKEN_ID is None.
     """
     found: list[str | None] = []
     begin = done = 0  # the window begins at `begin`; the text of words[begin:done] is emitted
     emitted = ""
     for i, word in enumerate(words):
-        if word == wire.NO_WORD:
+        if word == wire.NO_TOKEN_ID:
             found.append(None)
             begin = done = i + 1
             emitted = ""

@@ -245,10 +245,10 @@ def model_folder(name: str | None) -> Path:
             os.environ["HF_HUB_OFFLINE"] = "1"
             return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
         if name == QWEN3:
-            from vtoken.demo import second_model
+            from vtoken_bench import qwen3_model
 
             os.environ["HF_HUB_OFFLINE"] = "1"
-            return second_model.build(Path(tempfile.gettempdir()) / "vtoken-qwen3-random")
+            return qwen3_model.build(Path(tempfile.gettempdir()) / "vtoken-qwen3-random")
         if name == LLAMA_8B:
             from vtoken_bench.shapes import LLAMA_3_1_8B, build_shape
 

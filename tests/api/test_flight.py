@@ -97,35 +97,30 @@ async def test_what_happened_just_now_is_downloaded(core: LiveEngine, tmp_path: 
     path.write_bytes(answer.content)
     with RecordingReader(path) as reader:
         *_, index = scan(reader, Index())
-        assert (index.torn, index.error, len(index.keyframes)) == ("", None, 1)
+        assert (index.truncated, index.error, len(index.keyframes)) == ("", None, 1)
 
 
-async def test_recording_has_the_acts_of_every_process_once_also_after_a_restart(
+async def test_recording_has_every_audit_entry_once_also_after_a_restart(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
         await until(lambda: before.service.flight.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
-    async with (
-        serve(core.handle, **state) as one,
-        serve(core.handle, **state) as two,
-        httpx.AsyncClient(timeout=60) as client,
-    ):
-        for number, served in enumerate((one, two, one, two)):
+    async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=60) as client:
+        for number in range(3):
             answer = await client.patch(
                 served.url + "/vtoken/v1/config",
                 json={"theta_f": number / 10},
                 headers={"X-VToken-Actor": f"n{number}"},
             )
             assert answer.status_code == 200
-        await until(lambda: one.service.flight.recording or two.service.flight.recording, "neither")
-        leader = one if one.service.flight.recording else two
+        await until(lambda: served.service.flight.recording, "not recording")
         for _ in range(2):  # the second finds nothing new
-            lines = lines_of((await client.get(leader.url + FLIGHT)).content)
+            lines = lines_of((await client.get(served.url + FLIGHT)).content)
         entries = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
         names = [entry.actor.partition("@")[0] for entry in entries]
-        assert names == ["ana", "n0", "n1", "n2", "n3"]
+        assert names == ["ana", "n0", "n1", "n2"]
 
 
 async def test_segments_follow_one_another_without_losing_an_event(
@@ -238,23 +233,6 @@ async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
         await (await asyncio.create_subprocess_exec("umount", "-l", str(tmp_path))).wait()
 
 
-async def test_of_two_processes_one_records_and_both_answer(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    async with flying(core, tmp_path, retry_s=0.1) as (first, _):
-        await until(lambda: first.service.flight.recording, "not recording")
-        async with flying(core, tmp_path, retry_s=0.1) as (second, client):
-
-            async def both_answer() -> bool:
-                answer = await client.get(FLIGHT)
-                assert answer.status_code == 200
-                return len(lines_of(answer.content)) > 3
-
-            await until(both_answer, "the second does not answer what the first records")
-            assert not second.service.flight.recording
-            assert len(first.service.flight.segments.listed()) == 1
-
-
 async def test_seconds_out_of_bounds_are_refused(core: LiveEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (_, client):
         for value in ("0", "90000", "soon"):
@@ -286,9 +264,9 @@ def test_oldest_segments_go_first(tmp_path: Path) -> None:
 def test_segments_cover_the_time_asked_for(tmp_path: Path) -> None:
     segments = Segments(tmp_path, max_bytes=10_000)
     for n in (1000, 2000, 3000):
-        write(tmp_path, n * 1000, 100)
+        os.utime(write(tmp_path, n * 1000, 100), (n + 999, n + 999))
     assert [s.start_ts for s in segments.since(2500)] == [2000, 3000]
-    assert [s.start_ts for s in segments.since(9000)] == [3000]
+    assert [s.start_ts for s in segments.since(9000)] == []
     assert [s.start_ts for s in segments.since(0)] == [1000, 2000, 3000]
 
 

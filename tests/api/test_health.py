@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -79,19 +78,20 @@ async def test_audit_log_that_cannot_be_written_is_told_without_an_entry(
         assert parts(served)["audit"].ok
 
 
-async def test_recorder_of_another_process_is_judged_by_what_it_writes(
+async def test_server_waits_for_a_state_directory_that_another_one_uses(
     core: LiveEngine, tmp_path: Path
 ) -> None:
-    state = {"state_dir": str(tmp_path)}
-    async with serve(core.handle, **state) as one:
-        await until(lambda: one.service.flight.recording, "not recording")
-        async with serve(core.handle, **state) as two:
-            await until(lambda: two.service.flight.peer_silent_s is not None, "peer not seen")
-            recorder = parts(two)["recorder"]
-            assert recorder.ok
-            assert "another process of this server records" in recorder.detail
-            two.service.flight._peer_wrote_ts = time.time() - health.STALE_PEER_S - 5
-            assert not parts(two)["recorder"].ok
+    other = StateDir(tmp_path)
+    other.acquire()
+    async with serve(core.handle, state_dir=str(tmp_path)) as served:
+        served.service.flight._retry_s = 0.05
+        for name in ("audit", "recorder"):
+            await until(lambda name=name: not parts(served)[name].ok, "not noticed")
+            assert f"another server uses {tmp_path}" in parts(served)[name].detail
+        other.close()
+        await until(lambda: parts(served)["recorder"].ok, "did not go on")
+        await served.service.audit.probe()
+        assert parts(served)["audit"].ok
 
 
 async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: LiveEngine) -> None:
@@ -102,31 +102,6 @@ async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: Li
     status = await status_of(served)
     assert (status.scheduling, status.requests.running) == ("paused", 2)
     assert status.fragmentation.sentence.startswith("Paused: vLLM schedules nothing ")
-
-
-async def test_peer_that_has_not_written_yet_is_given_the_time_to(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    leader = StateDir(tmp_path)
-    assert leader.try_lead()
-    async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        flight = served.service.flight
-        await until(lambda: flight.peer_silent_s is not None, "peer not seen")
-        assert flight._peer_wrote_ts == flight._started_ts
-        flight._peer_wrote_ts = time.time()
-        assert parts(served)["recorder"].ok
-    leader.close()
-
-
-async def test_time_of_the_peers_last_write_is_that_of_its_newest_segment(
-    served: Served,
-) -> None:
-    segments = served.service.flight.segments
-    await until(segments.listed, "no segment")
-    await served.service.flight.close()
-    (segment,) = segments.listed()
-    os.utime(segment.path, (1000.0, 1000.0))
-    assert segments.newest_write_ts() == 1000.0
 
 
 async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(

@@ -108,20 +108,6 @@ def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> Non
     assert "vllm:vtoken_canary_logprob_lost{" not in text  # nothing measured
 
 
-async def test_one_of_several_processes_counts_for_itself_under_its_number(
-    engine: ScriptedEngine,
-) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
-        served.service.process = "1"
-        for name, family in (await scraped(http)).items():
-            own = name.startswith(PREFIX + "server_")
-            for sample in family.samples:
-                assert sample.labels.get("process") == ("1" if own else None), name
-
-
 async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no_stale_value(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The state directory: permissions, default path and leader election."""
+"""The state directory: permissions, default path and its owner."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from vtoken_api.state.statedir import StateDir, default_path
 
 def test_directory_is_for_its_user_alone(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "a" / "b")
-    assert state.error == ""
+    state.acquire()
     assert state.path.stat().st_mode & 0o777 == 0o700
-    assert state.try_lead()
     assert {file.stat().st_mode & 0o777 for file in state.path.iterdir()} == {0o600}
     state.close()
 
 
-def test_one_process_leads_until_it_dies(tmp_path: Path) -> None:
+def test_one_process_owns_the_directory_until_it_dies(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from vtoken_api.state.statedir import StateDir\n"
-        "print(StateDir(Path(sys.argv[1])).try_lead(), flush=True); sys.stdin.read()"
+        "StateDir(Path(sys.argv[1])).acquire(); print('owned', flush=True); sys.stdin.read()"
     )
     mine = StateDir(tmp_path)
     with subprocess.Popen(
@@ -35,23 +34,25 @@ def test_one_process_leads_until_it_dies(tmp_path: Path) -> None:
         text=True,
     ) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
-        assert not mine.try_lead()
+        assert other.stdout.readline() == "owned\n"
+        with pytest.raises(OSError, match="another server uses"):
+            mine.acquire()
         other.kill()
-    assert mine.try_lead()
-    assert mine.try_lead()
-    assert not StateDir(tmp_path).try_lead()
+    mine.acquire()
+    mine.acquire()
+    with pytest.raises(OSError, match="--vtoken-state-dir"):
+        StateDir(tmp_path).acquire()
     mine.close()
 
 
-def test_directory_that_cannot_be_made_is_told_and_does_not_raise(
-    tmp_path: Path, server_log: pytest.LogCaptureFixture
-) -> None:
+def test_directory_that_cannot_be_made_now_may_be_acquired_later(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     state = StateDir(tmp_path / "file" / "state")
-    assert "file" in state.error
-    assert "in memory" in server_log.text
-    assert not state.try_lead()
+    with pytest.raises(OSError, match="file"):
+        state.acquire()
+    (tmp_path / "file").unlink()
+    state.acquire()
+    state.close()
 
 
 def test_every_server_has_a_directory_of_its_own() -> None:

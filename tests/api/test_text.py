@@ -182,5 +182,5 @@ def test_bytes_that_are_no_text_hold_back_what_follows_for_some_tokens_only(
 
 
 def test_a_place_without_a_word_has_no_text_and_the_text_goes_on_behind_it() -> None:
-    words = [*b"ab", wire.NO_WORD, wire.NO_WORD, *"é!".encode()]
+    words = [*b"ab", wire.NO_TOKEN_ID, wire.NO_TOKEN_ID, *"é!".encode()]
     assert pieces(Letters(), words) == ["a", "b", None, None, "", "é", "!"]

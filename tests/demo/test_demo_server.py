@@ -69,22 +69,6 @@ def test_stop_kills_what_ignores_the_request(tmp_path: Path) -> None:
     assert group.stop(wait_s=0.1) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("program", "seconds", "problem"),
-    [
-        ("pass", 60.0, None),
-        ("raise SystemExit(3)", 60.0, "status 3"),
-        ("import time; time.sleep(600)", 0.1, "not finished within 0.1 s"),
-    ],
-)
-def test_waiting_says_what_went_wrong(
-    tmp_path: Path, program: str, seconds: float, problem: str | None
-) -> None:
-    group = ProcessGroup([sys.executable, "-c", program], tmp_path / "log")
-    assert group.wait(seconds) == problem
-    group.stop()
-
-
 def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def test_a_truncated_file_is_read_up_to_the_cut(tmp_path: Path, cut: float, name
         assert left == lines[: len(left)]
         before, after = data[: int(cut * len(data))], data[int(cut * len(data)) :]
         at_boundary = before.endswith(b"\n") or after.startswith(b"\x1f\x8b")  # of a gzip member
-        assert reader.torn or left == lines or at_boundary
+        assert reader.truncated or left == lines or at_boundary
 
 
 def test_killed_writer_leaves_what_was_flushed(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ except RecordingError as error:
     assert f"{file}: cannot be written: File too large; the " in done.stdout
     with RecordingReader(file) as reader:
         revisions = [entry.line.entry.revision for entry in list(iter(reader.next, None))[1:]]  # type: ignore[union-attr]
-        assert reader.torn
+        assert reader.truncated
     assert revisions == list(range(len(revisions)))
     assert len(revisions) > 50
 

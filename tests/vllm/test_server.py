@@ -359,7 +359,7 @@ async def test_flight_recorder_has_what_the_server_just_did(
         recording.write_bytes(answer.content)
         with RecordingReader(recording) as reader:
             *_, index = scan(reader, Index())
-            assert (index.error, index.torn) == (None, "")
+            assert (index.error, index.truncated) == (None, "")
             assert index.keyframes
             reader.rewind()
             return [entry.line for entry in iter(reader.next, None)]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vtoken.cli.text import say, say_json, table
+from vtoken.cli.text import print_json, print_text, table
 from vtoken.config.calibration import CalibrationProfile
 from vtoken.errors import ProfileError
 
@@ -71,11 +71,11 @@ def main(argv: list[str]) -> int:
         print(f"vtoken calibrate: {error}", file=sys.stderr)
         return 1
     if args.json:
-        say_json(profile)
+        print_json(profile)
     else:
         for line in lines(profile):
-            say(line)
-        say(f"written to {path}")
+            print_text(line)
+        print_text(f"written to {path}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
-from vtoken.cli.text import say_document
+from vtoken.cli.text import print_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
 
@@ -41,12 +41,12 @@ def resume(arguments: Namespace, client: Client) -> int:
 
 def confirm(arguments: Namespace, client: Client) -> int:
     result = client.confirm(validate_only=arguments.dry_run)
-    say_document(arguments, result, confirm_lines)
+    print_document(arguments, result, confirm_lines)
     return 0
 
 
 def undo(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
+    print_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
     return 0
 
 
@@ -64,7 +64,7 @@ def compact(arguments: Namespace, client: Client) -> int:
             f"operation {operation.id} is still {operation.state} after {arguments.timeout:g} s",
             "it continues on the server; an engine without requests takes no steps",
         )
-    say_document(arguments, operation, operation_lines)
+    print_document(arguments, operation, operation_lines)
     return 0 if operation.state == "done" else 1
 
 
@@ -81,7 +81,7 @@ def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
         guard_canary_count=arguments.guard_canaries,
         guard_for_s=arguments.guard_for,
     )
-    say_document(arguments, result, patch_lines)
+    print_document(arguments, result, patch_lines)
     return 0
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.parser import make_parser
-from vtoken.cli.text import say
+from vtoken.cli.text import print_text
 from vtoken.client import Client, Server, VTokenError
 
 TIMEOUT_S = 0.5  # the user is waiting for the TAB key
@@ -26,7 +26,7 @@ def completion(arguments: argparse.Namespace, client: Client) -> int:
     from argcomplete.shell_integration import shellcode
 
     del client
-    say(shellcode(["vtoken"], shell=arguments.shell))
+    print_text(shellcode(["vtoken"], shell=arguments.shell))
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtoken.cli.errors import CommandError, UsageError
-from vtoken.cli.text import say
+from vtoken.cli.text import print_text
 from vtoken.client import Client
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _export(arguments: Namespace, client: Client) -> int:
     )
     try:
         for path in run(app, Path(arguments.export), arguments.size):
-            say(str(path))
+            print_text(str(path))
     except ExportError as error:
         raise CommandError(str(error)) from error
     return 0

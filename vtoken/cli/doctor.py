@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
 from vtoken.cli.show import budget_text, calibration_line, part_text, prices_line
-from vtoken.cli.text import coloured, say, say_json
+from vtoken.cli.text import coloured, print_json, print_text
 from vtoken.client import Client, ProblemError
 
 
@@ -36,12 +36,14 @@ def doctor(arguments: Namespace, client: Client) -> int:
     for finding in examine(arguments, client):
         failed |= finding.verdict == "FAIL"
         if arguments.json:
-            say_json(asdict(finding))
+            print_json(asdict(finding))
             continue
         color = {"ok": "ok", "note": "fragmented", "FAIL": "full"}[finding.verdict]
-        say(f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}")
+        print_text(
+            f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}"
+        )
         for line in finding.todo.splitlines():
-            say(f"{'':20}{line}")
+            print_text(f"{'':20}{line}")
     return int(failed)
 
 

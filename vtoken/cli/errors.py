@@ -8,12 +8,12 @@ CommandError        1: the server refused, did not answer, or did not finish in 
 
 from __future__ import annotations
 
-import difflib
 import re
 
 import msgspec
 
 from vtoken import wire
+from vtoken.cli.usage import did_you_mean
 from vtoken.client import NotVToken, ProblemError, RefusedError, Unauthorized, Unreachable
 
 _WORD = re.compile(r"[\w.-]+")
@@ -64,12 +64,6 @@ def failure_of(error: ProblemError | RefusedError) -> CommandError:
         return CommandError(problem.detail, None, problem)
     summary = f"{problem.detail} ({problem.status} {problem.title})"
     return CommandError(summary, "\n".join(_details(problem)), problem)
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """`did you mean X?`, or nothing."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
 
 
 def _details(problem: wire.Problem) -> list[str]:

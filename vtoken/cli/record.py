@@ -16,7 +16,7 @@ from typing import Any
 from vtoken import wire
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.record_text import TextReader
-from vtoken.cli.text import say, say_json
+from vtoken.cli.text import print_json, print_text
 from vtoken.client import Client
 from vtoken.recording import Recorder, RecordingError, RecordingExistsError, RecordingWriter
 from vtoken.recording.recorder import is_audited
@@ -45,13 +45,13 @@ def record(arguments: Namespace, client: Client) -> int:
         raise CommandError(str(error)) from error
     if arguments.json:
         text = {} if texts is None else {"text": _summary(texts)}
-        say_json({"file": str(path), "messages": num_messages, **text})
+        print_json({"file": str(path), "messages": num_messages, **text})
         return 0
-    say(f"{num_messages:,} messages in {path}; replay with: vtoken console --replay {path}")
+    print_text(f"{num_messages:,} messages in {path}; replay with: vtoken console --replay {path}")
     if texts is not None:
-        say(f"text: {texts.num_requests:,} requests, {texts.num_texts:,} lines; mode 0600")
+        print_text(f"text: {texts.num_requests:,} requests, {texts.num_texts:,} lines; mode 0600")
         for line in texts.skipped():
-            say(line)
+            print_text(line)
     return 0
 
 

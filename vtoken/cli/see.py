@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.cli.errors import UsageError, did_you_mean
+from vtoken.cli.errors import UsageError
 from vtoken.cli.show import config_lines, policy_lines, status_lines
 from vtoken.cli.show_requests import (
     audit_lines,
@@ -19,43 +19,44 @@ from vtoken.cli.show_requests import (
     request_lines,
     token_line,
 )
-from vtoken.cli.text import plain, say, say_document, say_json
+from vtoken.cli.text import plain, print_document, print_json, print_text
+from vtoken.cli.usage import did_you_mean
 from vtoken.client import Client
 
 
 def status(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.status(), status_lines)
+    print_document(arguments, client.status(), status_lines)
     return 0
 
 
 def requests(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.requests(), request_lines)
+    print_document(arguments, client.requests(), request_lines)
     return 0
 
 
 def request(arguments: Namespace, client: Client) -> int:
     """One request; with `--tokens`, one line or document for each token."""
     if not arguments.tokens:
-        say_document(arguments, client.request(arguments.id), request_detail_lines)
+        print_document(arguments, client.request(arguments.id), request_detail_lines)
         return 0
     for page in client.token_pages(arguments.id):
         for row in page.rows:
-            say_document(arguments, row, lambda row: [token_line(row)])
+            print_document(arguments, row, lambda row: [token_line(row)])
     return 0
 
 
 def block(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.block(arguments.id), block_lines)
+    print_document(arguments, client.block(arguments.id), block_lines)
     return 0
 
 
 def audit(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.audit(arguments.limit), audit_lines)
+    print_document(arguments, client.audit(arguments.limit), audit_lines)
     return 0
 
 
 def policies(arguments: Namespace, client: Client) -> int:
-    say_document(arguments, client.policies(), policy_lines)
+    print_document(arguments, client.policies(), policy_lines)
     return 0
 
 
@@ -63,13 +64,13 @@ def config_get(arguments: Namespace, client: Client) -> int:
     """Every field with its bound; with KEY, only its effective value, as `config set` takes it."""
     document = client.config()
     if arguments.key is None:
-        say_document(arguments, document, config_lines)
+        print_document(arguments, document, config_lines)
         return 0
     value = _value_at(msgspec.to_builtins(document.effective), arguments.key)
     if arguments.json:
-        say_json(value)
+        print_json(value)
     else:
-        say(plain(value))
+        print_text(plain(value))
     return 0
 
 

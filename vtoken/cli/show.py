@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vtoken import wire
+from vtoken.bounds import span
 from vtoken.cli.text import clock, coloured, plain, size, table, when
 
 WIDE_VALUE = 24  # a value with more columns gets its own line
@@ -241,13 +242,7 @@ def trial_line(trial: wire.Trial) -> str:
 
 
 def _bound(bound: wire.Bound) -> str:
-    limits = ""
-    if bound.choices:
-        limits = "|".join(bound.choices)
-    elif bound.minimum is not None or bound.maximum is not None:
-        low = "" if bound.minimum is None else f"{bound.minimum:.15g}"
-        high = "" if bound.maximum is None else f"{bound.maximum:.15g}"
-        limits = f"{low}..{high}"
+    limits = "|".join(bound.choices) if bound.choices else span(bound)
     return f"{limits}  {bound.summary}" if limits else bound.summary
 
 

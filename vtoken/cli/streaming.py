@@ -12,7 +12,7 @@ import msgspec
 from vtoken import wire
 from vtoken.cli.errors import CommandError
 from vtoken.cli.show import event_line, silence_line, watch_line
-from vtoken.cli.text import coloured, say, say_document, say_json
+from vtoken.cli.text import coloured, print_document, print_json, print_text
 from vtoken.client import Client
 
 SILENT_S = 5.0  # without a step while requests wait
@@ -28,17 +28,17 @@ def watch(arguments: Namespace, client: Client) -> int:
         for message in stream:
             now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
             if arguments.json:
-                say(str(stream.raw))
+                print_text(str(stream.raw))
             elif now is not None:
-                say(watch_line(now, _tokens_per_s(before, now)))
+                print_text(watch_line(now, _tokens_per_s(before, now)))
             elif isinstance(message, wire.Hello):
-                say(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
+                print_text(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
             elif before is not None and (line := quiet_line(before, message.ts)):
                 if message.ts - printed_ts < arguments.interval:
                     continue
                 printed_ts = message.ts
-                say(line)
+                print_text(line)
             else:
                 continue
             if now is not None:
@@ -68,7 +68,7 @@ def events(arguments: Namespace, client: Client) -> int:
     epoch = client.status().epoch
     newest = client.newest_events(EVERY_EVENT if arguments.kind else arguments.limit)
     for event in [event for event in newest if _matches(arguments, event)][-arguments.limit :]:
-        _say_event(arguments, event)
+        _print_event(arguments, event)
     if not arguments.follow:
         return 0
     place = f"{epoch}:{newest[-1].seq if newest else 0}"
@@ -76,9 +76,9 @@ def events(arguments: Namespace, client: Client) -> int:
         for message in stream:
             if isinstance(message, wire.EventMessage):
                 if _matches(arguments, message.event):
-                    _say_event(arguments, message.event)
+                    _print_event(arguments, message.event)
             elif isinstance(message, wire.Dropped):
-                _say_dropped(arguments, message)
+                _print_dropped(arguments, message)
             elif isinstance(message, wire.Hello) and not message.resumed:
                 raise CommandError("the engine has restarted", "run the command again")
     return 1
@@ -88,12 +88,12 @@ def _matches(arguments: Namespace, event: wire.Event) -> bool:
     return not arguments.kind or event.kind in arguments.kind
 
 
-def _say_event(arguments: Namespace, event: wire.Event) -> None:
-    say_document(arguments, event, lambda event: [event_line(event)])
+def _print_event(arguments: Namespace, event: wire.Event) -> None:
+    print_document(arguments, event, lambda event: [event_line(event)])
 
 
-def _say_dropped(arguments: Namespace, message: wire.Dropped) -> None:
+def _print_dropped(arguments: Namespace, message: wire.Dropped) -> None:
     if arguments.json:
-        say_json(message)
+        print_json(message)
     else:
-        say(coloured(f"{message.n:,} events were dropped", "violation"))
+        print_text(coloured(f"{message.n:,} events were dropped", "violation"))

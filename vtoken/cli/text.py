@@ -17,23 +17,23 @@ T = TypeVar("T")
 _COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
 
 
-def say(line: str) -> None:
+def print_text(line: str) -> None:
     """Print one line to standard output and flush it."""
     print(line, flush=True)
 
 
-def say_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     """Print a document as one line of JSON."""
-    say(msgspec.json.encode(document).decode())
+    print_text(msgspec.json.encode(document).decode())
 
 
-def say_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
+def print_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
     """Print `document` as JSON with `--json`, else as `lines(document)`."""
     if arguments.json:
-        say_json(document)
+        print_json(document)
         return
     for line in lines(document):
-        say(line)
+        print_text(line)
 
 
 def coloured(text: str, meaning: str) -> str:

@@ -33,16 +33,16 @@ class Parser(argparse.ArgumentParser):
         if option in known:
             self.error(f"put {option} after the command: {self.prog} {option} …")
         message = f"unrecognized arguments: {' '.join(unknown)}"
-        self.error(message + _suggestion(option, known))
+        meant = did_you_mean(option, known)
+        self.error(f"{message}; {meant}" if meant else message)
 
     def error(self, message: str) -> NoReturn:
         """Print `message` and exit with 2."""
         match = _CHOICE.search(message)
         if match is not None:
             known = re.findall(r"[\w.-]+", match["known"])
-            message = f"invalid choice: {match['given']!r}{_suggestion(match['given'], known)}"
-            if not message.endswith("?"):
-                message += f"; choose from: {', '.join(known)}"
+            meant = did_you_mean(match["given"], known) or f"choose from: {', '.join(known)}"
+            message = f"invalid choice: {match['given']!r}; {meant}"
         self.exit(2, f"{self.prog}: {message}\n  see: {self.prog} --help\n")
 
 
@@ -62,6 +62,7 @@ class FrontPage(Parser):
         return "\n".join([*lines, "", self.epilog or ""])
 
 
-def _suggestion(given: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`did you mean X?`, or nothing."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""

@@ -69,11 +69,7 @@ def number(text: str) -> float:
 
 
 def fps(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    return _within(value, MIN_FPS, MAX_FPS)
+    return _within(number(text), MIN_FPS, MAX_FPS)
 
 
 def interval_s(text: str) -> float:

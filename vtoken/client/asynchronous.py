@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
@@ -67,12 +66,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -173,18 +167,17 @@ class AsyncStream(Reader):
     """Iterate over it with `async for`; `aclose`, or the end of `async with`, closes it."""
 
     _socket: ClientConnection | None = None
-    _closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> wire.StreamMessage:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 return self._take(await self._receive())
             except ProblemError as error:
                 await self._disconnect()
-                if self._closed:
+                if self._closed.is_set():
                     break
                 await asyncio.sleep(self._wait_s(error))
         raise StopAsyncIteration
@@ -192,17 +185,12 @@ class AsyncStream(Reader):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         """Close the stream; the iteration ends."""
-        self._closed = True
+        self._closed.set()
         await self._disconnect()
 
     async def _disconnect(self) -> None:

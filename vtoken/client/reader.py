@@ -10,6 +10,7 @@ Both clients' streams subclass `Reader` and add a websocket.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -66,6 +67,7 @@ class Reader:
         self._failures = 0
         self._ever_open = False
         self._seq: int | None = None
+        self._closed = threading.Event()
 
     def _address(self) -> str:
         resume = {} if self.place is None else {"resume": self.place}

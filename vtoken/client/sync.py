@@ -5,11 +5,9 @@ httpx and websockets are imported on first use. `calls` defines the calls, `answ
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
@@ -68,12 +66,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -178,19 +171,8 @@ class Client:
 class Stream(Reader):
     """Iterate over it; `close` may be called from another thread and ends the iteration."""
 
-    def __init__(
-        self,
-        server: Server,
-        topics: Iterable[Topic],
-        fps: float,
-        format: Format,  # noqa: A002
-        resume: str | None,
-        reconnect: bool,
-    ) -> None:
-        super().__init__(server, topics, fps, format, resume, reconnect)
-        self._socket: ClientConnection | None = None
-        self._exits = ExitStack()
-        self._closed = threading.Event()
+    _socket: ClientConnection | None = None
+    _exits: ExitStack | None = None  # of the socket, which must be used as a context manager
 
     def __iter__(self) -> Self:
         return self
@@ -209,12 +191,7 @@ class Stream(Reader):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -223,8 +200,9 @@ class Stream(Reader):
         self._disconnect()
 
     def _disconnect(self) -> None:
-        self._socket = None
-        self._exits.close()
+        exits, self._exits, self._socket = self._exits, None, None
+        if exits is not None:
+            exits.close()
 
     def _receive(self) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
@@ -242,6 +220,7 @@ class Stream(Reader):
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
+        self._exits = ExitStack()
         try:
             socket: ClientConnection = self._exits.enter_context(
                 connect(

@@ -15,9 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -168,17 +166,3 @@ def _shape_weights(model: Any, recipe: Recipe) -> None:
         silent = torch.ones(head.shape[0], dtype=torch.bool)
         silent[list(PRINTABLE)] = False
         head[silent] *= 1e-3
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m vtoken.demo.model OUT`: make the demo model in the folder OUT."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m vtoken.demo.model OUT", file=sys.stderr)
-        return 2
-    print(build(Path(arguments[0])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from vtoken import recording as recordings
@@ -28,7 +27,6 @@ class Recorder:
         self.gaps = 0
         self.messages = 0
         self.dropped_events = 0
-        self.violations: list[str] = []  # summaries of violation events
         self.samples: list[wire.Status] = []
         self._source = client.server.url
         self._stream = client.stream(fps=FPS, format="json")
@@ -43,12 +41,7 @@ class Recorder:
         self.wait_for_revision(0, timeout_s=JOIN_S)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
         self._thread.join(JOIN_S)
 
@@ -89,9 +82,6 @@ class Recorder:
         self.messages += 1
         if isinstance(message, wire.Dropped):
             self.dropped_events += message.n
-        elif isinstance(message, wire.EventMessage):
-            if message.event.kind == "violation":
-                self.violations.append(message.event.summary)
         elif isinstance(message, wire.Snapshot | wire.Delta):
             if message.status is not None:
                 self.samples.append(message.status)

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -87,14 +86,6 @@ class ProcessGroup:
         with self.log.open(errors="replace") as lines:
             return "".join(deque(lines, LOG_TAIL_LINES)).rstrip()
 
-    def wait(self, seconds: float) -> str | None:
-        """Wait for the first process to end; None if it succeeded, else the reason."""
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return f"not finished within {seconds:g} s"
-        return f"status {status}" if status else None
-
     def stop(self, signum: int = signal.SIGTERM, wait_s: float = TERMINATE_S) -> int:
         """Signal the first process, then kill the rest of the group; returns its exit status."""
         try:
@@ -145,12 +136,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._group is not None:
             self._group.stop()
 

@@ -73,6 +73,9 @@ class Traffic:
         self._num_workers = num_workers
         self._seed = seed
         self._stop = asyncio.Event()
+        self._client: Any  # openai.AsyncOpenAI
+        self._model: str
+        self._max_model_len: int
 
     def stop(self) -> None:
         """Stop sending requests."""
@@ -83,7 +86,7 @@ class Traffic:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         start = time.monotonic()
-        async with AsyncOpenAI(
+        self._client = AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key="none",
             max_retries=0,
@@ -92,12 +95,13 @@ class Traffic:
             # Client and server both close idle connections after 5 s; after a pause of that
             # length, a request could be sent on a closed one.
             default_headers={"Connection": "close"},
-        ) as client:
-            served = (await client.models.list()).data[0]
-            limit = int((served.model_extra or {}).get("max_model_len") or 4096)
+        )
+        async with self._client:
+            served = (await self._client.models.list()).data[0]
+            self._model = served.id
+            self._max_model_len = int((served.model_extra or {}).get("max_model_len") or 4096)
             workers = [
-                asyncio.create_task(self._work(client, served.id, limit, number))
-                for number in range(self._num_workers)
+                asyncio.create_task(self._work(number)) for number in range(self._num_workers)
             ]
             await self._stop.wait()
             _, unfinished = await asyncio.wait(workers, timeout=drain_s)
@@ -107,17 +111,17 @@ class Traffic:
         self.report.duration_s = time.monotonic() - start
         return self.report
 
-    async def _work(self, client: Any, model: str, limit: int, number: int) -> None:
+    async def _work(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
         while not self._stop.is_set():
             # Characters are an upper bound on tokens for any tokenizer.
-            max_chars = min(MAX_PASSAGE_CHARS, limit * 3 // 4)
-            await self._converse(client, model, limit, make_conversation(rng, max_chars))
+            max_chars = min(MAX_PASSAGE_CHARS, self._max_model_len * 3 // 4)
+            await self._converse(make_conversation(rng, max_chars))
 
-    async def _converse(self, client: Any, model: str, limit: int, talk: Conversation) -> None:
+    async def _converse(self, talk: Conversation) -> None:
         """Every turn of `talk`, until one fails or the context is full."""
         messages = [{"role": "system", "content": talk.system}]
-        max_tokens = min(talk.max_tokens, limit // 4)
+        max_tokens = min(talk.max_tokens, self._max_model_len // 4)
         for turn, question in enumerate(talk.questions, start=1):
             await self._pause(random.uniform(*THINK_S))
             if self._stop.is_set():
@@ -125,9 +129,9 @@ class Traffic:
             text = talk.first_turn() if turn == 1 else question
             messages.append({"role": "user", "content": text})
             used = sum(len(message["content"]) for message in messages)
-            if used + max_tokens + TEMPLATE_TOKENS > limit:
+            if used + max_tokens + TEMPLATE_TOKENS > self._max_model_len:
                 return
-            answer = await self._send(client, model, messages, max_tokens, talk, turn)
+            answer = await self._send(talk, turn, messages, max_tokens)
             if answer is None:
                 return
             messages.append({"role": "assistant", "content": answer})
@@ -139,18 +143,12 @@ class Traffic:
             return
 
     async def _send(
-        self,
-        client: Any,
-        model: str,
-        messages: list[dict[str, str]],
-        max_tokens: int,
-        talk: Conversation,
-        turn: int,
+        self, talk: Conversation, turn: int, messages: list[dict[str, str]], max_tokens: int
     ) -> str | None:
         """Send one request; returns the answer's text, None if it failed."""
         self.report.requests += 1
         try:
-            answer = await self._stream(client, model, messages, max_tokens, talk, turn)
+            answer = await self._stream(talk, turn, messages, max_tokens)
         except asyncio.CancelledError:
             self.report.cancelled += 1
             raise
@@ -168,21 +166,15 @@ class Traffic:
         return answer.text
 
     async def _stream(
-        self,
-        client: Any,
-        model: str,
-        messages: list[dict[str, str]],
-        max_tokens: int,
-        talk: Conversation,
-        turn: int,
+        self, talk: Conversation, turn: int, messages: list[dict[str, str]], max_tokens: int
     ) -> Answer:
         """Run one request to its end. Raises IncompleteError if the stream ends early."""
         start = time.monotonic()
         first: float | None = None
         usage = reason = None
         pieces: list[str] = []
-        stream = await client.chat.completions.create(
-            model=model,
+        stream = await self._client.chat.completions.create(
+            model=self._model,
             messages=messages,
             max_tokens=max_tokens,
             temperature=0.0,  # a sampling seed kills vLLM 0.32 on CPU when a prompt is chunked
@@ -227,9 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m vtoken.demo.traffic`: run until SIGINT or SIGTERM, then write the report."""
     parser = argparse.ArgumentParser(prog="python -m vtoken.demo.traffic")
     parser.add_argument("--url", required=True)
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--drain", type=float, default=0.0, help="seconds")
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--drain", type=float, required=True, help="seconds")
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args(argv)
     report = asyncio.run(_run(arguments))

@@ -19,7 +19,7 @@ class Vocabulary(Protocol):
     def known_words(self, request_id: str, start: int, stop: int) -> Ints:
         """The vocabulary ids of the tokens `start` .. `stop`, without those not sampled yet.
 
-        NO_WORD for a position of a prompt that was given as embeddings.
+        NO_TOKEN_ID for a position of a prompt that was given as embeddings.
         """
 
     def special(self, words: Ints) -> Bools:

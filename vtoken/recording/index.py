@@ -64,7 +64,7 @@ class Index:
     last_ts: float = 0.0
     num_lines: int = 0
     complete: bool = False
-    torn: str = ""
+    truncated: str = ""
     error: RecordingError | None = None  # a damaged line that ended the scan
 
     @property
@@ -138,6 +138,6 @@ def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
                 yield index
     except RecordingError as error:
         index.error = error
-    index.torn = reader.torn
+    index.truncated = reader.truncated
     index.complete = True
     yield index

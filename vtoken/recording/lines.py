@@ -130,7 +130,7 @@ class Lines:
         self._file.close()
 
     @property
-    def torn(self) -> str:
+    def truncated(self) -> str:
         """What is missing at the current end; empty if the file ends with a complete line."""
         if self._ready:
             return ""

@@ -1,6 +1,6 @@
 """Reads a recording: documents in order, from the start or from a key frame.
 
-Memory use does not grow with the file. An incomplete end is no error; `torn` describes it. A
+Memory use does not grow with the file. An incomplete end is no error; `truncated` describes it. A
 damaged line before the end raises an error with file and line. Recordings without a header, with a
 `hello` first, are accepted. `next` skips lines of unknown types, which a newer vToken wrote.
 """
@@ -8,7 +8,6 @@ damaged line before the end raises an error with file and line. Recordings witho
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, get_args
 
 import msgspec
@@ -52,21 +51,16 @@ class RecordingReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         self._lines.close()
 
     @property
-    def torn(self) -> str:
+    def truncated(self) -> str:
         """What is missing at the current end; empty if nothing is."""
-        return self._lines.torn
+        return self._lines.truncated
 
     def raw(self) -> tuple[Place, bytes] | None:
         """The next line, not decoded; None at the current end."""

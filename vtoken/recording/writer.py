@@ -10,7 +10,6 @@ import os
 import time
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -66,12 +65,7 @@ class RecordingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         if isinstance(error, RecordingError):
             self._file.close()
         else:

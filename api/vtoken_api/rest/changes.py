@@ -74,7 +74,7 @@ async def _settled(
     permit(request.scope, service.auth, dry_run=dry_run)
     await refuse_body(request, commands.name_of(kind))
     call = kind(if_match=if_match(request), validate_only=dry_run)
-    result = await service.settle(call, _caller(request))
+    result = await service.change(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -94,7 +94,7 @@ async def patch_config(
     permit(request.scope, service.auth, dry_run=options.validate_only)
     patch = await read_patch(request)
     call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(options))
-    result = await service.patch_config(call, _caller(request))
+    result = await service.change(call, _caller(request))
     return document(result, headers=etag(result.revision))
 
 

@@ -1,7 +1,4 @@
-"""`GET /recording`: the last seconds of the flight recorder as one recording.
-
-Any process of the server can answer, even if another process records.
-"""
+"""`GET /recording`: the last seconds of the flight recorder as one recording."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from vtoken_api.state.flight_recorder import STATE_S, FlightRecorder
 from vtoken_api.state.segments import Segment, chunks
 
 GZIP = "application/gzip"
-STALE_S = 30.0  # the recording process writes every second
 
 router = APIRouter(tags=["vToken"])
 
@@ -52,7 +48,7 @@ async def get_recording(
         segments = await asyncio.to_thread(flight.segments.since, time.time() - options.seconds)
     except OSError as error:
         raise _not_recording(f"the recorded segments cannot be read: {error}") from error
-    if not segments or (not flight.recording and _age_s(segments[-1]) > STALE_S):
+    if not segments:
         raise _not_recording("the flight recorder has no data for that time")
     name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
@@ -70,13 +66,6 @@ def _check_recorder(flight: FlightRecorder) -> None:
 
 def _not_recording(detail: str) -> ProblemError:
     return refuse(503, detail, title="Not recording", headers={"Retry-After": "5"})
-
-
-def _age_s(segment: Segment) -> float:
-    try:
-        return time.time() - segment.path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
 
 
 async def _read(segments: list[Segment]) -> AsyncIterator[bytes]:

@@ -4,8 +4,9 @@ It records accepted calls and changes that the engine reverted. A refused call l
 `GET /events` lists what the engine did; the audit log lists who requested it.
 
 1. The event loop never waits for the disk: one thread writes the entries in order.
-2. A disk error does not stop the server: entries stay in memory, `error` and the log report it, and
-   they are written, in order, when the disk accepts writes again (`probe`).
+2. A disk error does not stop the server: the newest MAX_UNWRITTEN entries stay in memory, `error`
+   and the log report it, and they are written, in order, when the disk accepts writes again
+   (`probe`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,24 +24,24 @@ import msgspec
 
 from vtoken import wire
 from vtoken_api.log import logger
-from vtoken_api.state.journal import Journal
+from vtoken_api.state.journal import MAX_BYTES, Journal
+from vtoken_api.state.statedir import StateDir
 
+AUDIT_FILE = "audit.jsonl"
 MAX_UNWRITTEN = 1000
-MAX_RECENT = 100
 SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
 
 
 class AuditLog:
-    """Entries in `journal`; without one, the newest MAX_UNWRITTEN in memory."""
+    """Entries in a journal in `state_dir`; `on_entry` is called for every new entry."""
 
-    def __init__(self, journal: Journal | None = None, *, error: str = "") -> None:
-        self.error = error  # why entries are in memory only
-        self.error_ts = time.time() if error else 0.0  # when `error` began
-        self._journal = journal
-        self._recent: deque[wire.AuditEntry] = deque(maxlen=MAX_RECENT)
+    def __init__(self, state_dir: StateDir, *, max_bytes: int = MAX_BYTES) -> None:
+        self.error = ""  # why entries are in memory only
+        self.error_ts = 0.0  # when `error` began
+        self.on_entry: Callable[[wire.AuditEntry], None] = lambda _: None
+        self._state_dir = state_dir
+        self._journal = Journal(state_dir.path / AUDIT_FILE, max_bytes)
         self._unwritten: deque[wire.AuditEntry] = deque()
-        self._stamp: tuple[int, int] | None = None  # of the journal when `_shared` was read
-        self._shared: list[wire.AuditEntry] = []
         self._lost = 0  # unwritten entries that newer ones displaced
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-audit")
         self._newest: Future[None] | None = None
@@ -67,27 +69,11 @@ class AuditLog:
 
     def enter(self, entry: wire.AuditEntry) -> None:
         """Append `entry` and log it. Does not wait."""
-        self._recent.append(entry)
+        self.on_entry(entry)
         self._newest = self._thread.submit(self._take, entry)
         if not entry.dry_run:
             what = (entry.action, entry.actor, entry.changes, entry.revision)
             logger.info("vtoken: %s by %s: %s (revision %d)", *what)
-
-    def recent(self) -> list[wire.AuditEntry]:
-        """The newest MAX_RECENT entries, oldest first, of all processes that share the journal.
-
-        Blocks on the disk if the journal changed. Without a disk: the entries of this process.
-        """
-        if self._journal is None or self.error:
-            return list(self._recent)
-        try:
-            stamp = self._journal.stamp()
-            if stamp != self._stamp:
-                self._shared = _decode(self._journal.read(MAX_RECENT)[0])
-                self._stamp = stamp
-        except OSError:
-            return list(self._recent)
-        return self._shared
 
     async def settle(self) -> None:
         """Wait, at most SETTLE_S, until the newest entry is written or has failed."""
@@ -97,13 +83,12 @@ class AuditLog:
                     await asyncio.shield(asyncio.wrap_future(self._newest))
 
     async def newest_event(self, epoch: str) -> int:
-        """The highest `event_seq` of an epoch in the log, 0 if none; raises OSError."""
+        """The highest `event_seq` of an epoch in the log, 0 if none."""
         return await asyncio.wrap_future(self._thread.submit(self._newest_event, epoch))
 
     async def probe(self) -> None:
         """Check whether the disk accepts writes, and write the waiting entries."""
-        if self._journal is not None:
-            await asyncio.wrap_future(self._thread.submit(self._write, self._journal))
+        await asyncio.wrap_future(self._thread.submit(self._write))
 
     async def page(self, limit: int) -> wire.AuditPage:
         """The newest `limit` entries, oldest first; unwritten ones are last."""
@@ -117,18 +102,18 @@ class AuditLog:
 
     def _take(self, entry: wire.AuditEntry) -> None:
         self._unwritten.append(entry)
-        if self._journal is not None:
-            self._write(self._journal)
+        self._write()
         while len(self._unwritten) > MAX_UNWRITTEN:
             self._unwritten.popleft()
             self._lost += 1
 
-    def _write(self, journal: Journal) -> None:
+    def _write(self) -> None:
         try:
+            self._state_dir.acquire()
             if not self._unwritten:
-                journal.check()
+                self._journal.check()
             while self._unwritten:
-                journal.append(msgspec.json.encode(self._unwritten[0]))
+                self._journal.append(msgspec.json.encode(self._unwritten[0]))
                 self._unwritten.popleft()
         except OSError as error:
             if not self.error:
@@ -143,27 +128,31 @@ class AuditLog:
             self.error = ""
 
     def _newest_event(self, epoch: str) -> int:
-        lines = [] if self._journal is None else self._journal.read(sys.maxsize)[0]
-        entries = [*_decode(lines), *self._unwritten]
+        entries = [*self._unwritten]
+        with contextlib.suppress(OSError):
+            entries += self._held(sys.maxsize)[0]
         return max((e.event_seq or 0 for e in entries if e.epoch == epoch), default=0)
 
     def _page(self, limit: int) -> wire.AuditPage:
-        lines: list[bytes] = []
+        written: list[wire.AuditEntry] = []
         dropped, error = self._lost, self.error
-        if self._journal is not None:
-            try:
-                lines, older = self._journal.read(limit)
-                dropped += older
-            except OSError as fault:
-                error = str(fault)
-        entries = [*_decode(lines), *self._unwritten][-limit:]
+        try:
+            written, older = self._held(limit)
+            dropped += older
+        except OSError as fault:
+            error = str(fault)
+        entries = [*written, *self._unwritten][-limit:]
         return wire.AuditPage(entries=entries, dropped=dropped, storage_error=error)
 
+    def _held(self, limit: int) -> tuple[list[wire.AuditEntry], int]:
+        """The newest `limit` written entries, and how many are no longer held; raises OSError.
 
-def _decode(lines: list[bytes]) -> list[wire.AuditEntry]:
-    """The entries of these lines; skips a line that a crash truncated."""
-    entries = []
-    for line in lines:
-        with contextlib.suppress(msgspec.DecodeError):
-            entries.append(msgspec.json.decode(line, type=wire.AuditEntry))
-    return entries
+        Skips a line that a crash truncated.
+        """
+        self._state_dir.acquire()
+        lines, dropped = self._journal.read(limit)
+        entries = []
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                entries.append(msgspec.json.decode(line, type=wire.AuditEntry))
+        return entries, dropped

@@ -1,12 +1,10 @@
 """Background upkeep of the audit log: entries for the engine's own actions, and disk retries.
 
-No call ends a trial that the engine reverts or keeps. Every process of the server sees the event of
-that end, and any process may exit before the others.
+No call ends a trial that the engine reverts or keeps.
 
-1. Only the leader adds these entries; without a state directory every process does, in memory.
-2. An entry has the epoch and `seq` of its event, so no event is entered twice.
-3. The leader fetches the events after the newest entry from the engine, so none is missed. An
-   arriving event only triggers the fetch.
+1. An entry has the epoch and `seq` of its event, so no event is entered twice.
+2. The events after the newest entry are fetched from the engine, so none is missed. An arriving
+   event only triggers the fetch.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from vtoken_api.fanout.hub import Hub
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.statedir import StateDir
 
 PERIOD_S = 5.0  # between two fetches without an event
 
@@ -27,11 +24,10 @@ PERIOD_S = 5.0  # between two fetches without an event
 class AuditSync:
     """`start` once, inside the event loop."""
 
-    def __init__(self, hub: Hub, audit: AuditLog, state_dir: StateDir) -> None:
+    def __init__(self, hub: Hub, audit: AuditLog) -> None:
         self._hub = hub
         self._audit = audit
-        self._state_dir = state_dir
-        self._synced_to: int | None = None  # `seq` of the last event handled; None: never led
+        self._synced_to: int | None = None  # `seq` of the last event handled
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         hub.on_events = self._note
@@ -58,8 +54,7 @@ class AuditSync:
             self._wake.clear()
             try:
                 await self._audit.probe()
-                if self._state_dir.error or self._state_dir.try_lead():
-                    await self._catch_up()
+                await self._catch_up()
             except ProblemError:
                 pass  # the engine does not answer now
             except Exception:

@@ -3,7 +3,7 @@
 It is a passive client of the hub. While no other client wants state, it polls the engine once a
 second, less often while the engine is idle.
 
-1. Only the leading process of a server records.
+1. Only the process that owns the state directory records.
 2. The segments on disk have a total bound; the oldest segment is deleted first.
 3. A disk error stops the recording, not the server: `problem` has the reason, `num_faults` the
    count, and recording resumes when the disk accepts writes again.
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ WRITE_S = 1.0  # the most that a killed process loses
 WRITE_BYTES = 256 * 1024
 DISK_TIMEOUT_S = 10.0
 RETRY_S = 5.0
-AUDITED = 1000  # more than `audit` returns at once
+MAX_AUDITED = 100  # entries that wait for the recording to resume
 
 T = TypeVar("T")
 
@@ -49,47 +49,27 @@ class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
 
 
 class FlightRecorder:
-    """`start` once, inside the event loop; `audit` returns the newest entries and may block."""
+    """`start` once, inside the event loop."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        state_dir: StateDir,
-        *,
-        audit: Callable[[], Iterable[wire.AuditEntry]],
-        max_bytes: int = MAX_BYTES,
-        segment_s: float = SEGMENT_S,
-        segment_bytes: int = SEGMENT_BYTES,
-        retry_s: float = RETRY_S,
-    ) -> None:
-        self.segments = Segments(state_dir.path / "flight", max_bytes=max_bytes)
+    def __init__(self, hub: Hub, state_dir: StateDir) -> None:
+        self.segments = Segments(state_dir.path / "flight", max_bytes=MAX_BYTES)
         self.recording = False  # by this process, now
         self.problem = ""  # why it stopped; empty while it does not
         self.stopped_ts = 0.0  # when it stopped
         self.num_faults = 0  # failed writes
-        self._peer_wrote_ts: float | None = None  # last write of the leader, if another process
         self._hub = hub
         self._state_dir = state_dir
-        self._audit = audit
-        self._segment_s = segment_s
-        self._segment_bytes = segment_bytes
-        self._retry_s = retry_s
+        self._segment_bytes = SEGMENT_BYTES
+        self._retry_s = RETRY_S
         self._writer: RecordingWriter | None = None
         self._ends_at = 0.0
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._written_at = 0.0
-        self._started_ts = time.time()
-        self._audited: deque[tuple[float, str, str]] = deque(maxlen=AUDITED)  # written entries
+        self._audited: deque[wire.AuditEntry] = deque(maxlen=MAX_AUDITED)  # not written yet
         self._resume: tuple[str, int] | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="vtoken-flight")
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def peer_silent_s(self) -> float | None:
-        """Seconds since the leader's last write, at most since this process started; None if
-        another leader is not known."""
-        return None if self._peer_wrote_ts is None else time.time() - self._peer_wrote_ts
 
     def start(self) -> None:
         """Start recording in the background."""
@@ -105,6 +85,10 @@ class FlightRecorder:
             await self._finish(self._on_disk(self._end))  # the task may have been cancelled in it
         self._disk.shutdown(wait=False)
 
+    def audit(self, entry: wire.AuditEntry) -> None:
+        """Record `entry` with the next messages. Does not wait."""
+        self._audited.append(entry)
+
     async def flush(self) -> None:
         """Write the pending messages to disk, if this process records."""
         if self.recording:
@@ -118,14 +102,9 @@ class FlightRecorder:
         try:
             while True:
                 try:
-                    while self._state_dir.try_lead():
+                    await self._on_disk(self._state_dir.acquire)
+                    while True:
                         await self._record_segment()
-                    if self._state_dir.error:
-                        self._stop(self._state_dir.error, fault=True)
-                    else:
-                        wrote_ts = await self._on_disk(self.segments.newest_write_ts)
-                        # A leader that has not written yet is silent since our own start.
-                        self._peer_wrote_ts = max(wrote_ts, self._started_ts)
                 except ProblemError as error:
                     self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
                 except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
@@ -211,17 +190,14 @@ class FlightRecorder:
     def _begin(self) -> None:
         self.segments.prune(self._segment_bytes)
         self._writer = RecordingWriter(self.segments.new_path(), source=FLIGHT_RECORDER)
-        self._ends_at = time.monotonic() + self._segment_s
+        self._ends_at = time.monotonic() + SEGMENT_S
 
     def _put(self, lines: list[bytes]) -> None:
         if self._writer is not None:
             for line in lines:
                 self._writer.write(line)
-            for entry in self._audit():
-                key = (entry.ts, entry.actor, entry.action)
-                if entry.ts >= self._started_ts and key not in self._audited:
-                    self._writer.write_audit(entry)
-                    self._audited.append(key)
+            while self._audited:
+                self._writer.write_audit(self._audited.popleft())
             self._writer.flush()
 
     def _end(self) -> None:

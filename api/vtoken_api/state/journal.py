@@ -1,17 +1,16 @@
-"""A journal: JSON lines on disk, appended by several processes, bounded by rotating two files.
+"""A journal: JSON lines on disk, bounded by rotating two files.
 
 Lines are appended to `NAME`; when it is full it replaces `NAME.1`. All calls block on the disk:
-call them from a thread.
+call them from one thread of one process.
 
-1. A line is complete or absent: writers hold a lock (flock), a short write is truncated, and a line
-   that a crash truncated is terminated before the next one begins.
+1. A line is complete or absent: a short write is truncated, and a line that a crash truncated is
+   terminated before the next one begins.
 2. The first line of each file has the number of lines before it, so that dropped lines are counted.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,67 +41,46 @@ class Journal:
 
     def check(self) -> None:
         """Raises OSError if the disk is full or the file cannot be opened for writing."""
-        with self._locked():
-            space = os.statvfs(self.path)
+        with self._opened() as file:
+            space = os.statvfs(file)
             free = space.f_bfree if os.geteuid() == 0 else space.f_bavail
             if space.f_blocks and not free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def stamp(self) -> tuple[int, int]:
-        """A value that changes when a line is added; raises OSError."""
-        stat = self.path.stat()
-        return stat.st_ino, stat.st_size
-
     def append(self, line: bytes) -> None:
         """Append `line`, given without its newline; on OSError nothing is added."""
-        while True:
-            with self._locked() as file:
-                size = os.fstat(file).st_size
-                if size <= MAX_HEAD_BYTES or size + len(line) <= self._max_bytes:
-                    _write(file, size, self._separator(file, size) + line + b"\n")
-                    return
-                os.rename(self.path, self._older)
+        with self._opened() as file:
+            size = os.fstat(file).st_size
+            if size <= MAX_HEAD_BYTES or size + len(line) <= self._max_bytes:
+                _write(file, size, self._separator(file, size) + line + b"\n")
+                return
+        os.rename(self.path, self._older)
+        self.append(line)
 
     def read(self, limit: int) -> tuple[list[bytes], int]:
         """The newest `limit` lines, oldest first, and how many lines are no longer held."""
-        while True:
-            newer, older, moved = self._both()
-            if not moved:
-                lines = [*_lines(older), *_lines(newer)]
-                return lines[-limit:], _head(older or newer)
+        older, newer = _read(self._older), _read(self.path)
+        lines = [*_lines(older), *_lines(newer)]
+        return lines[-limit:], _head(older or newer)
 
     def _separator(self, file: int, size: int) -> bytes:
         """The bytes before the next line: the head of an empty file, or the end of a cut-off line.
 
-        The head is computed from the older file, which is no longer written. So every process
-        writes the same head, also after a crash between rename and head.
+        The head is computed from the older file, also after a crash between rename and head.
         """
         if not size:
             return msgspec.json.encode(_Head(_count(_read(self._older)))) + b"\n"
         return b"" if os.pread(file, 1, size - 1) == b"\n" else b"\n"
 
-    def _both(self) -> tuple[bytes, bytes, bool]:
-        """Both files' contents, and whether the newer was renamed meanwhile."""
-        try:
-            with self.path.open("rb") as file:  # stays open, so that its inode is not reused
-                newer, older = file.read(MOST_READ_BYTES), _read(self._older)
-                return newer, older, not _is_at(file.fileno(), self.path)
-        except FileNotFoundError:
-            return b"", _read(self._older), self.path.exists()
-
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """The descriptor of the file that is now at `path`, locked exclusively."""
-        while True:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            file = os.open(self.path, flags, FILE_MODE)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if _is_at(file, self.path):
-                    yield file
-                    return
-            finally:
-                os.close(file)
+    def _opened(self) -> Iterator[int]:
+        """The descriptor of the newer file, for reading and appending."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self.path, flags, FILE_MODE)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
 
 def _write(file: int, size: int, data: bytes) -> None:
@@ -111,14 +89,6 @@ def _write(file: int, size: int, data: bytes) -> None:
     if written < len(data):
         os.ftruncate(file, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Whether the open file `file` is still at `path`."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _read(path: Path) -> bytes:

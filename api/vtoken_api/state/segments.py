@@ -24,16 +24,17 @@ _NAME = re.compile(r"flight-(\d{13})-\d+(\.open)?\.jsonl\.gz")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file; `start_ts` in Unix seconds. An open one may end in the middle of a line."""
+    """One file; times in Unix seconds. An open one may end in the middle of a line."""
 
     path: Path
     start_ts: float
+    end_ts: float  # of the last write
     open: bool
     num_bytes: int
 
 
 class Segments:
-    """The segments in one directory, shared by the processes of one server."""
+    """The segments in one directory."""
 
     def __init__(self, directory: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
         self.directory = directory
@@ -57,17 +58,17 @@ class Segments:
                 match = _NAME.fullmatch(path.name)
                 with contextlib.suppress(FileNotFoundError):
                     if match:
-                        size = path.stat().st_size
-                        found.append(Segment(path, int(match[1]) / 1000, bool(match[2]), size))
+                        stat = path.stat()
+                        found.append(
+                            Segment(
+                                path,
+                                start_ts=int(match[1]) / 1000,
+                                end_ts=stat.st_mtime,
+                                open=bool(match[2]),
+                                num_bytes=stat.st_size,
+                            )
+                        )
         return sorted(found, key=lambda segment: segment.path.name)
-
-    def newest_write_ts(self) -> float:
-        """The time of the last write to a segment, Unix seconds; 0 if there is none."""
-        newest = 0.0
-        for segment in self.listed()[-2:]:
-            with contextlib.suppress(FileNotFoundError):
-                newest = max(newest, segment.path.stat().st_mtime)
-        return newest
 
     def prune(self, reserve_bytes: int = 0) -> None:
         """Delete expired segments, then the oldest until `reserve_bytes` more fit the bound."""
@@ -83,9 +84,7 @@ class Segments:
     def since(self, ts: float) -> list[Segment]:
         """The segments that cover the time from `ts` on; the first begins earlier, at a key
         frame."""
-        segments = self.listed()
-        ends = [*(segment.start_ts for segment in segments[1:]), float("inf")]
-        return [segment for segment, end in zip(segments, ends, strict=True) if end > ts]
+        return [segment for segment in self.listed() if segment.end_ts > ts]
 
 
 def chunks(segment: Segment) -> Iterator[bytes]:

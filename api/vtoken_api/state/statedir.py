@@ -1,71 +1,62 @@
-"""The state directory of one server: files that survive a restart, and leader election.
-
-The API processes of one server share the directory; each may append to its files.
+"""The state directory of one server: files that survive a restart.
 
 1. The directory has mode 0700, its files 0600.
-2. At most one process at a time is the leader (`try_lead`), which writes what must be written only
-   once. The kernel releases the lock when the process ends.
-3. The server runs without a usable directory: `error` has the reason, and writers use memory.
+2. One process at a time owns the directory (`acquire`), and only the owner writes its files. The
+   kernel releases the lock when the process ends.
+3. The server runs without a usable directory: writers get an OSError, keep what they can in memory
+   and try again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from vtoken_api.log import logger
-
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-LOCK_NAME = "leader.lock"
+LOCK_NAME = "leader.lock"  # locked by earlier versions too
 _NOT_NAME = re.compile(r"[^\w.-]+")
 
 
 class StateDir:
-    """`path` exists and is writable, or `error` has the reason why not."""
+    """The directory at `path`, made when it is first acquired. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.error = ""
         self._lock: int | None = None
-        try:
-            path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                raise PermissionError(f"{path} is not writable by this user")
-        except OSError as error:
-            self.error = str(error)
-            logger.warning(
-                "vtoken: cannot use the state directory; the audit log is kept in memory only, "
-                "until this process ends: %s",
-                error,
-            )
+        self._acquiring = threading.Lock()
 
-    def try_lead(self) -> bool:
-        """Become the leader if no other process is; returns whether this one leads. Never waits."""
-        if self._lock is not None:
-            return True
-        try:
+    def acquire(self) -> None:
+        """Own the directory until `close`. Raises OSError if it cannot be made or used, or if
+        another process owns it. Never waits."""
+        with self._acquiring:
+            if self._lock is not None:
+                return
+            self.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return False
-        self._lock = lock
-        return True
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                raise BlockingIOError(
+                    f"another server uses {self.path}; give each server a folder of its own with "
+                    "--vtoken-state-dir"
+                ) from None
+            except OSError:
+                os.close(lock)
+                raise
+            self._lock = lock
 
     def close(self) -> None:
-        """Give up leadership."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
+        """Let another process own the directory."""
+        with self._acquiring:
+            if self._lock is not None:
                 os.close(self._lock)
-            self._lock = None
+                self._lock = None
 
 
 def default_path(

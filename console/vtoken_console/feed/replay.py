@@ -78,7 +78,7 @@ class Replay:
             at_end=self._at_end,
             indexed=index.complete,
             marks=tuple((mark.ts, mark.kind, mark.text) for mark in index.marks),
-            note=self.note or str(index.error or "") or index.torn,
+            note=self.note or str(index.error or "") or index.truncated,
         )
 
     @property

@@ -25,7 +25,7 @@ from vtoken.config.prompt_parts import (
     PromptParts,
     learn_template,
 )
-from vtoken.wire import NO_WORD
+from vtoken.wire import NO_TOKEN_ID
 
 log = init_logger("vllm.vtoken")
 
@@ -58,7 +58,7 @@ class VLLMVocabulary:
         if is_token_id is None:
             is_token_id = [request.prompt_token_ids is not None] * request.num_prompt_tokens
         in_prompt = np.asarray(is_token_id[start:stop], dtype=np.bool_)
-        words[: len(in_prompt)][~in_prompt] = NO_WORD
+        words[: len(in_prompt)][~in_prompt] = NO_TOKEN_ID
         return words
 
     def special(self, words: Ints) -> Bools:
