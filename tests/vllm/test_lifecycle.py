@@ -287,9 +287,9 @@ def test_this_vllm_has_every_touch_point() -> None:
 
 def test_a_vllm_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     strange = register.TouchPoint(
-        "vllm.v1.core.block_pool:BlockPool.free_blocks", "call", "reclaim", "-", "-", ("bricks",)
+        "vllm.v1.core.block_pool:BlockPool.free_blocks", "call", "reclaim", ("bricks",)
     )
-    missing = register.TouchPoint("vllm.v1.core.block_pool:Pond", "call", "reclaim", "-", "-")
+    missing = register.TouchPoint("vllm.v1.core.block_pool:Pond", "call", "reclaim")
     monkeypatch.setattr(register, "TOUCH_POINTS", (strange, missing))
     first, second = register.differences()
     assert "no longer takes bricks" in first

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN = "no stable hook upstream"  # value of `upstream` if vLLM offers none
-
 
 @dataclass(frozen=True, slots=True)
 class TouchPoint:
     """A vLLM interface.
 
-    `target`: "module:Qualified.name". `why`: its use, a verb phrase. `upstream`: the stable hook
-    behind it. `until`: what would make it unnecessary. `device`: the only device that uses it; "":
-    all.
+    `target`: "module:Qualified.name". `why`: its use, a verb phrase. `expects`: the names of
+    parameters that vToken relies on. `upstream`: the stable hook behind it; "": vLLM offers none.
+    `until`: what would make it unnecessary. `device`: the only device that uses it; "": all.
     """
 
     target: str
     kind: str
     why: str
-    upstream: str
-    until: str
     expects: tuple[str, ...] = ()
+    upstream: str = ""
+    until: str = ""
     device: str = ""
