@@ -27,6 +27,13 @@ def layout(transposed: bool = True) -> Any:
     return KVLayout(Placement(0, 1, S) if transposed else Placement(0, D, 1), rows)
 
 
+def split_partial(slots: Any) -> tuple[Any, Any]:
+    """A request's full blocks, and its live `slots` in partial blocks."""
+    blocks, counts = np.unique(slots // S, return_counts=True)
+    full = blocks[counts == S]
+    return full, slots[~np.isin(slots // S, full)]
+
+
 class Pool:
     """Caches of two layers; `stamp` [N * S] numbers the last write to every slot."""
 
@@ -81,7 +88,7 @@ def check_links(packed: Any, pool: Pool) -> None:
 def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -> None:
     """Two requests, seven blocks to borrow, evictions, writes, relocations."""
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import BorrowingRequests, PackedSlots, split_partial
+    from vtoken.vllm.cpu.holes import BorrowingRequests, PackedSlots
 
     rng = np.random.default_rng(seed)
     pool = Pool(dtype)
@@ -110,7 +117,7 @@ def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: st
             pool.write(free[:2] * S)
             pool.write(slots)
             packed.forget()
-        split = [split_partial(b[x // S] * S + x % S, S) for b, x in zip(blocks, live, strict=True)]
+        split = [split_partial(b[x // S] * S + x % S) for b, x in zip(blocks, live, strict=True)]
         partial = [part[1] for part in split]
         first = -(-len(partial[0]) // S)
         borrowed = [free[:first], free[first : first - (-len(partial[1]) // S)]]
@@ -196,7 +203,7 @@ def test_the_side_buffer_has_every_live_token_once_and_a_chunk_last(seed: int, d
     import torch
 
     from vtoken.arrays import Ragged
-    from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer, split_partial
+    from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer
 
     rng = np.random.default_rng(seed)
     pool = Pool(dtype)
@@ -216,7 +223,7 @@ def test_the_side_buffer_has_every_live_token_once_and_a_chunk_last(seed: int, d
     num_full = 0
     for r, (live, k) in enumerate(zip(slots, num_new, strict=True)):
         old = live if k == 1 else live[:-k]
-        num_full += len(split_partial(old, S)[0])
+        num_full += len(split_partial(old)[0])
         read = (plan.block_table[r].numpy()[:, None] * S + np.arange(S)).ravel()[: len(live)]
         for layer, (cache, packed) in enumerate(zip(pool.caches, buffers, strict=True)):
             if r == 0:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.cpu.probe import StepProbe
+from vtoken.vllm.worker.executor import PhysicalStep
 
 
 class SideBuffer:
@@ -53,6 +55,24 @@ class StepContext:
     buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
     pack_ns: int = 0
+
+    def add(self, step: PhysicalStep) -> None:
+        """Add `step`'s requests with holes, by how they are read, and its probes."""
+        requests = step.with_holes
+        borrows = requests.borrowed.counts > 0
+        borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)
+        if len(borrowing):
+            full, partial = step.mirrors.split(requests.rows[borrowing], self.block_size)
+            self.borrowing = BorrowingRequests(
+                requests.index[borrowing], full, partial, requests.borrowed.take(borrowing)
+            )
+        if len(buffered):
+            _, slots = step.mirrors.live(requests.rows[buffered])
+            self.buffered = BufferedRequests(
+                requests.index[buffered], slots, requests.num_new[buffered]
+            )
+        if step.probed:
+            self.probe = StepProbe(step.probed, self.num_blocks, self.block_size)
 
     @property
     def packed_tokens(self) -> int:

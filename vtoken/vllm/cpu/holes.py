@@ -213,13 +213,6 @@ def plan_side_buffer(
     )
 
 
-def split_partial(slots: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Split a request's live `slots` into its full blocks and the slots in partial blocks."""
-    blocks, counts = np.unique(slots // block_size, return_counts=True)
-    full = blocks[counts == block_size]
-    return full, slots[~np.isin(slots // block_size, full)]
-
-
 @kernel
 def unlink(slots: Ints, packed_at: Slots, source_of: Slots) -> None:
     """Remove every link from or to a slot of `slots`; skips negative slots."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -15,9 +14,8 @@ from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
+from vtoken.vllm.cpu.holes import PackedSlots
 from vtoken.vllm.cpu.layout import learn_layout
-from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.scores import HostScores
@@ -81,25 +79,5 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
             len(self.kv_caches[0]),
             self.executor.block_size,
         )
-        if len(step.with_holes):
-            add_holes(current, step)
-        if step.probed:
-            current.probe = StepProbe(step.probed, current.num_blocks, current.block_size)
+        current.add(step)
         context.set_current(current)
-
-
-def add_holes(current: context.StepContext, step: PhysicalStep) -> None:
-    """Split the step's requests with holes by how they are read: borrowed blocks or side buffer."""
-    requests = step.with_holes
-    borrows = requests.borrowed.counts > 0
-    borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)
-    if len(borrowing):
-        full, partial = step.mirrors.split(requests.rows[borrowing], current.block_size)
-        current.borrowing = BorrowingRequests(
-            requests.index[borrowing], full, partial, requests.borrowed.take(borrowing)
-        )
-    if len(buffered):
-        _, slots = step.mirrors.live(requests.rows[buffered])
-        current.buffered = BufferedRequests(
-            requests.index[buffered], slots, requests.num_new[buffered]
-        )

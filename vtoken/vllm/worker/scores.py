@@ -10,8 +10,8 @@ moved in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,35 @@ SignalKey = tuple[str, Signal]
 PendingScores = Callable[[], dict[SignalKey, Floats]]
 Keys = Callable[[int], torch.Tensor]
 Upload = Callable[[Ints], torch.Tensor]
+Owners = dict[SignalKey, tuple[Ints, int]]
 
 
-class Scores(Protocol):
-    """Turns the rows of a worker's probes into scores."""
+class Scores:
+    """Turns the rows of a worker's probes into scores.
+
+    `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
+    this rank. A host and a device differ in four methods.
+    """
+
+    def __init__(self, keys: Keys, num_heads: int) -> None:
+        self._keys = keys
+        self._num_heads = num_heads
 
     def make_accumulator(self, signal: Signal) -> Accumulator[Any]:
         """The accumulator of an attention signal."""
+        raise NotImplementedError
+
+    def _rows(self, rows: torch.Tensor) -> Any:
+        """`rows` as an accumulator takes them."""
+        raise NotImplementedError
+
+    def _upload(self, array: Ints) -> torch.Tensor:
+        """Copy `array` to the cache's device."""
+        raise NotImplementedError
+
+    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
+        """Start the transfer of `values[key]` [n], which belong to the tokens in `owners[key]`."""
+        raise NotImplementedError
 
     def finish(
         self,
@@ -53,45 +75,32 @@ class Scores(Protocol):
         The result, called once and from any thread, returns `WorkerReport.scores`; it may wait for
         the device.
         """
+        for request, rows in accumulator_rows(probed, ranks):
+            accumulator = request.mirror.accumulators[request.signal]
+            accumulator.add(request.ids, self._rows(rows), request.num_new)
+        requested = RequestedScores(plan, mirrors, self._upload)
+        requested.read_accumulators()
+        requested.read_keys(self._keys, self._num_heads, ranks)
+        return self._send(requested.reduced(ranks), requested.owners)
 
 
-class HostScores:
-    """Accumulators of numpy arrays.
-
-    `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
-    this rank.
-    """
-
-    def __init__(self, keys: Keys, num_heads: int) -> None:
-        self._keys = keys
-        self._num_heads = num_heads
+class HostScores(Scores):
+    """Accumulators of numpy arrays."""
 
     def make_accumulator(self, signal: Signal) -> Accumulator[Floats]:
         return make_accumulator(signal)
 
-    def finish(
-        self,
-        probed: Sequence[ProbedRequest],
-        plan: StepPlan,
-        mirrors: Mapping[str, Mirror],
-        ranks: Ranks,
-    ) -> PendingScores:
-        for request, rows in accumulator_rows(probed, ranks):
-            request.mirror.accumulators[request.signal].add(
-                request.ids, rows.numpy(), request.num_new
-            )
-        requested = RequestedScores(plan, mirrors, torch.from_numpy)
-        for key, accumulator in requested.attention_signals():
-            values = accumulator.scores()
-            if values is not None:
-                requested.add(
-                    key, torch.from_numpy(values), accumulator.ids, accumulator.num_tokens
-                )
-        requested.read_keys(self._keys, self._num_heads, ranks)
-        owners = requested.owners
+    def _rows(self, rows: torch.Tensor) -> Floats:
+        array: Floats = rows.numpy()
+        return array
+
+    def _upload(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array)
+
+    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
         scores = {
-            key: by_id(owners[key][0], values.numpy(), owners[key][1])
-            for key, values in requested.reduced(ranks).items()
+            key: by_id(owners[key][0], found.numpy(), owners[key][1])
+            for key, found in values.items()
         }
         return lambda: scores
 
@@ -105,30 +114,32 @@ class RequestedScores:
 
     def __init__(self, plan: StepPlan, mirrors: Mapping[str, Mirror], upload: Upload) -> None:
         self._upload = upload
-        self._mirrors = mirrors
         self._requested = [(key, mirrors[key[0]]) for key in plan.want_scores if key[0] in mirrors]
         self._values: dict[SignalKey, torch.Tensor] = {}
         self._parts: dict[SignalKey, torch.Tensor] = {}  # of key signals, from `key_values`
         self._slots: dict[SignalKey, Ints] = {}  # of the live tokens, for signals with redundancy
         self._redundancy: dict[SignalKey, torch.Tensor] = {}  # of the tokens that have a score
-        self.owners: dict[SignalKey, tuple[Ints, int]] = {}
+        self.owners: Owners = {}
 
-    def attention_signals(self) -> Iterator[tuple[SignalKey, Accumulator[Any]]]:
-        """The accumulator of each requested attention signal."""
+    def read_accumulators(self) -> None:
+        """Read the attention signals from this rank's accumulators."""
         for key, mirror in self._requested:
             accumulator = mirror.accumulators.get(key[1])
-            if accumulator is not None:
-                yield key, accumulator
-
-    def add(self, key: SignalKey, values: torch.Tensor, ids: Ints, num_tokens: int) -> None:
-        """Add the scores `values` [n] of `ids` [n] from this rank's accumulator."""
-        if key[1].is_mixed:
-            live, self._slots[key] = self._mirrors[key[0]].live()
-            known = live[: np.searchsorted(live, num_tokens)]
-            if len(known) < len(ids):  # some died since the newest probe
-                values = values.index_select(0, self._upload(np.searchsorted(ids, known)))
-                ids = known
-        self._values[key], self.owners[key] = values, (ids, num_tokens)
+            scores = None if accumulator is None else accumulator.scores()
+            if accumulator is None or scores is None:
+                continue
+            values, ids, num_tokens = (
+                torch.as_tensor(scores),
+                accumulator.ids,
+                accumulator.num_tokens,
+            )
+            if key[1].is_mixed:
+                live, self._slots[key] = mirror.live()
+                known = live[: np.searchsorted(live, num_tokens)]
+                if len(known) < len(ids):  # some died since the newest probe
+                    values = values.index_select(0, self._upload(np.searchsorted(ids, known)))
+                    ids = known
+            self._values[key], self.owners[key] = values, (ids, num_tokens)
 
     def read_keys(self, keys: Keys, num_heads: int, ranks: Ranks) -> None:
         """Compute the key signals, and the redundancy of the tokens that were added."""

@@ -13,9 +13,7 @@ names the case, and the engine does not start. Uses one attention layer and no s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,66 +23,14 @@ from vtoken.errors import SelfTestError
 from vtoken.policies.signals import Signal, redundancy
 from vtoken.protocol.mirror import Mirrors
 from vtoken.protocol.step import StepPlan
+from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import Scores
 
-NUM_BLOCKS = 12
 SIGNAL_TOLERANCE = 1e-3  # of the largest |score|; sums are float32 in caches of every type
 MIX_LAMBDA = 0.5  # weights attention and redundancy equally, so that an error in either shows
 # Largest |difference| from the oracle, of the largest |output|. One missing token exceeds it.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One request of a batch whose newest token is its only query.
-
-    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: attention
-    reads the request "dense", "borrowed" (packed into borrowed blocks) or "buffered" (packed into
-    the side buffer).
-    """
-
-    blocks: list[int]
-    slots: Ints
-    how: str = "dense"
-
-
-class DataPath(Protocol):
-    """The engine's operations on its cache, applied to a scratch cache of `NUM_BLOCKS`."""
-
-    block_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    scale: float
-    soft_cap: float
-    sinks: torch.Tensor | None
-    dtype: torch.dtype
-    device: torch.device
-    layer_number: int
-
-    @property
-    def scores(self) -> Scores:
-        """The accumulators and signals over the scratch cache."""
-
-    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
-        """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
-
-    def relocate(self, source: Ints, destination: Ints) -> None:
-        """Move tokens with the copy engine."""
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        reads: list[Read],
-        borrowed: list[int],
-        probed: Sequence[ProbedRequest] = (),
-    ) -> torch.Tensor:
-        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request.
-
-        `borrowed`: free blocks for packing. The layer's probe fills the rows of `probed`.
-        """
 
 
 class SelfTest:

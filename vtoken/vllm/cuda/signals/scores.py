@@ -15,65 +15,36 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from vtoken.arrays import Floats, Ints
 from vtoken.policies.signals import Signal, by_id
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
 from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, make_device_accumulator
-from vtoken.vllm.worker.probe import ProbedRequest
-from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import (
-    Keys,
-    PendingScores,
-    RequestedScores,
-    SignalKey,
-    accumulator_rows,
-)
+from vtoken.vllm.worker.scores import Keys, Owners, PendingScores, Scores, SignalKey
 
 
-class DeviceScores:
-    """Accumulators on `device`.
-
-    `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
-    this rank.
-    """
+class DeviceScores(Scores):
+    """Accumulators on `device`."""
 
     def __init__(self, keys: Keys, num_heads: int, device: torch.device, streams: Streams) -> None:
-        self._keys = keys
-        self._num_heads = num_heads
+        super().__init__(keys, num_heads)
         self._device = device
         self._streams = streams
 
     def make_accumulator(self, signal: Signal) -> DeviceAccumulator:
         return make_device_accumulator(signal, self._device)
 
-    def finish(
-        self,
-        probed: Sequence[ProbedRequest],
-        plan: StepPlan,
-        mirrors: Mapping[str, Mirror],
-        ranks: Ranks,
-    ) -> PendingScores:
-        for request, rows in accumulator_rows(probed, ranks):
-            request.mirror.accumulators[request.signal].add(request.ids, rows, request.num_new)
-        requested = RequestedScores(plan, mirrors, lambda array: upload(array, self._device))
-        for key, accumulator in requested.attention_signals():
-            scores = accumulator.scores()
-            if scores is not None:
-                requested.add(key, scores, accumulator.ids, accumulator.num_tokens)
-        requested.read_keys(self._keys, self._num_heads, ranks)
-        return self._send(requested.reduced(ranks), requested.owners)
+    def _rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
 
-    def _send(
-        self, values: Mapping[SignalKey, torch.Tensor], owners: Mapping[SignalKey, tuple[Ints, int]]
-    ) -> PendingScores:
-        """Start the transfer of `values[key]` [n], which belong to the tokens in `owners[key]`."""
+    def _upload(self, array: Ints) -> torch.Tensor:
+        return upload(array, self._device)
+
+    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
         if not values:
             return dict
         streams = self._streams

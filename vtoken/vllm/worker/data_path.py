@@ -1,0 +1,145 @@
+"""The engine's operations on its cache, applied to a scratch cache for the self-test.
+
+The layer, its implementation and its metadata builder are the engine's own. Only the cache is
+replaced, in the same layout. A device adds its copy engine, its scores and how attention reads
+holes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vtoken.arrays import Ints, Ragged
+from vtoken.protocol.mirror import Mirrors
+from vtoken.vllm.worker.executor import PhysicalStep, RowsWithHoles
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.scores import Scores
+
+NUM_BLOCKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One request of a batch whose newest token is its only query.
+
+    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: attention
+    reads the request "dense", "borrowed" (packed into borrowed blocks) or "buffered" (packed into
+    the side buffer).
+    """
+
+    blocks: list[int]
+    slots: Ints
+    how: str = "dense"
+
+
+class DataPath:
+    """Attention, store and copies over `cache` [NUM_BLOCKS, H, S, 2D].
+
+    `scores`: the accumulators and signals over that cache.
+    """
+
+    scores: Scores
+
+    def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:
+        impl = layer.impl
+        _, self.num_kv_heads, self.block_size, two_d = cache.shape
+        self.head_size = two_d // 2
+        self.num_heads = impl.num_heads
+        self.scale = impl.scale
+        self.soft_cap = float(impl.logits_soft_cap or 0.0)
+        self.sinks: torch.Tensor | None = impl.sinks
+        self.dtype, self.device = cache.dtype, cache.device
+        self.layer_number = extract_layer_index(layer.layer_name)
+        self._layer, self._builder, self._cache = layer, builder, cache
+
+    def relocate(self, source: Ints, destination: Ints) -> None:
+        """Move tokens with the copy engine."""
+        raise NotImplementedError
+
+    def _present(self, step: PhysicalStep | None) -> None:
+        """Pass the step to attention; None clears it."""
+        raise NotImplementedError
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
+        """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
+        at = self._uploaded(slots)
+        self._layer.impl.do_kv_cache_update(self._layer, key, value, self._cache, at)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        reads: list[Read],
+        borrowed: list[int],
+        probed: Sequence[ProbedRequest] = (),
+    ) -> torch.Tensor:
+        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request.
+
+        `borrowed`: free blocks for packing. The layer's probe fills the rows of `probed`.
+        """
+        self._present(self._physical(reads, borrowed, probed))
+        try:
+            metadata = self._builder.build(0, self._common(reads))
+        finally:
+            self._present(None)
+        output = torch.empty_like(query)
+        unused = query[:, : self.num_kv_heads]
+        self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
+        return output
+
+    def _physical(
+        self, reads: list[Read], borrowed: list[int], probed: Sequence[ProbedRequest]
+    ) -> PhysicalStep:
+        with_holes = [row for row, read in enumerate(reads) if read.how != "dense"]
+        if probed:
+            mirrors = probed[0].mirror.mirrors
+        else:
+            mirrors = Mirrors.of({str(row): reads[row].slots for row in with_holes})
+        return PhysicalStep(
+            mirrors,
+            np.arange(len(reads)),
+            np.array([len(read.slots) for read in reads]),
+            with_holes=RowsWithHoles(
+                np.array(with_holes, dtype=np.int64),
+                mirrors.rows_of([str(row) for row in with_holes]),
+                np.ones(len(with_holes), dtype=np.int64),
+                Ragged.joined(
+                    borrowed if reads[row].how == "borrowed" else [] for row in with_holes
+                ),
+            ),
+            probed=[*probed],
+        )
+
+    def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
+        """One new token a request, which attends to all of the request's live tokens."""
+        table = np.zeros((len(reads), max(len(r.blocks) for r in reads) + 1), dtype=np.int32)
+        for row, read in enumerate(reads):
+            table[row, : len(read.blocks)] = read.blocks
+        starts = np.arange(len(reads) + 1, dtype=np.int32)
+        lengths = np.array([self._seq_len(read) for read in reads], dtype=np.int32)
+        last = np.array([int(read.slots[-1]) for read in reads], dtype=np.int64)
+        return CommonAttentionMetadata(
+            query_start_loc=self._uploaded(starts),
+            query_start_loc_cpu=torch.from_numpy(starts),
+            seq_lens=self._uploaded(lengths),
+            seq_lens_cpu_upper_bound=torch.from_numpy(lengths),
+            num_reqs=len(reads),
+            num_actual_tokens=len(reads),
+            max_query_len=1,
+            max_seq_len=int(lengths.max()),
+            block_table_tensor=self._uploaded(table),
+            slot_mapping=self._uploaded(last),
+        )
+
+    def _seq_len(self, read: Read) -> int:
+        """The sequence length in the inputs of the metadata builder."""
+        return len(read.slots)
+
+    def _uploaded(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, copy=True)
