@@ -20,7 +20,7 @@ def make_engine(phase: Phase) -> Any:
     }
     from vtoken.vllm import engine_args
 
-    extra = engine_args({}, verify_ratio=1.0, strict=True, check_every_step=True)
+    extra = engine_args({"verify_ratio": 1.0}, strict=True, check_every_step=True)
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(

@@ -51,9 +51,10 @@ def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
         "policy": {"name": policy},
         "budget_tokens": BUDGET,
         "interval_tokens": INTERVAL,
+        "verify_ratio": 1.0,
         **config,
     }
-    more = engine_args(config, verify_ratio=1.0, check_every_step=True)
+    more = engine_args(config, check_every_step=True)
     return {"enable_prefix_caching": False, **more}
 
 

@@ -46,9 +46,9 @@ def vtoken_args(interval: int, policy: str = "streaming_llm", **config: Any) -> 
             "policy": {"name": policy},
             "budget_tokens": BUDGET,
             "interval_tokens": interval,
+            "verify_ratio": 1.0,
             **config,
         },
-        verify_ratio=1.0,
         check_every_step=True,
     )
 

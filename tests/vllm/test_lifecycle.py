@@ -30,10 +30,10 @@ def args(**config: Any) -> dict[str, Any]:
             "policy": {"name": "streaming_llm"},
             "budget_tokens": BUDGET,
             "interval_tokens": 8,
+            "verify_ratio": 1.0,
             **config,
         },
         check_every_step=True,
-        verify_ratio=1.0,
     )
 
 

@@ -95,7 +95,7 @@ def test_tokens_under_h2o_equal_the_reference(
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
     }
-    args = engine_args(H2O, verify_ratio=1.0, check_every_step=True)
+    args = engine_args(H2O | {"verify_ratio": 1.0}, check_every_step=True)
     with engine(**settings, **args) as llm:
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)

@@ -33,9 +33,9 @@ def vtoken_args(policy: str, during: str, **config: Any) -> dict[str, Any]:
             "theta_f": 0.0,
             "low_watermark_blocks": 512,
             "headroom_blocks": 64,
+            "verify_ratio": 1.0,
             **config,
         },
-        verify_ratio=1.0,
         check_every_step=True,
     )
 

@@ -35,7 +35,7 @@ Tokens = list[list[int]]
 @pytest.fixture(scope="module")
 def llm(engine: Any) -> Iterator[Any]:
     """One engine for the module; a test resets what it needs."""
-    args = engine_args({**EAGER}, verify_ratio=1.0, check_every_step=True)
+    args = engine_args(EAGER | {"verify_ratio": 1.0}, check_every_step=True)
     with engine(enable_prefix_caching=True, **args) as it:
         yield it
 

@@ -31,7 +31,7 @@ PLAIN = reference.random_prompt(300, 1)
 
 @pytest.fixture(scope="module")
 def llm(engine: Any) -> Any:
-    args = engine_args(CONFIG, verify_ratio=1.0, check_every_step=True)
+    args = engine_args(CONFIG | {"verify_ratio": 1.0}, check_every_step=True)
     with engine(enable_prompt_embeds=True, **args) as made:
         yield made
 

@@ -78,7 +78,7 @@ def test_a_session_evicts_nothing_next_to_requests_that_do(
     overlap: bool, engine: Any, expected: list[int]
 ) -> None:
     tokens: dict[str, list[int]] = {}
-    args = engine_args(EVICTING, check_every_step=True, verify_ratio=1.0)
+    args = engine_args(EVICTING | {"verify_ratio": 1.0}, check_every_step=True)
     with async_scheduling() if overlap else nullcontext(), engine(**args) as llm:
         runtime = runtime_of(llm)
         for number, turn in enumerate(TURNS):

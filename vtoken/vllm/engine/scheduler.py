@@ -111,7 +111,7 @@ class VTokenSchedulerMixin:
             calibration_file=calibration.file,
             calibration_detail=calibration.detail,
         )
-        self._publisher = Publisher(self.vtoken.events, max_hz=settings.telemetry_hz)
+        self._publisher = Publisher(self.vtoken.events)
         self.vtoken_controller = Controller(
             Reporter(self.vtoken, self._facts, manager.hashed, SchedulerQueue(self)),
             self._publisher.endpoint,

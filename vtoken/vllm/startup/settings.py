@@ -8,7 +8,7 @@ import msgspec
 
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.errors import RefusedError, UnsupportedError
-from vtoken.wire import Geometry, VerifyRatio
+from vtoken.wire import Geometry
 
 KEY = "vtoken"
 
@@ -16,10 +16,9 @@ KEY = "vtoken"
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vToken's settings that cannot change while the engine runs.
 
-    `config`: the initial configuration as a merge patch over the defaults. `verify_ratio`: initial
-    share of relocations whose contents are hashed before and after (I1). `strict`: stop the engine
-    on a violation. `check_every_step`: recompute all invariants. `experimental_cuda`: serve on
-    CUDA, which has never been run (docs/gpu.md). `copy_sync`: on CUDA, the host waits for every
+    `config`: the initial configuration as a merge patch over the defaults. `strict`: stop the
+    engine on a violation. `check_every_step`: recompute all invariants. `experimental_cuda`: serve
+    on CUDA, which has never been run (docs/gpu.md). `copy_sync`: on CUDA, the host waits for every
     relocation; an ablation, slower and no safer. `api`: settings of the API server, which reads
     them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
     model's calibration profile; "": the one in the user's cache, if any; "off": none.
@@ -28,10 +27,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     config: dict[str, Any] = {}
-    verify_ratio: VerifyRatio = 0.0
     strict: bool = True
     check_every_step: bool = False
-    telemetry_hz: float = 20.0
     experimental_cuda: bool = False
     copy_sync: bool = False
     calibration: str = ""
@@ -52,7 +49,7 @@ def initial_config(settings: Settings, geometry: Geometry) -> VTokenConfig:
     try:
         return merge_patch(
             default_config(geometry.num_blocks),
-            {"verify_ratio": settings.verify_ratio, **settings.config},
+            settings.config,
             num_blocks=geometry.num_blocks,
             num_layers=geometry.num_layers,
             num_heads=geometry.num_heads,
