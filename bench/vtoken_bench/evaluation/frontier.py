@@ -17,6 +17,7 @@ from vtoken_bench.evaluation.points import (
     Run,
     Setting,
     figures,
+    paired,
     pick,
     speed,
     spread,
@@ -121,7 +122,10 @@ def best_under(runs: list[Run], bound_ms: float) -> tuple[int, float] | None:
 
 
 def _select(table: Table, workload: str, policy: str, runs: list[Run]) -> dict[str, list[float]]:
-    """Adds a row a variant; gains over naive-evict in percent, a repeat each."""
+    """Adds a row a variant; gains over naive-evict in percent, one for each repeat.
+
+    Medians select the points; a gain compares them within one repeat.
+    """
     reference = pick(runs, variant=NAIVE, clients=C_REF)
     gains: dict[str, list[float]] = {}
     if not reference:
@@ -135,10 +139,19 @@ def _select(table: Table, workload: str, policy: str, runs: list[Run]) -> dict[s
         if best is None:
             table.rows.append([name, bound, None, None, None])
             continue
-        gain = 100 * (best[1] / base[1] - 1)
-        table.rows.append([name, bound, best[0], best[1], f"{gain:+.1f}"])
+        faster = [
+            100 * (ratio - 1)
+            for ratio in paired(
+                runs,
+                speed,
+                {"variant": variant, "clients": best[0]},
+                {"variant": NAIVE, "clients": base[0]},
+            )
+        ]
+        cell = "+0.0" if variant == NAIVE else str(spread(faster))
+        table.rows.append([name, bound, best[0], best[1], cell])
         if variant not in (NATIVE, NAIVE):
-            gains.setdefault(variant, []).append(gain)
+            gains.setdefault(variant, []).extend(faster)
     return gains
 
 

@@ -216,12 +216,22 @@ def ratios(
     one: Labels,
     other: Labels,
 ) -> Spread | None:
+    """The spread of `paired`; None where it is empty."""
+    found = paired(runs, figure, one, other)
+    return spread(found) if found else None
+
+
+def paired(
+    runs: Sequence[Run],
+    figure: Callable[[Run], float],
+    one: Labels,
+    other: Labels,
+) -> list[float]:
     """`figure` of one over other's, repeat by repeat: both ran side by side in each."""
     firsts = {run.repeat: figure(run) for run in pick(runs, **one)}
     seconds = {run.repeat: figure(run) for run in pick(runs, **other)}
     both = sorted(firsts.keys() & seconds.keys())
-    found = [firsts[n] / seconds[n] for n in both if seconds[n]]
-    return spread(found) if found else None
+    return [firsts[n] / seconds[n] for n in both if seconds[n]]
 
 
 def same_tokens(runs: Sequence[Run], others: Sequence[Run]) -> bool:
