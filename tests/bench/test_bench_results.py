@@ -27,7 +27,6 @@ from vtoken_bench.output import (
 ROOT = Path(__file__).parents[2]
 # Sections with results that are older than the JSON files. This set may only shrink.
 WITHOUT_JSON = {
-    "console",
     "gpu",
     "overhead",
     "overhead-canary",
@@ -39,7 +38,6 @@ WITHOUT_JSON = {
     "quality-needles",
     "quality-quick",
     "quality-tasks",
-    "stream",
 }
 
 PAGE = (
