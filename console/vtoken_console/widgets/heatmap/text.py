@@ -30,7 +30,7 @@ MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the map shows, from row `top` on. `matching`: blocks found by the filter, if there is one."""
+    """What the map shows, from row `top` on. `matching`: blocks that the filter finds, if any."""
 
     grid: Grid
     zoom: Zoom
