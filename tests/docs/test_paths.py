@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 IDS = [page.name for page in PAGES]
-FOLDERS = ("api", "console", "docs", "examples", "scripts", "tests", "vtoken")
+FOLDERS = ("api", "bench", "console", "docs", "examples", "scripts", "tests", "vtoken")
 PLACEHOLDER = "NAME"  # of a file that a contributor makes
 OF_VLLM = {"BlockPool"}
 

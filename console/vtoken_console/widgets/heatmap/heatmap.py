@@ -82,12 +82,13 @@ class Heatmap(LinesWidget, can_focus=True):
         codes = self._codes(view, model, activity, mode, room)
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
-        title, place = text.titles(self, view, model)
+        shown = text.Shown(grid, self.zoom, self.mode, self.matching, self.top, self.cursor)
+        title, place = text.titles(shown, view, model)
         self.set_titles(title, place)
         if self.zoom is not Zoom.POOL:
-            lines.append(text.overview(self, view, model, width, room))
+            lines.append(text.overview(shown, view, model, width, room))
         lines.append(text.legend(view, mode, width, single=self._is_text(size)))
-        lines.append(text.under_cursor(self, model, activity, width))
+        lines.append(text.under_cursor(shown, model, activity, width))
         return lines
 
     @property

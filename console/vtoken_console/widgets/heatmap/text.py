@@ -5,6 +5,7 @@ Reads the widget without changing it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.style.grid import Zoom
+from vtoken_console.style.grid import Grid, Zoom
 from vtoken_console.style.ramp import FREE_LEVEL, Ramp, ink_on
 from vtoken_console.style.words import flag_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
@@ -21,26 +22,36 @@ from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 if TYPE_CHECKING:
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.activity import Activity
-    from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
 MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
 
 
-def titles(heatmap: Heatmap, view: View, model: StreamState) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the map shows, from row `top` on. `matching`: blocks that the filter finds, if any."""
+
+    grid: Grid
+    zoom: Zoom
+    mode: Mode
+    matching: int | None
+    top: int
+    cursor: int
+
+
+def titles(shown: Shown, view: View, model: StreamState) -> tuple[str, str]:
     """The title, and the newest movement or nothing for the lower border."""
-    grid = heatmap.grid
-    assert grid is not None
+    grid = shown.grid
     total = f"{model.num_blocks:,} blocks"
     per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
-    if heatmap.zoom is Zoom.BLOCKS:
+    if shown.zoom is Zoom.BLOCKS:
         per = f"{model.block_size} slots each"
-    title = f"{NAMES[heatmap.zoom]} · {total} · {per}"
-    if heatmap.mode is not Mode.UTILISATION:
-        title += f" · by {heatmap.mode.value}"
-    if heatmap.matching is not None:
-        title += f" · {heatmap.matching:,} match “{view.filter.text}”"
+    title = f"{NAMES[shown.zoom]} · {total} · {per}"
+    if shown.mode is not Mode.UTILISATION:
+        title += f" · by {shown.mode.value}"
+    if shown.matching is not None:
+        title += f" · {shown.matching:,} match “{view.filter.text}”"
     problem = view.filter.problem or shortfall(view.filter, model)
     if problem:
         title += f" · {problem}"
@@ -59,14 +70,13 @@ def _movement(view: View) -> str:
     return f"» {tokens} {requests} {newest.sources:,} blk → {newest.destinations:,} blk"
 
 
-def overview(heatmap: Heatmap, view: View, model: StreamState, width: int, room: int) -> Line:
+def overview(shown: Shown, view: View, model: StreamState, width: int, room: int) -> Line:
     """The pool in one line, with the visible part taller and its block ids on the right."""
     from vtoken_console.style import cells
 
-    grid = heatmap.grid
-    assert grid is not None
-    last_row = min(grid.rows, heatmap.top + max(1, room // grid.cell_height))
-    visible = grid.blocks_of_rows(heatmap.top, last_row)
+    grid = shown.grid
+    last_row = min(grid.rows, shown.top + max(1, room // grid.cell_height))
+    visible = grid.blocks_of_rows(shown.top, last_row)
     digits = len(f"{grid.num_blocks:,}")
     ids = f" {visible.start:>{digits},}–{visible.stop - 1:<{digits},} of {grid.num_blocks:,} "
     columns = max(1, width - len(ids) - 1)
@@ -144,18 +154,17 @@ def _hue(view: View, letter: str, number: int) -> Span:
     return letter, palette.style(ink_on(back), back)
 
 
-def under_cursor(heatmap: Heatmap, model: StreamState, activity: Activity, width: int) -> Line:
+def under_cursor(shown: Shown, model: StreamState, activity: Activity, width: int) -> Line:
     """The contents of the cell under the cursor."""
-    grid = heatmap.grid
-    assert grid is not None
-    cell = grid.cell_of_block(heatmap.cursor)
+    grid = shown.grid
+    cell = grid.cell_of_block(shown.cursor)
     blocks = grid.blocks_of(cell)
     spans = (
-        _one_block(heatmap.cursor, model, activity)
+        _one_block(shown.cursor, model, activity)
         if len(blocks) == 1
         else _some_blocks(model, blocks)
     )
-    spans += _extra(heatmap.mode, activity, slice(blocks.start, blocks.stop))
+    spans += _extra(shown.mode, activity, slice(blocks.start, blocks.stop))
     if len(blocks) == 1:
         spans.append(("   enter slots", palette.FAINT_STYLE))
     return merge(cut(spans, width))
