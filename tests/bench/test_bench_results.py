@@ -28,9 +28,6 @@ ROOT = Path(__file__).parents[2]
 # Sections with results that are older than the JSON files. This set may only shrink.
 WITHOUT_JSON = {
     "gpu",
-    "overhead",
-    "overhead-canary",
-    "overhead-tiny",
     "quality-continuations",
     "quality-exact",
     "quality-later",
