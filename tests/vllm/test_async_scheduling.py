@@ -270,7 +270,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
             held = [a for state in runtime.state.requests.values() for a in state.signals.values()]
             assert all(signal.scores is None for signal in held)
-            operations += [control.compact(Compact()), control.compact(Compact())]
+            operations += [control.compact(Compact(), "") for _ in range(2)]
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)
         assert sum(operation.result.freed_blocks for operation in operations) > 0
