@@ -24,7 +24,7 @@ from vtoken.demo.exercise import Exercise, Row
 from vtoken.demo.recorder import Recorder
 from vtoken.demo.server import DemoError, pick_port
 
-EXERCISE_S = 30.0
+WARM_UP_S, EXERCISE_S = 10.0, 30.0
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def demo_server() -> Iterator[str]:
         choice = choose(None, arguments.out, flags)
         server = demo.make_server(choice, pick_port(None), arguments, flags)
         with server, demo.traffic(server, arguments, drain_s=0.0):
-            start = time.monotonic()
+            time.sleep(WARM_UP_S)  # traffic alone
             with (
                 Client(server.url, timeout_s=30.0) as client,
                 Recorder(client, Path(folder) / "recording.jsonl.gz") as recorder,
             ):
                 exercise = Exercise(client, recorder, on_row=announce)
-                exercise.run(exercise.plan(), until=start + EXERCISE_S)
+                exercise.run(exercise.plan(), until=time.monotonic() + EXERCISE_S)
             yield server.url
 
 

@@ -338,3 +338,10 @@ def test_an_incident_file_opens_on_a_machine_without_the_engine(recording: Path)
     assert done.returncode == 0, done.stderr
     assert "00:30/01:00" in done.stdout
     assert "test-llama" in done.stdout
+
+
+async def test_an_idle_moment_of_a_recording_suggests_no_request(tmp_path: Path) -> None:
+    record(tmp_path / "idle.jsonl.gz", 4.0, concurrency=0)
+    async with shown(tmp_path / "idle.jsonl.gz", moment="2") as (app, _):
+        assert "No request was running at this moment." in screen_text(app)
+        assert "curl" not in screen_text(app)

@@ -16,7 +16,13 @@ START_TS = 1_800_000_000.0
 
 
 def record(
-    path: Path, seconds: float = 60.0, *, fps: float = 5.0, num_blocks: int = 200, epoch: str = "e1"
+    path: Path,
+    seconds: float = 60.0,
+    *,
+    fps: float = 5.0,
+    num_blocks: int = 200,
+    concurrency: int = 5,
+    epoch: str = "e1",
 ) -> None:
     """Record `seconds` of a busy pool from START_TS on, a step a frame; theta_F changes halfway."""
     core = make_engine(
@@ -29,7 +35,7 @@ def record(
             "low_watermark_blocks": num_blocks - 1,
             "recycle": False,
         },
-        concurrency=5,
+        concurrency=concurrency,
         prompt_tokens=180,
         max_tokens=150,
         epoch=epoch,

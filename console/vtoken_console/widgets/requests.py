@@ -184,6 +184,8 @@ def _empty(view: View, filter_text: str, width: int, height: int) -> list[Line]:
             (f" No request matches “{filter_text}”.  {view.key('filter')}, esc clears it.", muted)
         ]
         return [EMPTY, *wrap(spans, width, height - 1)]
+    if view.replay is not None:
+        return [EMPTY, ((" No request was running at this moment.", text),)][-height:]
     model = view.model.status.model if view.model and view.model.status else "MODEL"
     body = f'-d \'{{"model": "{model}",', '"prompt": "Once upon a time",', '"max_tokens": 512}\''
     command = [
