@@ -20,7 +20,7 @@ from scripts.screenshots.take import VIEWS, take
 from vtoken.client import Client
 from vtoken.demo import run as demo
 from vtoken.demo.choice import choose
-from vtoken.demo.exercise import Exercise, Row
+from vtoken.demo.exercise import Exercise
 from vtoken.demo.recorder import Recorder
 from vtoken.demo.server import DemoError, pick_port
 
@@ -30,10 +30,6 @@ WARM_UP_S, EXERCISE_S = 10.0, 30.0
 @contextmanager
 def demo_server() -> Iterator[str]:
     """The URL of the demo's server, with traffic on it, after every control was used."""
-
-    def announce(row: Row) -> None:
-        print(f"{row.control}: {row.outcome}", file=sys.stderr, flush=True)
-
     with tempfile.TemporaryDirectory(prefix="vtoken-screenshots-") as folder:
         arguments, flags = demo.parse(["--headless", "--out", folder])
         choice = choose(None, arguments.out, flags)
@@ -44,7 +40,7 @@ def demo_server() -> Iterator[str]:
                 Client(server.url, timeout_s=30.0) as client,
                 Recorder(client, Path(folder) / "recording.jsonl.gz") as recorder,
             ):
-                exercise = Exercise(client, recorder, on_row=announce)
+                exercise = Exercise(client, recorder, on_row=demo.announce)
                 exercise.run(exercise.plan(), until=time.monotonic() + EXERCISE_S)
             yield server.url
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from vtoken.client import Client, ProblemError
 from vtoken.demo.choice import Choice, choose
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
+
+if TYPE_CHECKING:
+    from vtoken.demo.exercise import Row
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
@@ -163,16 +167,17 @@ def run_console(server: Server, arguments: argparse.Namespace) -> int:
     return status
 
 
+def announce(row: Row) -> None:
+    mark = "ok  " if row.ok else "FAIL"
+    print(f"{mark} {row.control}: {row.outcome}", file=sys.stderr, flush=True)
+
+
 def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from vtoken.demo.exercise import Exercise, Row
+    from vtoken.demo.exercise import Exercise
     from vtoken.demo.recorder import Recorder
     from vtoken.demo.report import Stream, save, show, summarize
-
-    def announce(row: Row) -> None:
-        mark = "ok  " if row.ok else "FAIL"
-        print(f"{mark} {row.control}: {row.outcome}", file=sys.stderr, flush=True)
 
     start = time.monotonic()
     recording = arguments.out / "recording.jsonl.gz"

@@ -50,4 +50,4 @@ class CUDADataPath(DataPath):
 
     def _seq_len(self, read: Read) -> int:
         """A logical length, longer than the physical one, as the builder gets it from vLLM."""
-        return int(len(read.blocks) * self.block_size)
+        return len(read.blocks) * self.block_size

@@ -46,6 +46,7 @@ class DataPath:
     """
 
     scores: Scores
+    block_size: int
 
     def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:
         impl = layer.impl
