@@ -64,6 +64,7 @@ class Claim:
     """One number that the evaluation claims, with its range over the repeats.
 
     `row`: figure, table or section of the paper, as in docs/results.md. `paper`: its value there.
+    `interval`: 95% confidence interval, which decides a goal; without one a goal has no verdict.
     """
 
     row: str
@@ -75,7 +76,18 @@ class Claim:
     unit: str  # "%", "points", "x", "blocks", ...
     repeats: int
     paper: str = ""
-    goal: str = ""
+    goal: str = ""  # ">= 1.5" or "<= 3"
+    interval: tuple[float, float] | None = None
+
+    def verdict(self) -> str:
+        """met, missed or undecided: where the interval is; "" without goal or interval."""
+        if not self.goal or self.interval is None:
+            return ""
+        relation, bound = self.goal.split()
+        low, high = self.interval
+        sign = {">=": 1, "<=": -1}[relation]
+        right = [sign * (end - float(bound)) >= 0 for end in (low, high)]
+        return "met" if all(right) else "undecided" if any(right) else "missed"
 
 
 @dataclass
@@ -235,8 +247,9 @@ def _results(folder: Path) -> list[Result]:
 def claims_table(results: Iterable[Result]) -> str:
     """A Markdown table of all claims beside the paper's values, in the paper's order."""
     lines = [
-        "| paper | what | model | paper says | ours [least .. most] | runs | goal | command |",
-        "|---|---|---|---:|---:|---:|---:|---|",
+        "| paper | what | model | paper says | ours [range over the runs] | runs | 95% interval "
+        "| goal | command |",
+        "|---|---|---|---:|---:|---:|---:|---:|---|",
     ]
     found = [(claim, result.command) for result in results for claim in result.claims]
     for claim, command in sorted(found, key=lambda pair: _order(pair[0].row)):
@@ -244,7 +257,12 @@ def claims_table(results: Iterable[Result]) -> str:
         if claim.low != claim.high:
             spread += f" [{claim.low:.3g} .. {claim.high:.3g}]"
         cells = [claim.row, claim.what, claim.model, claim.paper, spread, str(claim.repeats)]
-        lines.append(f"| {' | '.join([*cells, claim.goal, f'`{command}`'])} |")
+        interval, goal = "", claim.goal
+        if claim.interval is not None:
+            interval = f"{claim.interval[0]:.3g} .. {claim.interval[1]:.3g}"
+        if verdict := claim.verdict():
+            goal += f": {verdict}"
+        lines.append(f"| {' | '.join([*cells, interval, goal, f'`{command}`'])} |")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,7 @@ def claims(runs: list[Run]) -> list[Claim]:
                     len(run.rounds),
                     "below 1.01" if goal.goal == 1.01 else "",
                     f"<= {goal.goal:.2f}",
+                    (ratio.least, ratio.most) if isfinite(ratio.most) else None,
                 )
             )
     return found

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from vtoken_bench.console import Run, figures_table
 from vtoken_bench.console_feed import BLOCK_SIZE, BUDGET, INTERVAL, Traffic
 from vtoken_bench.terminal import Terminal
 
@@ -25,6 +26,16 @@ def test_feed_is_consistent() -> None:
         assert set(traffic.owner[table].tolist()) <= {request + 1}
         assert traffic.live[table].sum() == traffic.tokens[request] <= BUDGET + INTERVAL
     assert kinds == {"relocation"}
+
+
+def test_a_goal_is_met_when_every_measurement_meets_it() -> None:
+    runs = [
+        Run(0.1, 0.1, 0.2, [1.0, 2.0], [10.0, pages], 90.0, 400.0, 10.0) for pages in (20.0, 80.0)
+    ]
+    verdicts = {str(row[0]): row[-1] for row in figures_table(runs).rows}
+    assert verdicts["arrow key to its cursor, ms"] == "met"
+    assert verdicts["? to the help page, ms"] == "undecided"
+    assert verdicts["to the terminal, kB/s"] == "missed"
 
 
 def test_terminal_has_its_size_and_passes_keys_on() -> None:

@@ -11,7 +11,7 @@ import pytest
 from vtoken.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.evaluation import capacity, frontier, goodput, memory
-from vtoken_bench.evaluation.command import EXPERIMENTS
+from vtoken_bench.evaluation.command import EXPERIMENTS, repeats_of
 from vtoken_bench.evaluation.points import (
     Comparison,
     EngineSpec,
@@ -143,6 +143,38 @@ def test_the_largest_concurrency_ends_at_the_first_that_does_not_fit() -> None:
     ]
     assert capacity.largest(runs) == 8
     assert capacity.largest(runs[-1:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "goal", "verdict"),
+    [
+        ([1.45, 1.51, 1.60], ">= 1.5", "undecided"),
+        ([1.26, 1.27, 1.30], ">= 1.5", "missed"),
+        ([1.49, 1.51, 1.62], ">= 1.3", "met"),
+        ([2.0, 2.1, 2.2], "<= 3", "met"),
+        ([17.0, 27.0, 37.0], "<= 3", "undecided"),  # the interval is wider than the range
+        ([26.0, 27.0, 28.0], "<= 3", "missed"),
+        ([2.0, 2.1], "<= 3", ""),  # two repeats give no interval
+        ([2.0, 2.1, 2.2], "", ""),
+    ],
+)
+def test_a_goal_is_decided_by_the_side_of_the_whole_interval(
+    values: list[float], goal: str, verdict: str
+) -> None:
+    claim = spread(values).claim("Goodput", "throughput", "demo", "x", "", goal)
+    assert claim.verdict() == verdict
+
+
+def test_the_interval_is_students_of_the_mean() -> None:
+    # scipy.stats.t.interval(0.95, 2, loc=2, scale=sem([1, 2, 3]))
+    assert spread([1.0, 2.0, 3.0]).interval() == pytest.approx((-0.4841, 4.4841), abs=1e-3)
+    assert spread([1.0, 2.0]).interval() is None
+
+
+def test_repeats_are_those_that_ran() -> None:
+    ran = [("demo", "a", 0), ("demo", "a", 1), ("demo", "b", 0), ("trained", "a", 0)]
+    raw = [{"model": model, "labels": {"name": name}, "repeat": n} for model, name, n in ran]
+    assert repeats_of(raw) == "demo 1 to 2, trained 1"
 
 
 def test_goodput_counts_waiting_and_stops_at_natives_median() -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target as targets
@@ -121,7 +124,7 @@ def _part(
         log = Log(log.path)
     command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
-    setup = target.described() | {"repeats": args.repeats}
+    setup = target.described() | {"repeats": ""}  # its place; `repeats_of` the runs
     if args.jobs > 1:
         setup["parts side by side"] = args.jobs
     result = new_result(name, command, setup)
@@ -130,7 +133,18 @@ def _part(
     with closing(Engines(target, most)) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
+    result.setup["repeats"] = repeats_of(result.raw)
     finish(result, path=folder / f"{name}.json", markdown=args.markdown)
+
+
+def repeats_of(raw: Sequence[Mapping[str, Any]]) -> str:
+    """How often the points of each model ran, as "demo 1 to 3, trained 1"."""
+    found = []
+    for model in dict.fromkeys(run["model"] for run in raw):
+        points = Counter(str(run["labels"]) for run in raw if run["model"] == model)
+        least, most = min(points.values()), max(points.values())
+        found.append(f"{model} {least}" + (f" to {most}" if most > least else ""))
+    return ", ".join(found)
 
 
 def _measure(

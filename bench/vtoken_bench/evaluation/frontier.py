@@ -28,7 +28,7 @@ from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE
 from vtoken_bench.output import Result, Table
 
 POLICIES = ("h2o", "scissorhands", "random")
-DEFAULT_POLICY = "tova"
+SLOW_POLICY = "tova"
 KEEP = 0.5
 C_REF, SLACK = 8, 1.05
 SHARE_OF_THE_MOST = 0.5  # the pool, of what the most clients need at their longest
@@ -70,7 +70,7 @@ def clients(setting: Setting) -> tuple[int, ...]:
 
 def policies(setting: Setting) -> tuple[str, ...]:
     if setting.slow:
-        return (DEFAULT_POLICY,)
+        return (SLOW_POLICY,)
     return POLICIES[:1] if setting.quick else POLICIES
 
 

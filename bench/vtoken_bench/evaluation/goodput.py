@@ -34,8 +34,8 @@ from vtoken_bench.output import Result, Table
 # A step of a small model on a CPU is bound by its weights for fewer requests than on a GPU: the
 # trained model's takes 90 ms for 8 and 130 ms for 16.
 CLIENTS, SLOW_CLIENTS = 16, 8
-POLICY = "tova"  # the default
-KEEPS = (0.5, 1 / 3)  # shares at which `vtoken bench quality` finds the full cache's answers
+POLICY = "tova"
+KEEPS = (0.5, 1 / 3)  # of prompt and output
 SHORT, OPEN, AMPLE = "half the memory", "half the memory, arrivals", "ample memory"
 RATES = (0.7, 1.0, 1.3)  # of what native serves in the closed loop
 IDLE = "vToken, policy none"
@@ -168,6 +168,7 @@ def _report_short(result: Result, model: str, runs: list[Run]) -> None:
             "x native",
             "x naive-evict",
             "x naive-evict, packing taken out",
+            "x native, packing taken out",
             "goodput [req/s]",
             "x native",
             "TTFT p50 | p95 [s]",
@@ -182,6 +183,7 @@ def _report_short(result: Result, model: str, runs: list[Run]) -> None:
             "request",
             "packing taken out: the time that naive-evict and vToken spend on packing holes for "
             "attention, a cost of the CPU's kernel alone, is subtracted from both",
+            "[..]: range over the repeats",
         ],
     )
     values: list[Spread] = []
@@ -196,6 +198,7 @@ def _report_short(result: Result, model: str, runs: list[Run]) -> None:
         gain = ratios(runs, busy_speed, one, native)
         over_naive = ratios(runs, busy_speed, one, naive)
         unpacked = ratios(runs, unpacked_speed, one, naive)
+        unpacked_gain = ratios(runs, unpacked_speed, one, native)
         better = ratios(runs, good, one, native)
         first, whole, between = (
             [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
@@ -209,6 +212,7 @@ def _report_short(result: Result, model: str, runs: list[Run]) -> None:
                 None if not evicts else str(gain),
                 None if variant in (NATIVE, NAIVE) or over_naive is None else str(over_naive),
                 None if variant in (NATIVE, NAIVE) or unpacked is None else str(unpacked),
+                None if not evicts else str(unpacked_gain),
                 str(spread([good(r) for r in chosen])),
                 None if not evicts else str(better),
                 f"{first[0] / 1e3:.1f} | {first[1] / 1e3:.1f}",
@@ -304,9 +308,7 @@ def _report_ample(result: Result, model: str, runs: list[Run]) -> None:
         )
         ratio = found["speed"]
         if variant != NATIVE and ratio is not None:
-            loss = Spread(
-                100 * (1 - ratio.median), 100 * (1 - ratio.high), 100 * (1 - ratio.low), ratio.count
-            )
+            loss = spread([100 * (1 - value) for value in ratio.values])
             result.claims.append(
                 loss.claim(
                     "Loss",

@@ -29,7 +29,7 @@ from vtoken_bench.evaluation.variants import DEFAULTS, EAGER, NAIVE, NATIVE, PAP
 from vtoken_bench.evaluation.workloads import Workload
 from vtoken_bench.output import Result, Table
 
-POLICIES = ("h2o", "scissorhands", "random", "tova")  # the paper's three, and the default
+POLICIES = ("h2o", "scissorhands", "random", "tova")  # the paper's three, and one more
 CONCURRENCY = 8
 KEEP = 0.5
 RECLAIMING = (PAPER, DEFAULTS, EAGER)

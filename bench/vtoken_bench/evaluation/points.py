@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, stdev
 from typing import Any
 
 from vtoken_bench.evaluation.variants import NATIVE, VARIANTS
@@ -164,14 +165,34 @@ def variant_points(
     return found
 
 
+# 97.5% quantiles of Student's t by degrees of freedom.
+STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over the repeats: its median, least and most."""
+    """A figure over the repeats: its median, least and most.
+
+    `values`: those of single repeats, where they are known.
+    """
 
     median: float
     low: float
     high: float
     count: int = field(default=1)
+    values: tuple[float, ...] = ()
+
+    def interval(self) -> tuple[float, float] | None:
+        """95% Student t interval of the mean; None for less than three repeats.
+
+        For more than ten the quantile of ten, which is a little wide.
+        """
+        if len(self.values) < 3:
+            return None
+        quantile = STUDENT_T[min(len(self.values) - 1, max(STUDENT_T))]
+        half = quantile * stdev(self.values) / len(self.values) ** 0.5
+        middle = fmean(self.values)
+        return middle - half, middle + half
 
     def __str__(self) -> str:
         if self.low == self.high:
@@ -186,16 +207,17 @@ class Spread:
     def claim(
         self, row: str, what: str, model: str, unit: str, paper: str, goal: str = ""
     ) -> Claim:
-        return Claim(
-            row, what, model, self.median, self.low, self.high, unit, self.count, paper, goal
-        )
+        """The claim; one with a goal has the interval that decides it."""
+        middle = self.median, self.low, self.high
+        interval = self.interval() if goal else None
+        return Claim(row, what, model, *middle, unit, self.count, paper, goal, interval)
 
 
 def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     middle = len(ordered) // 2
     median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    return Spread(median, ordered[0], ordered[-1], len(ordered))
+    return Spread(median, ordered[0], ordered[-1], len(ordered), tuple(ordered))
 
 
 def figures(runs: Sequence[Run], path: str, **labels: str | int | float) -> Spread:
