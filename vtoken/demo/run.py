@@ -40,7 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
         description="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
         epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
     )
-    parser.add_argument("--model", help="a folder or hub id (default: a trained model of 135M)")
+    parser.add_argument(
+        "--model",
+        help="a folder or hub id (default: SmolLM2-135M-Instruct, 4-bit weights in float32)",
+    )
     parser.add_argument("--port", type=int, help="(default: 8000, or a free one if it is taken)")
     parser.add_argument(
         "--headless", action="store_true", help="without a terminal: exercise and report"

