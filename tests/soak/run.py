@@ -20,9 +20,11 @@ from typing import Any
 
 import msgspec
 
+import vtoken
 from tests.soak.phases import Phase, plan_phases
 from tests.soak.server import soak_server
 from tests.soak.tally import Tally, total
+from vtoken_bench.output import commit_of
 
 SILENCE_S = 240.0  # starting an engine is the longest silence
 # More threads gain nothing for small tensors, and cost much on shared cores.
@@ -89,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {failure}")
     sums = total(tallies)
     _print_tally("all", sums)
-    _summarise(args.logs / "soak.json", args.seed, names, tallies, sums)
+    path = args.logs / "soak.json"
+    path.write_bytes(summary(args, names, tallies))
+    print(f"{'ok' if sums.ok else 'FAILED'}; the summary is in {path}", flush=True)
     return 0 if sums.ok else 1
 
 
@@ -159,16 +163,23 @@ def _print_row(name: str, cells: list[str]) -> None:
     print(f"{name:26}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
-def _summarise(path: Path, seed: int, names: list[str], tallies: list[Tally], sums: Tally) -> None:
+def summary(args: argparse.Namespace, names: list[str], tallies: list[Tally]) -> bytes:
+    """What ran, the commit that it ran on, and the counts, as JSON."""
+    sums = total(tallies)
     document: dict[str, Any] = {
-        "seed": seed,
+        "seed": args.seed,
+        "minutes": args.minutes,
+        "phase_seconds": args.phase_seconds,
+        "only": args.only,
+        "steps": args.steps,
+        "commit": commit_of(Path(vtoken.__file__).parent, Path(__file__).parent),
+        "cores": os.cpu_count(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "ok": sums.ok,
         "total": sums,
         "phases": [
-            {"name": name, "seed": seed + number, "tally": tally}
+            {"name": name, "seed": args.seed + number, "tally": tally}
             for number, (name, tally) in enumerate(zip(names, tallies, strict=True))
         ],
     }
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-    print(f"{'ok' if sums.ok else 'FAILED'}; the summary is in {path}", flush=True)
+    return msgspec.json.format(msgspec.json.encode(document)) + b"\n"
