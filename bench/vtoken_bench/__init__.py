@@ -21,6 +21,7 @@ BENCHES = {
     "overhead": "the plugin against stock vLLM, in paired slices",
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
     "client": "native vLLM, naive-evict and vToken as servers under `vllm bench serve`",
+    "grounds": "facts found under eviction on held-out texts, paired with the full cache",
     "quality": "quality under eviction against the full cache: RULER tasks, continuations",
 }
 

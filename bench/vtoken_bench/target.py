@@ -118,6 +118,15 @@ class Target:
         return found if self.attention is None else found | {"attention": self.attention}
 
 
+def share(text: str) -> float:
+    """A share of a command line, as a decimal or as a fraction, `1/3`."""
+    over, _, under = text.partition("/")
+    value = float(over) / float(under or 1)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return round(value, 4)
+
+
 def as_flags(engine_args: dict[str, Any]) -> list[str]:
     """Engine arguments as flags of vLLM's server, which takes the model without a flag."""
     flags = []

@@ -164,8 +164,10 @@ def test_the_answer_is_where_the_prompt_says(demo_model: Path) -> None:
         assert digits.isdigit()
         assert len(digits) == 7
         assert text.count(f"is: {digits}.") == text.count(digits) == 1
-        assert text.endswith("mentioned in the provided text is")
-        assert tokenizer.decode(prompt.reply) == f" {digits}"
+        assert "mentioned in the provided text is" not in text
+        reply = tokenizer.decode(prompt.reply)
+        assert reply.startswith("The special magic number for ")
+        assert reply.endswith(f" mentioned in the provided text is {digits}")
         assert tokenizer.decode(prompt.reply[prompt.sure :]) == digits[1:]
         assert len(prompt.token_ids) == pytest.approx(1200, abs=8)
     depths = [prompt.answer[0] for prompt in prompts]

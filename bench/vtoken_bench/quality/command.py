@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         nargs="+",
-        type=_share,
+        type=target.share,
         help="shares of the prompt to keep (default: .75 .5 .25 .125)",
     )
     parser.add_argument("--samples", type=_count, help="per task, length and setting (default: 12)")
@@ -142,15 +142,6 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
-
-
-def _share(text: str) -> float:
-    """A share as a decimal or as a fraction, `1/3`."""
-    over, _, under = text.partition("/")
-    value = float(over) / float(under or 1)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return round(value, 4)
 
 
 def run(args: argparse.Namespace) -> int:

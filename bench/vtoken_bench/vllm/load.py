@@ -4,7 +4,9 @@ The clock advances only during steps and jumps to the next arrival when the engi
 measuring between steps takes no time on it. A request arrives at its arrival time or, in a closed
 loop, when an earlier one finishes. Latencies count from the arrival and include waiting.
 
-    requests          [{"prompt": [ids], "num_new": n, "arguments": {...}, "arrival_s": t}]
+    requests          [{"prompt": [ids], "num_new": n, "arguments": {...}, "arrival_s": t,
+                      "computed": n, "natural_end": bool}]; `computed`: the prompt's newest tokens
+                      that no prefix-cache hit replaces
     concurrency       closed loop: requests at a time (default: all); excludes arrival times
     config            a patch of the configuration, applied first
     sample_every      steps between two samples of the memory
@@ -101,7 +103,7 @@ class Load:
             params = SamplingParams(
                 temperature=0,
                 max_tokens=request["num_new"],
-                ignore_eos=not self._spec.get("natural_end"),
+                ignore_eos=not request.get("natural_end", self._spec.get("natural_end")),
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
                 extra_args=request.get("arguments"),
@@ -109,9 +111,22 @@ class Load:
             name = f"{self._tag}-{number}"
             self._times[name] = RequestTimes(request.get("arrival_s", self._clock))
             self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
+            if "computed" in request:
+                self._make_unique(name, len(request["prompt"]) - request["computed"])
         del self._queue[:count]
         if self._closed and not self._queue and self._busy_s is None:
             self._busy_s = self._clock
+
+    def _make_unique(self, name: str, first_token: int) -> None:
+        """Give the prompt's blocks from that of `first_token` on hashes that no other request has.
+
+        A policy scores only computed tokens. So requests of one prompt can share the prefix that
+        their signals do not need, and each computes the rest.
+        """
+        scheduler = self._scheduler
+        (request,) = (r for key, r in scheduler.requests.items() if key.startswith(f"{name}-"))
+        for block in range(max(0, first_token) // scheduler.block_size, len(request.block_hashes)):
+            request.block_hashes[block] = hashlib.sha256(f"{name}/{block}".encode()).digest()
 
     def _record(self, outputs: Any) -> int:
         """Record the tokens of one step; return the number of finished requests."""

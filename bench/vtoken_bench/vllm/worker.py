@@ -30,9 +30,11 @@ def _engine(spec: dict[str, Any]) -> Any:
         from vtoken.vllm import engine_args
 
         extra = engine_args(spec["vtoken"], **spec["settings"])
+    given = dict(spec["engine"])
+    processors = given.pop("logits_processors", []) + extra.pop("logits_processors", [])
     from vllm import EngineArgs, LLMEngine
 
-    return LLMEngine.from_engine_args(EngineArgs(**spec["engine"], **extra))
+    return LLMEngine.from_engine_args(EngineArgs(**given, **extra, logits_processors=processors))
 
 
 V1_HOOKS = ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens")

@@ -1,0 +1,309 @@
+"""`vtoken bench grounds`: which facts are found under eviction, paired with the full cache.
+
+1. A sample that is in the log under the same key is not answered again.
+2. All settings of a sample run together, so a partial run is balanced.
+3. A sample counts as found if the output contains every gold string of its fact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import vtoken
+from vtoken.demo.trained_model import TrainedModelError
+from vtoken.errors import ProfileError, RefusedError
+from vtoken_bench import target
+from vtoken_bench.engines import EngineError
+from vtoken_bench.grounds import search, tables
+from vtoken_bench.grounds.engines import Engines
+from vtoken_bench.grounds.prompts import CASES, GROUNDS, OUTPUT_TOKENS, Case, Prompt, PromptMaker
+from vtoken_bench.grounds.texts import SOURCES
+from vtoken_bench.log import Key, Log
+from vtoken_bench.output import FOLDER, Result, finish, new_result
+from vtoken_bench.quality.measures import string_match_all
+from vtoken_bench.quality.settings import (
+    FULL,
+    INTERVAL_TOKENS,
+    Setting,
+    every_policy,
+    model_key,
+    numbers_key,
+    parsed,
+    settings,
+)
+from vtoken_bench.target import DEMO, TRAINED
+
+NEW_TOKENS = 32  # of an answer
+BATCH = 48  # requests of a group
+SEARCH_ROWS = 5  # of a policy, in the result
+PROGRESS_S = 20.0
+FAILURES = (
+    TrainedModelError,
+    ProfileError,
+    RefusedError,
+    EngineError,
+    OSError,
+    ValueError,
+)
+QUICK = {"policies": ["snapkv", "streaming_llm"], "samples": 4, "keep": [1 / 3], "tokens": 300}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ground", choices=[*GROUNDS], default="test", help="(default: test)")
+    add("--cases", nargs="+", choices=CASES, help="(default: chat)")
+    add(
+        "--policies",
+        nargs="+",
+        metavar="NAME[:PARAM=VALUE,…]",
+        help="(default: all, and the papers' parameters where defaults differ)",
+    )
+    add("--keep", nargs="+", type=target.share, help="of the prompt (default: 1/2 1/3 1/6)")
+    add("--samples", type=int, help="per case (default: 200)")
+    add("--seed", type=int, default=0, help="other prompts of the same ground (default: 0)")
+    add("--tokens", type=int, help="of the text in a prompt (default: 500)")
+    add("--probe-layers", nargs="+", type=int, help="(default: the profile's, or by depth)")
+    add("--calibration", type=Path, help="the model's profile (default: none)")
+    add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
+    add(
+        "--search", action="store_true", help="order every policy's parameters on the tuning ground"
+    )
+    add("--minutes", type=float, help="stop after this long, with tables")
+    add("--model", default=TRAINED, help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED})")
+    target.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    defaults = {
+        "policies": None,
+        "cases": ["chat"],
+        "keep": [0.5, 1 / 3, 1 / 6],
+        "samples": 200,
+        "tokens": 500,
+    }
+    for name, value in (defaults | (QUICK if args.quick else {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    try:
+        model = target.model_folder(args.model)
+        if args.search:
+            result = _searched(args, model)
+        else:
+            policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
+            bench = Bench(args, settings(policies, args.keep), model)
+            bench.run()
+            result = bench.result()
+    except FAILURES as error:
+        print(f"vtoken bench grounds: {error}", file=sys.stderr)
+        return 1
+    finish(result, path=args.json, markdown=args.markdown)
+    return 0
+
+
+def _searched(args: argparse.Namespace, model: Path) -> Result:
+    """The result of a search. Raises ProfileError."""
+    started = time.monotonic()
+    found = search.search(
+        model,
+        samples=args.samples,
+        num_tokens=args.tokens,
+        seed=args.seed,
+        processes=args.engines,
+    )
+    setup = {"model": model.name, "samples": args.samples, "text tokens": args.tokens}
+    result = new_result("grounds", "make bench-grounds", setup | {"sets": len(found)})
+    result.tables = [search.table(found, rows=SEARCH_ROWS)]
+    result.raw = [
+        row for name in search.GRIDS for row in [f for f in found if f.policy == name][:SEARCH_ROWS]
+    ]
+    result.seconds = time.monotonic() - started
+    return result
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt, and the settings that the log has no answer of."""
+
+    case: Case
+    number: int
+    missing: list[Setting]
+
+
+class Bench:
+    """One run: its samples, and the result of those in the log."""
+
+    def __init__(self, args: argparse.Namespace, found: list[Setting], model: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.args, self.model, self.where = args, model, target.target(args)
+        self.settings = [FULL, *found]
+        self.ground = GROUNDS[args.ground]
+        for case in args.cases:
+            if case not in self.ground.cases:
+                raise ValueError(f"the ground {args.ground} has no case {case}")
+        self.maker = PromptMaker(
+            AutoTokenizer.from_pretrained(model),
+            self.ground,
+            seed=args.seed,
+            num_tokens=args.tokens,
+        )
+        folder = args.json.parent if args.json else FOLDER
+        self.log = Log(folder / "grounds" / "samples.jsonl")
+        text = "\n".join(SOURCES[self.ground.source]())
+        self._base: Key = {
+            **model_key(model),
+            "vtoken": vtoken.__version__,
+            "text": sha256(text.encode()).hexdigest()[:8],
+            "ground": args.ground,
+            "seed": args.seed,
+            "tokens": args.tokens,
+            "new": NEW_TOKENS,
+            **numbers_key(self.where),
+        }
+        self._evicting: Key = {"layers": args.probe_layers or []}
+        if args.calibration is not None:
+            profile = args.calibration.read_bytes()
+            self._evicting["calibration"] = sha256(profile).hexdigest()[:16]
+
+    def key(self, case: Case, number: int, setting: Setting) -> Key:
+        evicting = {} if setting.full else self._evicting
+        return self._base | evicting | {"case": case, "number": number} | setting.key()
+
+    # ------------------------------------------------------------ running
+
+    def run(self) -> None:
+        """Answer the samples that the log lacks. Raises EngineError."""
+        samples = [
+            Sample(case, number, missing)
+            for number in range(self.args.samples)
+            for case in self.args.cases
+            if (missing := [s for s in self.settings if not self._known(case, number, s)])
+        ]
+        if not samples:
+            return
+        turns = 2 * self.args.tokens + OUTPUT_TOKENS if "long" in self.args.cases else 0
+        engines = Engines(
+            self.model,
+            self.where,
+            count=min(self.args.engines, len(samples)),
+            num_tokens=max(self.args.tokens + 400, turns),
+            config={"probe": {"layers": self.args.probe_layers or []}},
+            profile=self.args.calibration,
+        )
+        try:
+            with engines:
+                self._run(engines, samples)
+        except KeyboardInterrupt:
+            print("interrupted; run the same command to continue", file=sys.stderr)
+
+    def _known(self, case: Case, number: int, setting: Setting) -> bool:
+        return self.log.get(self.key(case, number, setting)) is not None
+
+    def _run(self, engines: Engines, samples: list[Sample]) -> None:
+        """Answer `samples` in groups that fill an engine's batch."""
+        size = max(1, BATCH // len(self.settings))
+        groups = [samples[i : i + size] for i in range(0, len(samples), size)]
+        started, shown, waiting, done = time.monotonic(), 0.0, iter(groups), 0
+        with ThreadPoolExecutor(self.args.engines) as pool:
+            first = islice(waiting, self.args.engines)
+            running = {pool.submit(self._answer, engines, group) for group in first}
+            while running:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    for key, value, seconds in future.result():
+                        self.log.add(key, value, seconds)
+                    done += 1
+                    passed = time.monotonic() - started
+                    late = self.args.minutes is not None and passed > 60 * self.args.minutes
+                    if not late and (after := next(waiting, None)) is not None:
+                        running.add(pool.submit(self._answer, engines, after))
+                    if passed - shown > PROGRESS_S:
+                        shown, left = passed, passed / done * (len(groups) - done)
+                        text = f"{done} of {len(groups)} groups, {left / 60:.0f} min left"
+                        print(text, file=sys.stderr)
+
+    def _answer(self, engines: Engines, group: list[Sample]) -> list[tuple[Key, Any, float]]:
+        """Log entries of the group's samples; the time is shared equally."""
+        started = time.monotonic()
+        asked: list[tuple[Key, Prompt, Setting]] = []
+        values: list[tuple[Key, Any]] = []
+        for sample in group:
+            prompt = self.maker.prompt(sample.case, sample.number)
+            for setting in sample.missing:
+                key = self.key(sample.case, sample.number, setting)
+                if setting.fits(len(prompt.ids)):
+                    asked.append((key, prompt, setting))
+                else:
+                    values.append((key, {"none": "budget"}))
+        outputs = engines.answers([(p, s) for _, p, s in asked], NEW_TOKENS) if asked else []
+        for (key, prompt, _), ids in zip(asked, outputs, strict=True):
+            values.append((key, self._value(prompt, ids)))
+        seconds = (time.monotonic() - started) / len(values)
+        return [(key, value, seconds) for key, value in values]
+
+    def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
+        text = self.maker.answer_text(ids)
+        found = string_match_all(text, prompt.fact.gold) == 1.0
+        return {"found": found, "text": text, "gold": prompt.fact.gold, "kind": prompt.fact.kind}
+
+    # ------------------------------------------------------------ results
+
+    def result(self) -> Result:
+        args = self.args
+        setup = {
+            "model": self.model.name,
+            **self.where.described(),
+            "ground": args.ground,
+            "seed": args.seed,
+            "text tokens": args.tokens,
+            "interval": INTERVAL_TOKENS,
+            "probed layers": args.probe_layers or "the default",
+            "profile": "none" if args.calibration is None else args.calibration.name,
+        }
+        result = new_result("grounds", "make bench-grounds", setup)
+        rows = [row for case in args.cases for row in self._rows(case)]
+        result.tables, result.charts = tables.tables(rows), tables.charts(rows)
+        result.raw = rows
+        result.seconds = self._seconds()
+        return result
+
+    def _rows(self, case: Case) -> list[tables.Row]:
+        """One row a setting, over the samples that every setting has answered."""
+        answered = {
+            number: [self.log.get(self.key(case, number, setting)) for setting in self.settings]
+            for number in range(self.args.samples)
+        }
+        whole = {n: values for n, values in answered.items() if None not in values}
+        return [
+            tables.Row(
+                case=case,
+                policy=setting.label,
+                keep=setting.keep,
+                found=_bits([values[i].get("found") for values in whole.values()]),
+                kinds=[values[0]["kind"] for values in whole.values()],
+            )
+            for i, setting in enumerate(self.settings)
+        ]
+
+    def _seconds(self) -> float:
+        keys = (
+            self.key(case, number, setting)
+            for case in self.args.cases
+            for number in range(self.args.samples)
+            for setting in self.settings
+        )
+        return float(sum(self.log.seconds(key) for key in keys)) / self.args.engines
+
+
+def _bits(found: Sequence[bool | None]) -> str:
+    """A character a sample: 1 found, 0 not found, - the budget is below the policy's minimum."""
+    return "".join("-" if value is None else str(int(value)) for value in found)

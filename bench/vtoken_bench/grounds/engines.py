@@ -1,0 +1,115 @@
+"""Engines that answer the prompts of a ground under many settings at once.
+
+Each engine is a process with one thread. Requests of one prompt differ in policy and budget alone.
+They share the prefix that no signal of theirs is computed from, and each computes the newest
+queries that its policy ranks by. Outputs are those without a prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from vtoken_bench import forcing
+from vtoken_bench.engines import Engine
+from vtoken_bench.grounds.prompts import Prompt
+from vtoken_bench.quality.settings import Setting
+from vtoken_bench.target import Target
+
+BLOCK_SIZE = 16
+MAX_SEQS = 64
+BATCHED_TOKENS = 4096
+NUM_BLOCKS = 4000  # usable, an engine
+PROCESSOR = forcing.PROCESSOR
+
+
+class Engines:
+    """`count` engines with one configuration; `answers` may be called by as many threads."""
+
+    def __init__(
+        self,
+        model: Path,
+        target: Target,
+        *,
+        count: int,
+        num_tokens: int,
+        config: dict[str, Any],
+        profile: Path | None,
+    ) -> None:
+        """`num_tokens`: of the longest request, output included. `profile`: of a calibration."""
+        arguments = target.engine_args(
+            model,
+            block_size=BLOCK_SIZE,
+            max_model_len=num_tokens,
+            num_blocks=NUM_BLOCKS,
+            max_num_seqs=MAX_SEQS,
+            max_num_batched_tokens=BATCHED_TOKENS,
+            enable_prefix_caching=True,
+            logits_processors=[PROCESSOR],
+        )
+        settings = target.settings() | {"calibration": str(profile or "off")}
+        threads = target.threads or 1
+
+        def start(number: int) -> Engine:
+            name = f"engine {number}"
+            return Engine(name, config, arguments, threads=threads, settings=settings)
+
+        with ThreadPoolExecutor(count) as pool:
+            self._engines = list(pool.map(start, range(count)))
+        self._idle: SimpleQueue[Engine] = SimpleQueue()
+        for engine in self._engines:
+            self._idle.put(engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def answers(self, questions: Sequence[tuple[Prompt, Setting]], num_new: int) -> list[list[int]]:
+        """Greedy tokens after each prompt and its forced tokens, under its setting.
+
+        Raises EngineError.
+        """
+        requests = []
+        for prompt, setting in questions:
+            arguments = setting.arguments(len(prompt.ids))
+            if prompt.forced:
+                arguments = arguments | {forcing.ARGUMENT: prompt.forced}
+            requests.append(
+                {
+                    "prompt": prompt.ids,
+                    "num_new": len(prompt.forced) + num_new,
+                    "arguments": arguments,
+                    "computed": computed_tokens(setting, len(prompt.ids)),
+                    "natural_end": not prompt.forced,  # forced turns contain tokens that end one
+                }
+            )
+        engine = self._idle.get()
+        try:
+            found = engine.ask({"requests": requests, "keep_tokens": True})["output_ids"]
+        finally:
+            self._idle.put(engine)
+        return [
+            ids[len(prompt.forced) :] for (prompt, _), ids in zip(questions, found, strict=True)
+        ]
+
+
+def computed_tokens(setting: Setting, num_prompt: int) -> int:
+    """How many of the prompt's newest tokens have to be queries of the policy's signal."""
+    reads = setting.policy.reads
+    if reads is None or reads.of_keys:
+        return 1
+    if reads.kind == "attention_sum":
+        return num_prompt
+    return max(1, reads.window_queries)

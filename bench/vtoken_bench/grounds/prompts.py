@@ -1,0 +1,217 @@
+"""Prompts of the grounds: a fact in a text, and the question, as a chat asks it.
+
+Tuning and test differ in source text, kinds of fact, phrasing, and where the question is. No prompt
+but those of the case `prefix` contains the beginning of an answer.
+
+    chat     text and question in one user turn
+    prefix   the same, and the beginning of the answer
+    before   the question, then the text
+    turns    the text in two turns, the question in a third
+    later    as `chat`, but the text is evicted before the question comes
+    long     a text, 512 tokens of output that continue it, then the question; facts are in both
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from vtoken_bench.grounds.facts import TEST, TUNING, Draw, Fact
+from vtoken_bench.grounds.texts import SOURCES
+
+Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
+CASES: tuple[Case, ...] = get_args(Case)
+QUESTION_IN_PROMPT: tuple[Case, ...] = ("chat", "prefix", "before", "turns")
+OUTPUT_TOKENS = 544  # of the case `long`, before its question
+GOLDEN = 0.618034  # spreads the depths of any number of samples evenly
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The sentences around text and question."""
+
+    text_first: str  # before the text, if the question follows it
+    question_first: str  # before the question, if the text follows it
+    question: str  # before the question, if it follows the text
+    part: str  # before each part of a text that comes in turns
+    read: str  # the model's turn after a part
+    task: str  # the request for a long output
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A source of prompts. `cases`: those that it has."""
+
+    name: str
+    source: str
+    facts: Mapping[str, Draw]
+    wording: Wording
+    cases: tuple[Case, ...]
+
+
+GROUNDS = {
+    ground.name: ground
+    for ground in (
+        Ground(
+            "tuning",
+            "licences",
+            TUNING,
+            Wording("Read this document.", "", "Question: ", "", "", ""),
+            ("chat",),
+        ),
+        Ground(
+            "test",
+            "docstrings",
+            TEST,
+            Wording(
+                "These are my notes:",
+                "Please answer one question about the notes below, in one sentence. ",
+                "",
+                "This is a part of my notes:",
+                "Thank you, I have read this part.",
+                "Please continue my notes.",
+            ),
+            CASES,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One sample of one case.
+
+    `ids`: the prompt. `forced`: tokens that are forced after it, the question last. `answer`:
+    indices in `ids` of the tokens that spell the gold strings where the fact is stated; none if
+    the fact is in `forced`.
+    """
+
+    ids: list[int]
+    forced: list[int]
+    fact: Fact
+    answer: list[int]
+
+
+class PromptMaker:
+    """Makes the prompts of one ground for one tokenizer; equal arguments give equal prompts."""
+
+    def __init__(self, tokenizer: Any, ground: Ground, *, seed: int, num_tokens: int) -> None:
+        self._tokenizer, self._ground = tokenizer, ground
+        self._seed, self._num_tokens = seed, num_tokens
+        self._paragraphs = SOURCES[ground.source]()
+
+    def prompt(self, case: Case, number: int) -> Prompt:
+        """Sample `number`: its kind of fact and its depth follow from the number."""
+        rng = random.Random(f"{self._ground.name}/{self._seed}/{number}")
+        kinds = [*self._ground.facts]
+        fact = self._ground.facts[kinds[number % len(kinds)]](rng)
+        depth = (number * GOLDEN + 0.5 * GOLDEN) % 1.0
+        if case == "long":
+            return self._long(rng, fact, depth, in_output=number // len(kinds) % 2 == 1)
+        text = _with(self._passage(rng, self._num_tokens), fact.statement, depth)
+        whole = self._render(self._messages(case, text, fact), "")
+        if case == "prefix":
+            whole += fact.prefix
+        ids, answer = self._located(whole, fact)
+        if case != "later":
+            return Prompt(ids, [], fact, answer)
+        at = whole.rindex(self._ground.wording.question + fact.question)
+        before = len(self._encoded(whole[:at].rstrip())["input_ids"])
+        return Prompt(ids[:before], ids[before:], fact, answer)
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        """The text of an output up to the end of its turn."""
+        end = self._tokenizer.eos_token_id
+        ended = ids[: ids.index(end)] if end in ids else ids
+        text: str = self._tokenizer.decode(ended)
+        return text
+
+    def _messages(self, case: Case, text: Sequence[str], fact: Fact) -> list[Message]:
+        words = self._ground.wording
+        question = words.question + fact.question
+        if case == "before":
+            return [_user(f"{words.question_first}{fact.question}\n\n{' '.join(text)}")]
+        if case == "turns":
+            half = len(text) // 2
+            read = {"role": "assistant", "content": words.read}
+            parts = [_user(f"{words.part} {' '.join(p)}") for p in (text[:half], text[half:])]
+            return [parts[0], read, parts[1], read, _user(question)]
+        return [_user(f"{words.text_first}\n\n{' '.join(text)}\n\n{question}")]
+
+    def _long(self, rng: random.Random, fact: Fact, depth: float, *, in_output: bool) -> Prompt:
+        """The other of prompt and output states a fact of the same kind that is not asked for."""
+        words, other = self._ground.wording, fact
+        while other.question == fact.question:
+            other = self._ground.facts[fact.kind](rng)
+        first, second = (other, fact) if in_output else (fact, other)
+        text = " ".join(_with(self._passage(rng, self._num_tokens), first.statement, depth))
+        output = " ".join(_with(self._passage(rng, OUTPUT_TOKENS), second.statement, depth))
+        request = _user(f"{words.task}\n\n{text}")
+        start = self._render([request], "")
+        turns = [request, {"role": "assistant", "content": output}, _user(fact.question)]
+        whole = self._render(turns, "")
+        assert whole.startswith(start)
+        ids, answer = self._located(start, first)
+        return Prompt(ids, self._ids(whole)[len(ids) :], fact, [] if in_output else answer)
+
+    def _passage(self, rng: random.Random, num_tokens: int) -> list[str]:
+        """Consecutive paragraphs of about `num_tokens` tokens in total."""
+        place, found, size = rng.randrange(len(self._paragraphs)), [], 0
+        while size < num_tokens:
+            paragraph = self._paragraphs[place % len(self._paragraphs)]
+            place += 1
+            length = len(self._ids(paragraph))
+            if length <= num_tokens // 4 and size + length <= 1.05 * num_tokens:
+                found.append(paragraph)
+                size += length
+            elif num_tokens - size < 60:
+                break
+        return found
+
+    def _located(self, whole: str, fact: Fact) -> tuple[list[int], list[int]]:
+        """The token ids of `whole`, and the indices of those that spell the gold strings."""
+        encoded = self._encoded(whole)
+        start = whole.index(fact.statement)
+        spans = [(at := start + fact.statement.index(gold), at + len(gold)) for gold in fact.gold]
+        answer = [
+            token
+            for token, (begin, end) in enumerate(encoded["offset_mapping"])
+            if any(begin < last and end > first for first, last in spans)
+        ]
+        return encoded["input_ids"], answer
+
+    def _render(self, messages: list[Message], answer: str) -> str:
+        """`messages` in the chat template, up to where the model's answer begins; without a
+        template, their plain text.
+        """
+        if self._tokenizer.chat_template is None:
+            plain = "\n\n".join(message["content"] for message in messages)
+            return f"{self._tokenizer.bos_token or ''}{plain}\n\n{answer}"
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return text + answer
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._encoded(text)["input_ids"]
+        return ids
+
+    def _encoded(self, text: str) -> Any:
+        return self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _with(passage: list[str], statement: str, depth: float) -> list[str]:
+    """`passage` with the paragraph `statement` at the share `depth` of its characters."""
+    total = sum(map(len, passage))
+    before = place = 0
+    while place < len(passage) and before + len(passage[place]) / 2 < depth * total:
+        before += len(passage[place])
+        place += 1
+    return [*passage[:place], statement, *passage[place:]]

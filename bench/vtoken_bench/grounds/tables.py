@@ -1,0 +1,125 @@
+"""Tables and charts of answers, from one row a setting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vtoken_bench.charts import Chart, Line, Panel
+from vtoken_bench.grounds.paired import Interval, Pairs, share, verdicts
+from vtoken_bench.output import Table
+
+FULL_CACHE = "full cache"
+TITLES = {
+    "chat": "The question follows the text",
+    "prefix": "The question follows the text, and the answer is begun",
+    "before": "The question precedes the text",
+    "turns": "The text comes in two turns, the question in a third",
+    "later": "The text is evicted before the question comes",
+    "long": "The question follows 512 tokens of output; the fact is in the prompt or in the output",
+}
+NOTES = (
+    "found [%]: share of samples whose answer has every string of the fact, exact 95% interval",
+    "difference: points to the full cache on the same samples, Tango's 95% interval",
+    "as good: less than 5 points below the full cache; worse: McNemar's exact test. Both at 5%, "
+    "corrected (Holm) for all rows with the same share kept",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run."""
+
+    case: str
+    policy: str
+    keep: float
+    found: str
+    kinds: list[str]
+
+    @property
+    def flags(self) -> list[bool]:
+        return [character == "1" for character in self.found]
+
+    @property
+    def ran(self) -> bool:
+        return bool(self.found) and "-" not in self.found
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    found = []
+    for case in dict.fromkeys(row.case for row in rows):
+        of_case = [row for row in rows if row.case == case]
+        full = next(row for row in of_case if row.policy == FULL_CACHE)
+        if not full.found:
+            continue
+        for keep in sorted({row.keep for row in of_case if row is not full}, reverse=True):
+            evicting = [row for row in of_case if row is not full and row.keep == keep]
+            found.append(_table(case, keep, full, evicting))
+        found.append(_by_kind(case, of_case))
+    if found:
+        found[-1].notes += NOTES
+    return found
+
+
+def _table(case: str, keep: float, full: Row, rows: Sequence[Row]) -> Table:
+    able = [row for row in rows if row.ran]
+    pairs = [Pairs.of(row.flags, full.flags) for row in able]
+    words = verdicts(pairs)
+    table = Table(
+        f"{TITLES[case]}: {_share(keep)} of the prompt kept, {len(full.found)} samples",
+        ["policy", "found [%]", "difference", "gained", "lost", "verdict"],
+        [[FULL_CACHE, _percent(share(full.flags)), "", "", "", ""]],
+    )
+    lines = list(zip(able, pairs, words, strict=True))
+    for row, pair, word in sorted(lines, key=lambda line: (-sum(line[0].flags), line[0].policy)):
+        difference = _percent(pair.difference(), signed=True)
+        found = _percent(share(row.flags))
+        table.rows.append([row.policy, found, difference, pair.gained, pair.lost, word])
+    table.rows += [
+        [row.policy, "", "", "", "", "needs a larger budget"] for row in rows if not row.ran
+    ]
+    return table
+
+
+def _by_kind(case: str, rows: Sequence[Row]) -> Table:
+    counts = Counter(rows[0].kinds)
+    columns = [f"{kind}, {count} samples" for kind, count in counts.items()]
+    table = Table(f"{TITLES[case]}: found by kind of fact [%]", ["policy, kept", *columns], [])
+    for row in rows:
+        if not row.ran:
+            continue
+        hits = Counter(kind for kind, hit in zip(row.kinds, row.flags, strict=True) if hit)
+        name = row.policy if row.policy == FULL_CACHE else f"{row.policy}, {_share(row.keep)}"
+        table.rows.append([name, *(f"{hits[k] / n:.0%}".rstrip("%") for k, n in counts.items())])
+    return table
+
+
+def charts(rows: Sequence[Row]) -> list[Chart]:
+    """Share found against share kept, a panel a case."""
+    panels = []
+    for case in dict.fromkeys(row.case for row in rows):
+        of_case = [row for row in rows if row.case == case and row.ran]
+        panel = Panel(TITLES[case], "share of the prompt kept", "facts found [%]")
+        for policy in dict.fromkeys(row.policy for row in of_case):
+            own = sorted((r for r in of_case if r.policy == policy), key=lambda row: row.keep)
+            x, shares = [row.keep for row in own], [share(row.flags) for row in own]
+            value = [100 * s.value for s in shares]
+            if policy == FULL_CACHE:
+                panel.lines.append(Line(policy, x[:1], value[:1], reference=True))
+            else:
+                low, high = [100 * s.low for s in shares], [100 * s.high for s in shares]
+                panel.lines.append(Line(policy, x, value, low, high))
+        if len(panel.lines) > 1:
+            panels.append(panel)
+    return [Chart("Facts found against the share of the prompt kept", panels)] if panels else []
+
+
+def _share(keep: float) -> str:
+    names = {2: "half", 3: "a third", 4: "a quarter", 6: "a sixth", 12: "a twelfth"}
+    return names.get(round(1 / keep), f"{keep:.3g}") if keep < 1 else "all"
+
+
+def _percent(found: Interval, *, signed: bool = False) -> str:
+    form = "{:+.1f} [{:+.1f} .. {:+.1f}]" if signed else "{:.1f} [{:.1f} .. {:.1f}]"
+    return form.format(100 * found.value, 100 * found.low, 100 * found.high)

@@ -1,0 +1,177 @@
+"""The grounds without an engine: texts, facts, statistics, tables."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from vtoken.calibration import prompts as calibration
+from vtoken.policies import make_policy
+from vtoken_bench.grounds import texts
+from vtoken_bench.grounds.engines import computed_tokens
+from vtoken_bench.grounds.facts import TEST, TUNING, Draw
+from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
+from vtoken_bench.grounds.prompts import GROUNDS
+from vtoken_bench.grounds.search import GRIDS, sets
+from vtoken_bench.grounds.tables import FULL_CACHE, Row, charts, tables
+from vtoken_bench.quality.settings import parsed, settings
+from vtoken_bench.texts import english
+
+DRAWS = {f"{name}/{kind}": draw for name, g in GROUNDS.items() for kind, draw in g.facts.items()}
+
+
+# ---------------------------------------------------------------- grounds
+
+
+def test_no_sentence_of_one_ground_is_in_another() -> None:
+    sources = {"calibration": [english()], **{name: make() for name, make in texts.SOURCES.items()}}
+    whole = {name: " ".join(" ".join(parts).lower().split()) for name, parts in sources.items()}
+    for name, parts in sources.items():
+        own = {sentence for part in parts for sentence in texts.sentences(part)}
+        assert len(own) > 1000
+        for other, text in whole.items():
+            found = set(texts.sentences(text))
+            assert other == name or own.isdisjoint(found), (name, other)
+
+
+def test_grounds_share_no_kind_of_fact_no_question_and_no_words_around_them() -> None:
+    assert TUNING.keys().isdisjoint(TEST.keys())
+    words = {name: _words_of(ground.facts) for name, ground in GROUNDS.items()}
+    words["calibration"] = {*calibration.QUESTION.lower().split(), "magic"}
+    common = set.intersection(*words.values())
+    assert common <= {"what", "is", "the", "of", "for", "in"}
+    tuning, test = (GROUNDS[name] for name in ("tuning", "test"))
+    assert tuning.source != test.source
+    around = {*tuning.wording.text_first.lower().split()}
+    assert around.isdisjoint(test.wording.text_first.lower().split())
+
+
+def _words_of(facts: dict[str, Draw]) -> set[str]:
+    drawn = [draw(random.Random(i)) for draw in facts.values() for i in range(60)]
+    return {word.strip("?.:") for fact in drawn for word in fact.question.lower().split()}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_fact_states_its_gold_strings_once_and_does_not_ask_with_them(name: str) -> None:
+    for seed in range(200):
+        fact = DRAWS[name](random.Random(seed))
+        assert fact == DRAWS[name](random.Random(seed))
+        for gold in fact.gold:
+            assert fact.statement.count(gold) == 1
+            assert gold not in fact.question + fact.prefix
+
+
+def test_only_plain_prose_is_a_paragraph() -> None:
+    code = "x = {1: 2, 3: 4}; y = [5, 6, 7]; z = (8, 9); w = {10: 11, 12: 13}; v = [14, 15]."
+    prose = "The quick brown fox jumps over the lazy dog, and it does so again and again, until "
+    prose += "nobody looks at it any more."
+    twice = [prose, f"It begins with other words.  {prose}"]
+    assert list(texts._new([code, "Short.", *twice], [])) == [prose]
+    assert list(texts._new([prose], [prose.upper()])) == []
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_a_share_has_the_exact_interval() -> None:
+    found = share([True] * 7 + [False])  # R: binom.test(7, 8)
+    assert (found.value, found.low, found.high) == pytest.approx((0.875, 0.4735, 0.9968), abs=1e-4)
+    assert share([True] * 8).low == pytest.approx(0.025 ** (1 / 8))
+
+
+def test_a_difference_has_the_score_interval() -> None:
+    equal = Pairs(200, 0, 0).difference()  # without discordant pairs it has a closed form
+    assert equal.value == 0
+    closed = pytest.approx(3.8415 / (200 + 3.8415), abs=1e-4)
+    assert (-equal.low, equal.high) == (closed, closed)
+    for lost, gained in ((5, 2), (40, 10), (0, 7)):
+        one, other = Pairs(100, gained, lost).difference(), Pairs(100, lost, gained).difference()
+        assert (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-6)
+        assert Pairs(100, gained, lost).score(one.low) == pytest.approx(1.96, abs=1e-3)
+        assert one.low < one.value < one.high
+    assert Pairs(50, 0, 50).difference().low == -1
+    assert Pairs(50, 50, 0).difference().high == 1
+
+
+def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
+    drawn = np.random.default_rng(0).multinomial(200, [0.03, 0.06, 0.91], size=1500)
+    found = [Pairs(200, int(g), int(n)).difference() for g, n, _ in drawn]
+    covered = np.mean([i.low <= -0.03 <= i.high for i in found])
+    assert 0.93 <= covered <= 0.97
+
+
+def test_mcnemars_test_is_exact_and_holms_correction_is_monotone() -> None:
+    assert Pairs(100, 1, 9).p_equal() == pytest.approx(2 * 11 / 2**10)
+    assert Pairs(100, 0, 0).p_equal() == 1
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_pairs_count_what_only_one_of_both_finds() -> None:
+    assert Pairs.of([True, False, True], [False, True, True]) == Pairs(3, 1, 1)
+    with pytest.raises(ValueError, match="longer"):
+        Pairs.of([True], [True, False])
+
+
+def test_a_verdict_follows_the_corrected_tests() -> None:
+    equal, lost, few, small = (
+        Pairs(400, 2, 2),
+        Pairs(400, 1, 90),
+        Pairs(20, 0, 1),
+        Pairs(2000, 2, 40),
+    )
+    assert verdicts([equal, lost, few, small]) == [
+        "as good",
+        "worse",
+        "undecided",
+        "worse, within 5%",
+    ]
+    assert verdicts([Pairs(200, 2, 5)]) == ["as good"]
+    assert verdicts([Pairs(200, 2, 5)] * 12) == ["undecided"] * 12  # the same, among twelve
+
+
+# ---------------------------------------------------------------- settings and tables
+
+
+@pytest.mark.parametrize(
+    ("policy", "computed"),
+    [
+        ("random", 1),
+        ("knorm", 1),
+        ("tova", 1),
+        ("snapkv:window=48", 48),
+        ("r_kv:window=24", 24),
+        ("h2o", 500),
+        ("scissorhands:history_queries=400", 400),
+    ],
+)
+def test_a_policy_computes_the_queries_that_it_ranks_by(policy: str, computed: int) -> None:
+    (setting,) = settings([parsed(policy)], [0.5])
+    assert computed_tokens(setting, 500) == computed
+
+
+def test_every_set_of_a_grid_is_a_valid_policy_and_comes_once() -> None:
+    for name in GRIDS:
+        found = [make_policy(name, params) for params in sets(name)]
+        assert len(found) == len(set(map(repr, (policy.params for policy in found)))) > 1
+
+
+def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> None:
+    kinds = ["date", "name"] * 50
+    rows = [
+        Row("chat", FULL_CACHE, 1.0, "1" * 90 + "0" * 10, kinds),
+        Row("chat", "good", 0.5, "1" * 89 + "0" * 10 + "1", kinds),
+        Row("chat", "bad", 0.5, "0" * 100, kinds),
+        Row("chat", "large", 0.5, "-" * 100, kinds),
+    ]
+    table, by_kind = tables(rows)
+    assert [row[0] for row in table.rows] == [FULL_CACHE, "good", "bad", "large"]
+    assert table.rows[1][1:5] == ["90.0 [82.4 .. 95.1]", "+0.0 [-4.6 .. +4.6]", 1, 1]
+    assert table.rows[2][3:] == [0, 90, "worse"]
+    assert table.rows[3][-1] == "needs a larger budget"
+    assert by_kind.columns == ["policy, kept", "date, 50 samples", "name, 50 samples"]
+    assert by_kind.rows[0] == [FULL_CACHE, "90", "90"]
+    (chart,) = charts(rows)
+    assert [line.name for line in chart.panels[0].lines] == [FULL_CACHE, "good", "bad"]
