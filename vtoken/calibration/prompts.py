@@ -2,8 +2,8 @@
 
 A needle is the sentence `One of the special magic numbers for KEY is: 7 DIGITS.` (from
 NVIDIA/RULER) at the start of a sentence of Python's reference manual (`pydoc_data.topics`). The
-prompt is rendered with the model's chat template if there is one. It ends with the question and the
-beginning of the answer, so the newest query is the one that must find the digits.
+prompt is rendered with the model's chat template if there is one. It ends where the model's turn
+begins, as a chat does, since that is where a server evicts.
 
 The needles' depths are evenly spaced over all prompts and over every second prompt.
 """
@@ -32,8 +32,8 @@ class Prompt:
     """A prompt with one needle.
 
     `answer`: indices in `token_ids` of the tokens that spell the needle's digits, ascending.
-    `reply`: the tokens of the right answer that follow `token_ids`. From index `sure` on, a model
-    that has found the needle has only one choice.
+    `reply`: the tokens of the right answer that follow `token_ids`, a whole sentence. From index
+    `sure` on, a model that has found the needle has only one choice.
     """
 
     token_ids: list[int]
@@ -77,9 +77,10 @@ def _prompt(
     text = _render(tokenizer, passage[:place] + needle + passage[place:], key)
     encoded = _encode(tokenizer, text)
     answer = _spelling(encoded, text.index(needle) + needle.index(digits))
-    answered = _encode(tokenizer, f"{text} {digits}")
+    begun = f"{text}{ANSWER.format(key=key)} "
+    answered = _encode(tokenizer, begun + digits)
     num_tokens = len(encoded["input_ids"])
-    spelled = _spelling(answered, len(text) + 1)
+    spelled = _spelling(answered, len(begun))
     return Prompt(
         encoded["input_ids"],
         answer,
@@ -98,13 +99,13 @@ def _spelling(encoded: Any, first: int) -> list[int]:
 
 
 def _render(tokenizer: Any, context: str, key: str) -> str:
-    """The complete prompt as text, up to the digits of the answer."""
-    user, answer = BEFORE + context + QUESTION.format(key=key), ANSWER.format(key=key)
+    """The complete prompt as text, up to the model's turn."""
+    user = BEFORE + context + QUESTION.format(key=key)
     if tokenizer.chat_template is None:
-        return f"{tokenizer.bos_token or ''}{user}\n{answer}"
+        return f"{tokenizer.bos_token or ''}{user}\n"
     chat = [{"role": "user", "content": user}]
     rendered: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    return rendered + answer
+    return rendered
 
 
 def _encode(tokenizer: Any, text: str) -> Any:
