@@ -1,4 +1,7 @@
-"""FastGen: the smallest structure that explains the prompt's attention rules (arXiv 2310.01801)."""
+"""FastGen: the smallest structure that explains the prompt's attention rules (arXiv 2310.01801).
+
+The paper profiles with all queries of the prompt, `queries` 512 is the most here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class FastGenParams(Params, frozen=True):
     recovery: Annotated[float, Meta(ge=0, le=1, description="share of attention to hold")] = 0.9
     heavy: Annotated[float, Meta(ge=0, le=1, description="share of tokens, by attention")] = 0.3
     window: Annotated[float, Meta(ge=0, le=1, description="share of tokens, the newest")] = 0.3
-    queries: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 64
+    queries: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 16
 
 
 @register

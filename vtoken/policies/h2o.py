@@ -1,4 +1,7 @@
-"""H2O: heavy hitters by accumulated attention, and the recent window (arXiv 2306.14048)."""
+"""H2O: heavy hitters by accumulated attention, and the recent window (arXiv 2306.14048).
+
+The paper's form: `recent_ratio` 0.5, `sinks` 0, `pool_radius` 0.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ from vtoken.policies.signals import Signal
 class H2OParams(Params, frozen=True):
     recent_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="share of the budget kept for the newest tokens")
-    ] = 0.5
+    ] = 0.25
     sinks: Sinks = 4
     normalize: Annotated[bool, Meta(description="divide by the queries that saw a token")] = False
     pool: Pool = "mean"
-    pool_radius: PoolRadius = 0
+    pool_radius: PoolRadius = 3
 
 
 @register

@@ -1,16 +1,17 @@
 """K-norm: keys of low norm receive much attention, so they are kept (arXiv 2406.11430).
 
-The paper ranks each token alone (`pool_radius` 0). The default here averages over neighbours.
+The paper's form ranks each token alone and keeps no window: `pool_radius` 0, `recent` 1.
 """
 
 from __future__ import annotations
 
-from vtoken.policies.base import LowestScores, LowestScoresParams, PoolRadius, register
+from vtoken.policies.base import LowestScores, LowestScoresParams, PoolRadius, Recent, register
 from vtoken.policies.signals import Signal
 
 
 class KNormParams(LowestScoresParams, frozen=True):
-    pool_radius: PoolRadius = 3
+    recent: Recent = 16
+    pool_radius: PoolRadius = 2
 
 
 @register

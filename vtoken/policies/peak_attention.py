@@ -21,7 +21,7 @@ from vtoken.policies.signals import Signal
 
 
 class PeakAttentionParams(Params, frozen=True):
-    window: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 8
+    window: Annotated[int, Meta(ge=1, le=512, description="newest queries to score by")] = 16
     pool_radius: PoolRadius = 3
     sinks: Sinks = 4
     recent: Recent = 32

@@ -1,7 +1,7 @@
 """R-KV: attention of the last queries, less the redundancy of a token's key (arXiv 2505.24133).
 
-Designed for long reasoning, which repeats itself. The paper has `mix_lambda` 0.1, its code 0.07.
-Both take the maximum over neighbours (`pool` "max"); the default here is the mean. Each report
+Designed for long reasoning, which repeats itself. The paper's form: `window` 8, `mix_lambda` 0.1
+(0.07 in its code), and the maximum over neighbours, `pool` "max", `pool_radius` 3. Each report
 costs O(n^2) in the n live tokens: see `vtoken.policies.signals.redundancy`.
 """
 
@@ -27,11 +27,11 @@ from vtoken.policies.signals import Signal
 class RKVParams(Params, frozen=True):
     window: Annotated[
         int, Meta(ge=1, le=512, description="newest queries to score by; their tokens are kept")
-    ] = 8
+    ] = 16
     mix_lambda: Annotated[
         float, Meta(ge=0, le=1, description="weight of attention; 1 minus it weights redundancy")
-    ] = 0.1
-    pool_radius: PoolRadius = 3
+    ] = 0.5
+    pool_radius: PoolRadius = 2
     sinks: Sinks = 0
     heads: Heads = "mean"
     layers: Layers = "mean"

@@ -1,6 +1,7 @@
 """Scissorhands: important tokens stay important, counted over recent queries (arXiv 2305.17118).
 
 A token is important to a query that gives it at least the mean attention, 1 / (tokens it can see).
+The paper's form: `history_queries` 400.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vtoken.policies.signals import Signal
 class ScissorhandsParams(Params, frozen=True):
     history_queries: Annotated[
         int, Meta(ge=1, le=4096, description="newest queries to score by")
-    ] = 400
+    ] = 16
     sinks: Sinks = 0
     recent: Recent = 10
     heads: Heads = "mean"

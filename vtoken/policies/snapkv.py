@@ -1,4 +1,7 @@
-"""SnapKV: attention of the last window's queries, pooled over neighbours (arXiv 2404.14469)."""
+"""SnapKV: attention of the last window's queries, pooled over neighbours (arXiv 2404.14469).
+
+The paper's form: `window` 64, `pool_radius` 2.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from vtoken.policies.signals import Aggregate, Kind, Signal
 class SnapKVParams(Params, frozen=True):
     window: Annotated[
         int, Meta(ge=1, le=512, description="newest queries to score by; their tokens are kept")
-    ] = 64
-    pool_radius: PoolRadius = 2
+    ] = 16
+    pool_radius: PoolRadius = 3
     sinks: Sinks = 0
     heads: Heads = "mean"
     layers: Layers = "mean"

@@ -1,16 +1,17 @@
 """TOVA: evicts the tokens that the last query attends to least (arXiv 2401.06104).
 
-The paper ranks each token alone (`pool_radius` 0). The default here averages over neighbours.
+The paper takes the mean over heads and ranks each token alone: `heads` "mean", `pool_radius` 0.
 """
 
 from __future__ import annotations
 
-from vtoken.policies.base import LowestScores, LowestScoresParams, PoolRadius, register
+from vtoken.policies.base import Heads, LowestScores, LowestScoresParams, PoolRadius, register
 from vtoken.policies.signals import Signal
 
 
 class TOVAParams(LowestScoresParams, frozen=True):
-    pool_radius: PoolRadius = 3
+    heads: Heads = "max"
+    pool_radius: PoolRadius = 5
 
 
 @register

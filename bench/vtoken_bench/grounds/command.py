@@ -301,7 +301,9 @@ class Bench:
             for number in range(self.args.samples)
             for setting in self.settings
         )
-        return float(sum(self.log.seconds(key) for key in keys)) / self.args.engines
+        total: float = sum(self.log.seconds(key) for key in keys)
+        engines: int = self.args.engines
+        return total / engines
 
 
 def _bits(found: Sequence[bool | None]) -> str:

@@ -25,6 +25,7 @@ Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
 CASES: tuple[Case, ...] = get_args(Case)
 QUESTION_IN_PROMPT: tuple[Case, ...] = ("chat", "prefix", "before", "turns")
 OUTPUT_TOKENS = 544  # of the case `long`, before its question
+SPARE_TOKENS = 60  # by which a text may be shorter than it should
 GOLDEN = 0.618034  # spreads the depths of any number of samples evenly
 Message = dict[str, str]
 
@@ -160,14 +161,15 @@ class PromptMaker:
     def _passage(self, rng: random.Random, num_tokens: int) -> list[str]:
         """Consecutive paragraphs of about `num_tokens` tokens in total."""
         place, found, size = rng.randrange(len(self._paragraphs)), [], 0
-        while size < num_tokens:
-            paragraph = self._paragraphs[place % len(self._paragraphs)]
-            place += 1
+        for number in range(len(self._paragraphs)):
+            paragraph = self._paragraphs[(place + number) % len(self._paragraphs)]
             length = len(self._ids(paragraph))
             if length <= num_tokens // 4 and size + length <= 1.05 * num_tokens:
                 found.append(paragraph)
                 size += length
-            elif num_tokens - size < 60:
+            elif num_tokens - size < SPARE_TOKENS:
+                break
+            if size >= num_tokens:
                 break
         return found
 

@@ -15,10 +15,13 @@ from vtoken_bench.target import Target
 INTERVAL_TOKENS = 8
 # The paper's parameters where a default differs.
 PAPER_PARAMS: dict[str, dict[str, Any]] = {
-    "h2o": {"sinks": 0},
-    "knorm": {"pool_radius": 0},
-    "r_kv": {"pool": "max"},
-    "tova": {"pool_radius": 0},
+    "fastgen": {"queries": 512},
+    "h2o": {"recent_ratio": 0.5, "sinks": 0, "pool_radius": 0},
+    "knorm": {"recent": 1, "pool_radius": 0},
+    "r_kv": {"window": 8, "mix_lambda": 0.1, "pool": "max", "pool_radius": 3},
+    "scissorhands": {"history_queries": 400},
+    "snapkv": {"window": 64, "pool_radius": 2},
+    "tova": {"heads": "mean", "pool_radius": 0},
 }
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
