@@ -1,9 +1,26 @@
-"""KeyDiff: tokens whose keys resemble the average key are the least useful (arXiv 2504.15364)."""
+"""KeyDiff: tokens whose keys resemble the average key are the least useful (arXiv 2504.15364).
+
+The paper's form takes the mean over heads, ranks each token alone and keeps no window: `heads`
+"mean", `pool_radius` 0, `recent` 1.
+"""
 
 from __future__ import annotations
 
-from vtoken.policies.base import LowestScores, register
+from vtoken.policies.base import (
+    Heads,
+    LowestScores,
+    LowestScoresParams,
+    PoolRadius,
+    Recent,
+    register,
+)
 from vtoken.policies.signals import Signal
+
+
+class KeyDiffParams(LowestScoresParams, frozen=True):
+    recent: Recent = 16
+    heads: Heads = "max"
+    pool_radius: PoolRadius = 3
 
 
 @register
@@ -11,6 +28,7 @@ class KeyDiff(LowestScores):
     name = "keydiff"
     summary = "evict the tokens whose keys are most similar to the average key"
     source = "arXiv 2504.15364"
+    Params = KeyDiffParams
 
     def signal(self) -> Signal:
         p = self.params

@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 import vtoken
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken.errors import ProfileError, RefusedError
@@ -28,7 +30,7 @@ from vtoken_bench.grounds.engines import Engines
 from vtoken_bench.grounds.prompts import CASES, GROUNDS, OUTPUT_TOKENS, Case, Prompt, PromptMaker
 from vtoken_bench.grounds.texts import SOURCES
 from vtoken_bench.log import Key, Log
-from vtoken_bench.output import FOLDER, Result, finish, new_result
+from vtoken_bench.output import FOLDER, Result, finish, new_result, read
 from vtoken_bench.quality.measures import string_match_all
 from vtoken_bench.quality.settings import (
     FULL,
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, help="of the text in a prompt (default: 500)")
     add("--probe-layers", nargs="+", type=int, help="(default: the profile's, or by depth)")
     add("--calibration", type=Path, help="the model's profile (default: none)")
+    add("--against", type=Path, metavar="JSON", help="pair the rows with those of another run, too")
     add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
     add(
         "--search", action="store_true", help="order every policy's parameters on the tuning ground"
@@ -101,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
             bench = Bench(args, settings(policies, args.keep), model)
             bench.run()
-            result = bench.result()
+            result = bench.result(None if args.against is None else read(args.against))
     except FAILURES as error:
         print(f"vtoken bench grounds: {error}", file=sys.stderr)
         return 1
@@ -257,7 +260,11 @@ class Bench:
 
     # ------------------------------------------------------------ results
 
-    def result(self) -> Result:
+    def result(self, other: Result | None) -> Result:
+        """The tables of the samples in the log; `other`: a result to pair the rows with.
+
+        Raises ValueError if the samples of `other` are of another ground or seed.
+        """
         args = self.args
         setup = {
             "model": self.model.name,
@@ -272,6 +279,11 @@ class Bench:
         result = new_result("grounds", "make bench-grounds", setup)
         rows = [row for case in args.cases for row in self._rows(case)]
         result.tables, result.charts = tables.tables(rows), tables.charts(rows)
+        if other is not None:
+            for name in ("model", "ground", "seed", "text tokens"):
+                if other.setup[name] != setup[name]:
+                    raise ValueError(f"--against has {name} {other.setup[name]}, not {setup[name]}")
+            result.tables.append(tables.against(rows, convert(other.raw, list[tables.Row])))
         result.raw = rows
         result.seconds = self._seconds()
         return result

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtoken_bench.charts import Chart, Line, Panel
-from vtoken_bench.grounds.paired import Interval, Pairs, share, verdicts
+from vtoken_bench.grounds.paired import LEVEL, Interval, Pairs, holm, share, verdicts
 from vtoken_bench.output import Table
 
 FULL_CACHE = "full cache"
@@ -79,6 +79,41 @@ def _table(case: str, keep: float, full: Row, rows: Sequence[Row]) -> Table:
     table.rows += [
         [row.policy, "", "", "", "", "needs a larger budget"] for row in rows if not row.ran
     ]
+    return table
+
+
+def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
+    """The rows that both runs have, each paired with the same policy of the other run."""
+    known = {(row.case, row.policy, row.keep): row for row in others}
+    table = Table(
+        "The same policies, paired with the other run",
+        [
+            "policy, kept",
+            "other run [%]",
+            "this run [%]",
+            "difference",
+            "gained",
+            "lost",
+            "verdict",
+        ],
+        [],
+    )
+    both = []
+    for row in rows:
+        other = known.get((row.case, row.policy, row.keep))
+        if other is not None and row.policy != FULL_CACHE and row.ran and other.ran:
+            count = min(len(row.found), len(other.found))
+            both.append((row, row.flags[:count], other.flags[:count]))
+    pairs = [Pairs.of(own, other) for _, own, other in both]
+    corrected = holm([pair.p_equal() for pair in pairs])
+    for (row, own, before), pair, p_value in zip(both, pairs, corrected, strict=True):
+        word = "undecided"
+        if p_value <= 1 - LEVEL:
+            word = "better" if pair.gained > pair.lost else "worse"
+        shares = [_percent(share(before)), _percent(share(own))]
+        difference = _percent(pair.difference(), signed=True)
+        name = f"{row.policy}, {_share(row.keep)}"
+        table.rows.append([name, *shares, difference, pair.gained, pair.lost, word])
     return table
 
 
