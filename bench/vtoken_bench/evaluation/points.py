@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from scipy.stats import t as student_t
+
 from vtoken_bench.evaluation.variants import NATIVE, VARIANTS
 from vtoken_bench.evaluation.workloads import Workload
 from vtoken_bench.output import Claim, Result
+from vtoken_bench.quality.settings import PAPER_PARAMS
 
 Labels = Mapping[str, str | int | float]
 
@@ -153,7 +156,9 @@ def stock_of(point: Point, **labels: str | int | float) -> Point:
 def variant_points(
     names: Sequence[str], stock: Point, evicting: Point, policy: dict[str, Any]
 ) -> list[Point]:
-    """`stock` for native, `evicting` for every other variant, with the policy."""
+    """`stock` for native, `evicting` for the others, with the policy as its paper has it."""
+    if policy.get("name") in PAPER_PARAMS:
+        policy = {"params": PAPER_PARAMS[policy["name"]]} | policy
     found = []
     for name in names:
         if name == NATIVE:
@@ -163,10 +168,6 @@ def variant_points(
         labels = {**evicting.labels, "variant": name}
         found.append(replace(evicting, labels=labels, config=config))
     return found
-
-
-# 97.5% quantiles of Student's t by degrees of freedom.
-STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,10 @@ class Spread:
     values: tuple[float, ...] = ()
 
     def interval(self) -> tuple[float, float] | None:
-        """95% Student t interval of the mean; None for less than three repeats.
-
-        For more than ten the quantile of ten, which is a little wide.
-        """
+        """95% Student t interval of the mean; None for less than three repeats."""
         if len(self.values) < 3:
             return None
-        quantile = STUDENT_T[min(len(self.values) - 1, max(STUDENT_T))]
+        quantile = float(student_t.ppf(0.975, len(self.values) - 1))
         half = quantile * stdev(self.values) / len(self.values) ** 0.5
         middle = fmean(self.values)
         return middle - half, middle + half
