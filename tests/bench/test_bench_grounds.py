@@ -15,7 +15,7 @@ from vtoken_bench.grounds.facts import TEST, TUNING, Draw
 from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
 from vtoken_bench.grounds.prompts import GROUNDS
 from vtoken_bench.grounds.search import GRIDS, sets
-from vtoken_bench.grounds.tables import FULL_CACHE, Row, charts, tables
+from vtoken_bench.grounds.tables import FULL_CACHE, Row, against, charts, tables
 from vtoken_bench.quality.settings import parsed, settings
 from vtoken_bench.texts import english
 
@@ -168,10 +168,26 @@ def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> No
     ]
     table, by_kind = tables(rows)
     assert [row[0] for row in table.rows] == [FULL_CACHE, "good", "bad", "large"]
-    assert table.rows[1][1:5] == ["90.0 [82.4 .. 95.1]", "+0.0 [-4.6 .. +4.6]", 1, 1]
-    assert table.rows[2][3:] == [0, 90, "worse"]
-    assert table.rows[3][-1] == "needs a larger budget"
-    assert by_kind.columns == ["policy, kept", "date, 50 samples", "name, 50 samples"]
+    assert table.columns == ["policy", "half: found", "half: difference"]
+    assert table.rows[1][1:] == ["90.0 [82.4 .. 95.1]", "+0.0 [-4.6 .. +4.6] as good"]
+    assert table.rows[2][1:] == ["0.0 [0.0 .. 3.6]", "-90.0 [-94.5 .. -82.6] worse"]
+    assert table.rows[3][1:] == ["", "needs a larger budget"]
+    assert by_kind.columns == ["policy", "date, 50 samples", "name, 50 samples"]
     assert by_kind.rows[0] == [FULL_CACHE, "90", "90"]
     (chart,) = charts(rows)
     assert [line.name for line in chart.panels[0].lines] == [FULL_CACHE, "good", "bad"]
+
+
+def test_two_runs_are_paired_row_by_row() -> None:
+    kinds = ["date"] * 100
+    before = [Row("chat", "a", 0.5, "0" * 100, kinds), Row("chat", "b", 0.5, "1" * 100, kinds)]
+    after = [
+        Row("chat", FULL_CACHE, 1.0, "1" * 50, kinds[:50]),
+        Row("chat", "a", 0.5, "1" * 50, kinds[:50]),  # fewer samples: the first 50 of both
+        Row("chat", "b", 0.5, "1" * 49 + "0", kinds[:50]),
+        Row("chat", "b", 0.25, "1" * 50, kinds[:50]),
+    ]
+    table = against(after, before)
+    assert [row[0] for row in table.rows] == ["a, half", "b, half"]
+    assert table.rows[0][4:] == [50, 0, "better"]
+    assert table.rows[1][4:] == [0, 1, "undecided"]

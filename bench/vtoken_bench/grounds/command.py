@@ -10,17 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from msgspec import convert
 
 import vtoken
+import vtoken_bench
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken.errors import ProfileError, RefusedError
 from vtoken_bench import target
@@ -30,7 +32,7 @@ from vtoken_bench.grounds.engines import Engines
 from vtoken_bench.grounds.prompts import CASES, GROUNDS, OUTPUT_TOKENS, Case, Prompt, PromptMaker
 from vtoken_bench.grounds.texts import SOURCES
 from vtoken_bench.log import Key, Log
-from vtoken_bench.output import FOLDER, Result, finish, new_result, read
+from vtoken_bench.output import FOLDER, Result, commit_of, finish, new_result, read
 from vtoken_bench.quality.measures import string_match_all
 from vtoken_bench.quality.settings import (
     FULL,
@@ -172,6 +174,7 @@ class Bench:
             "new": NEW_TOKENS,
             **numbers_key(self.where),
         }
+        self._commit = commit_of(Path(vtoken.__file__).parent, Path(vtoken_bench.__file__).parent)
         self._evicting: Key = {"layers": args.probe_layers or []}
         if args.calibration is not None:
             profile = args.calibration.read_bytes()
@@ -256,7 +259,9 @@ class Bench:
     def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
         text = self.maker.answer_text(ids)
         found = string_match_all(text, prompt.fact.gold) == 1.0
-        return {"found": found, "text": text, "gold": prompt.fact.gold, "kind": prompt.fact.kind}
+        fact, now = prompt.fact, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        value = {"found": found, "text": text, "gold": fact.gold, "kind": fact.kind}
+        return value | {"commit": self._commit, "at": now}
 
     # ------------------------------------------------------------ results
 
@@ -277,6 +282,7 @@ class Bench:
             "profile": "none" if args.calibration is None else args.calibration.name,
         }
         result = new_result("grounds", "make bench-grounds", setup)
+        result.started, result.commit = self._measured()
         rows = [row for case in args.cases for row in self._rows(case)]
         result.tables, result.charts = tables.tables(rows), tables.charts(rows)
         if other is not None:
@@ -306,14 +312,20 @@ class Bench:
             for i, setting in enumerate(self.settings)
         ]
 
+    def _keys(self) -> Iterator[Key]:
+        for case, number in product(self.args.cases, range(self.args.samples)):
+            for setting in self.settings:
+                yield self.key(case, number, setting)
+
+    def _measured(self) -> tuple[str, str]:
+        """When the first of the samples was answered, and by which commits."""
+        values = [value for key in self._keys() if (value := self.log.get(key)) is not None]
+        times = [value["at"] for value in values if "at" in value]
+        commits = {value["commit"] for value in values if "commit" in value}
+        return min(times, default=""), ", ".join(sorted(commits))
+
     def _seconds(self) -> float:
-        keys = (
-            self.key(case, number, setting)
-            for case in self.args.cases
-            for number in range(self.args.samples)
-            for setting in self.settings
-        )
-        total: float = sum(self.log.seconds(key) for key in keys)
+        total: float = sum(self.log.seconds(key) for key in self._keys())
         engines: int = self.args.engines
         return total / engines
 

@@ -20,10 +20,10 @@ TITLES = {
     "long": "The question follows 512 tokens of output; the fact is in the prompt or in the output",
 }
 NOTES = (
-    "found [%]: share of samples whose answer has every string of the fact, exact 95% interval",
-    "difference: points to the full cache on the same samples, Tango's 95% interval",
+    "found: share of samples whose answer has every string of the fact [exact 95% interval]",
+    "difference: points to the full cache on the same samples [Tango's 95% interval]",
     "as good: less than 5 points below the full cache; worse: McNemar's exact test. Both at 5%, "
-    "corrected (Holm) for all rows with the same share kept",
+    "corrected (Holm) for all policies with the same share kept",
 )
 
 
@@ -47,38 +47,42 @@ class Row:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """Of each case one table of all policies and shares kept, and one by kind of fact."""
     found = []
     for case in dict.fromkeys(row.case for row in rows):
         of_case = [row for row in rows if row.case == case]
         full = next(row for row in of_case if row.policy == FULL_CACHE)
-        if not full.found:
-            continue
-        for keep in sorted({row.keep for row in of_case if row is not full}, reverse=True):
-            evicting = [row for row in of_case if row is not full and row.keep == keep]
-            found.append(_table(case, keep, full, evicting))
-        found.append(_by_kind(case, of_case))
+        if full.found:
+            evicting = [row for row in of_case if row is not full]
+            found += [_table(case, full, evicting), _by_kind(case, full, evicting)]
     if found:
         found[-1].notes += NOTES
     return found
 
 
-def _table(case: str, keep: float, full: Row, rows: Sequence[Row]) -> Table:
-    able = [row for row in rows if row.ran]
-    pairs = [Pairs.of(row.flags, full.flags) for row in able]
-    words = verdicts(pairs)
+def _table(case: str, full: Row, rows: Sequence[Row]) -> Table:
+    """By falling share found, over all shares kept."""
+    keeps = sorted({row.keep for row in rows}, reverse=True)
+    cells: dict[str, list[str]] = {row.policy: [] for row in rows}
+    hits: Counter[str] = Counter()
+    for keep in keeps:
+        able = [row for row in rows if row.keep == keep and row.ran]
+        pairs = [Pairs.of(row.flags, full.flags) for row in able]
+        shown = {}
+        for row, pair, word in zip(able, pairs, verdicts(pairs), strict=True):
+            difference = _percent(pair.difference(), signed=True)
+            shown[row.policy] = [_percent(share(row.flags)), f"{difference} {word}"]
+            hits[row.policy] += sum(row.flags)
+        for policy, line in cells.items():
+            line += shown.get(policy, ["", "needs a larger budget"])
+    columns = [f"{_share(keep)}: {what}" for keep in keeps for what in ("found", "difference")]
     table = Table(
-        f"{TITLES[case]}: {_share(keep)} of the prompt kept, {len(full.found)} samples",
-        ["policy", "found [%]", "difference", "gained", "lost", "verdict"],
-        [[FULL_CACHE, _percent(share(full.flags)), "", "", "", ""]],
+        f"{TITLES[case]}: facts found [%] by share of the prompt kept, {len(full.found)} samples",
+        ["policy", *columns],
+        [[FULL_CACHE, *([_percent(share(full.flags)), ""] * len(keeps))]],
     )
-    lines = list(zip(able, pairs, words, strict=True))
-    for row, pair, word in sorted(lines, key=lambda line: (-sum(line[0].flags), line[0].policy)):
-        difference = _percent(pair.difference(), signed=True)
-        found = _percent(share(row.flags))
-        table.rows.append([row.policy, found, difference, pair.gained, pair.lost, word])
-    table.rows += [
-        [row.policy, "", "", "", "", "needs a larger budget"] for row in rows if not row.ran
-    ]
+    for policy in sorted(cells, key=lambda policy: (-hits[policy], policy)):
+        table.rows.append([policy, *cells[policy]])
     return table
 
 
@@ -117,16 +121,17 @@ def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
     return table
 
 
-def _by_kind(case: str, rows: Sequence[Row]) -> Table:
-    counts = Counter(rows[0].kinds)
+def _by_kind(case: str, full: Row, rows: Sequence[Row]) -> Table:
+    """At the share kept that is nearest to a third."""
+    keep = min((row.keep for row in rows), key=lambda keep: abs(keep - 1 / 3), default=1.0)
+    counts = Counter(full.kinds)
     columns = [f"{kind}, {count} samples" for kind, count in counts.items()]
-    table = Table(f"{TITLES[case]}: found by kind of fact [%]", ["policy, kept", *columns], [])
-    for row in rows:
-        if not row.ran:
-            continue
+    title = f"{TITLES[case]}: found by kind of fact [%], {_share(keep)} kept"
+    table = Table(title, ["policy", *columns], [])
+    able = [row for row in rows if row.keep == keep and row.ran]
+    for row in [full, *sorted(able, key=lambda row: (-sum(row.flags), row.policy))]:
         hits = Counter(kind for kind, hit in zip(row.kinds, row.flags, strict=True) if hit)
-        name = row.policy if row.policy == FULL_CACHE else f"{row.policy}, {_share(row.keep)}"
-        table.rows.append([name, *(f"{hits[k] / n:.0%}".rstrip("%") for k, n in counts.items())])
+        table.rows.append([row.policy, *(f"{100 * hits[k] / n:.0f}" for k, n in counts.items())])
     return table
 
 
