@@ -29,13 +29,15 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Row:
-    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run."""
+    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run.
+    `kinds`: the samples' kinds of fact, a word each.
+    """
 
     case: str
     policy: str
     keep: float
     found: str
-    kinds: list[str]
+    kinds: str
 
     @property
     def flags(self) -> list[bool]:
@@ -124,13 +126,14 @@ def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
 def _by_kind(case: str, full: Row, rows: Sequence[Row]) -> Table:
     """At the share kept that is nearest to a third."""
     keep = min((row.keep for row in rows), key=lambda keep: abs(keep - 1 / 3), default=1.0)
-    counts = Counter(full.kinds)
+    kinds = full.kinds.split()
+    counts = Counter(kinds)
     columns = [f"{kind}, {count} samples" for kind, count in counts.items()]
     title = f"{TITLES[case]}: found by kind of fact [%], {_share(keep)} kept"
     table = Table(title, ["policy", *columns], [])
     able = [row for row in rows if row.keep == keep and row.ran]
     for row in [full, *sorted(able, key=lambda row: (-sum(row.flags), row.policy))]:
-        hits = Counter(kind for kind, hit in zip(row.kinds, row.flags, strict=True) if hit)
+        hits = Counter(kind for kind, hit in zip(kinds, row.flags, strict=True) if hit)
         table.rows.append([row.policy, *(f"{100 * hits[k] / n:.0f}" for k, n in counts.items())])
     return table
 
