@@ -28,12 +28,13 @@ RKV = np.load(Path(__file__).parent / "golden" / "rkv.npz")
 NUM_TOKENS, WINDOW = 48, 12
 PARAMS: dict[str, dict[str, Any]] = {
     "streaming_llm": {},
-    "h2o": {"normalize": True, "recent_ratio": 0.0, "sinks": 0},
-    "tova": {"pool_radius": 0},
+    "h2o": {"normalize": True, "recent_ratio": 0.0, "sinks": 0, "pool_radius": 0},
+    "tova": {"heads": "mean", "pool_radius": 0},
     "snapkv": {"window": WINDOW, "pool_radius": 2},
-    "knorm": {"pool_radius": 0},
-    "keydiff": {},
+    "knorm": {"recent": 1, "pool_radius": 0},
+    "keydiff": {"recent": 1, "heads": "mean", "pool_radius": 0},
 }
+R_KV = {"window": 8, "pool": "max", "pool_radius": 3}
 PLAIN = ["tova", "knorm", "keydiff"]  # the scorer's number is the signal itself
 
 
@@ -104,7 +105,7 @@ def test_r_kv_keeps_what_the_published_scorer_keeps(
     budget: int, mix_lambda: float, head: int
 ) -> None:
     """The prompt in one chunk, through probe, accumulator and report."""
-    policy = make_policy("r_kv", {"mix_lambda": mix_lambda, "pool": "max"})
+    policy = make_policy("r_kv", R_KV | {"mix_lambda": mix_lambda})
     assert policy.reads is not None
     signal = replace(policy.reads, layers=(0,), heads=(head,))
     scores = HostScores(lambda _: RKV_KEYS, 2)

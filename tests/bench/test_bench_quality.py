@@ -195,7 +195,7 @@ def test_every_registered_policy_is_measured() -> None:
 
 
 def test_a_budget_is_the_share_of_the_prompt_and_no_less_than_the_policy_needs() -> None:
-    (setting,) = settings([parsed("snapkv")], [0.25])
+    (setting,) = settings([parsed("snapkv:window=64")], [0.25])
     arguments = setting.arguments(1000)
     assert arguments["vtoken_budget_tokens"] == 250
     assert json.loads(arguments["vtoken_policy_params"])["window"] == 64

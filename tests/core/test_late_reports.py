@@ -15,12 +15,16 @@ from vtoken.policies.signals import Signal
 from vtoken.protocol.step import WorkerReport
 
 SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
+PARAMS: dict[str, dict[str, Any]] = {
+    "h2o": {"pool_radius": 0},
+    "random": {"recent": 2, "sinks": 1},
+}
+H2O = {"name": "h2o", "params": PARAMS["h2o"]}
 
 
 def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:
-    params = {"recent": 2, "sinks": 1} if policy == "random" else {}
     values: dict[str, Any] = {
-        "policy": {"name": policy, "params": params},
+        "policy": {"name": policy, "params": PARAMS[policy]},
         "budget_tokens": 16,
         "interval_tokens": 5,
         "theta_f": 0.0,
@@ -97,7 +101,7 @@ def test_a_lowered_budget_waits_for_scores_of_now() -> None:
 def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
     live = make_engine(concurrency=1, prompt_tokens=40, max_tokens=400)
     try:
-        patch = {"policy": {"name": "h2o"}, "budget_tokens": 32, "interval_tokens": 0}
+        patch = {"policy": H2O, "budget_tokens": 32, "interval_tokens": 0}
         live.call("patch_config", patch=patch)
         live.core.worker_lag_steps = 1
         live.steps(4)
@@ -106,7 +110,7 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         in_flight = WorkerReport(runtime.step, scores={(name, SUM): np.ones(3, dtype=np.float32)})
         live.call("patch_config", patch={"policy": {"name": "random"}})
         live.steps()
-        live.call("patch_config", patch={"policy": {"name": "h2o"}})
+        live.call("patch_config", patch={"policy": H2O})
         runtime.finish_step(in_flight, in_flight.step)
         assert runtime.state.requests[name].scores_of(SUM) is None
         live.steps(3)

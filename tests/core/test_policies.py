@@ -57,8 +57,9 @@ def test_sliding_window_keeps_the_most_recent_only() -> None:
 
 def test_h2o_keeps_heavy_hitters_sinks_and_the_recent_half() -> None:
     scores = [0.1, 5.0, 0.3, 4.0, 0.2, 9.0, 0.0, 0.0]
-    assert victims("h2o", view([*range(8)], 4, scores), sinks=0) == [0, 2, 3, 4]
-    assert victims("h2o", view([*range(8)], 4, scores), sinks=1) == [1, 2, 3, 4]
+    seen = view([*range(8)], 4, scores)
+    assert victims("h2o", seen, sinks=0, recent_ratio=0.5) == [0, 2, 3, 4]
+    assert victims("h2o", seen, sinks=1, recent_ratio=0.5) == [1, 2, 3, 4]
 
 
 def test_h2o_divides_by_the_queries_that_saw_the_token_when_asked() -> None:
@@ -101,7 +102,7 @@ def test_peak_attention_evicts_what_is_far_from_every_peak() -> None:
     scores = [0.0, 0.2, 0.4, 0.1, 0.3, 0.0, 0.0]
     seen = view([*range(7)], 5, scores)
     assert victims("peak_attention", seen, sinks=1, recent=2) == [1, 3]
-    reads = Signal("attention_max", 8, pool="mean", pool_radius=3)
+    reads = Signal("attention_max", 16, pool="mean", pool_radius=3)
     assert make_policy("peak_attention", {}).reads == reads
 
 
@@ -120,21 +121,21 @@ def test_snapkv_evicts_the_lowest_and_keeps_sinks_and_window() -> None:
 
 @pytest.mark.parametrize("name", ["tova", "knorm", "keydiff", "snapkv"])
 def test_parameters_choose_the_aggregates_of_a_signal(name: str) -> None:
-    """Names are equal in all policies; the papers' aggregates are the defaults."""
+    """Names are equal in all policies; defaults are means, but TOVA's and KeyDiff's over heads."""
     maxima = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
     found = make_policy(name, maxima).reads
     assert found is not None
     assert (found.over_heads, found.over_layers) == ("max", "max")
     assert (found.pool, found.pool_radius) == ("max", 3)
-    paper = make_policy(name, {}).reads
-    assert paper is not None
-    assert {paper.over_heads, paper.over_layers, paper.pool} == {"mean"}
+    default = make_policy(name, {}).reads
+    assert default is not None
+    assert default.over_heads == ("max" if name in ("tova", "keydiff") else "mean")
+    assert {default.over_layers, default.pool} == {"mean"}
 
 
 def test_snapkv_reads_the_maximum_over_its_window_when_told_to() -> None:
-    assert make_policy("snapkv", {"window": 8, "queries": "max"}).reads == Signal(
-        "attention_max", 8, pool_radius=2
-    )
+    params = {"window": 8, "queries": "max", "pool_radius": 2}
+    assert make_policy("snapkv", params).reads == Signal("attention_max", 8, pool_radius=2)
 
 
 def test_r_kv_evicts_the_lowest_and_keeps_its_window() -> None:
@@ -143,13 +144,13 @@ def test_r_kv_evicts_the_lowest_and_keeps_its_window() -> None:
     assert victims("r_kv", seen, window=2) == [1, 7]
     assert victims("r_kv", seen, window=2, sinks=2) == [3, 7]
     assert make_policy("r_kv", {}).reads == Signal(
-        "attention_window", 8, pool_radius=3, mix_lambda=0.1
+        "attention_window", 16, pool_radius=2, mix_lambda=0.5
     )
 
 
 def test_key_policies_evict_the_lowest_signal() -> None:
     scores = [-3.0, -9.0, -1.0, -4.0, -9.5]
-    assert victims("knorm", view([*range(5)], 3, scores)) == [1, 3]
+    assert victims("knorm", view([*range(5)], 3, scores), recent=1) == [1, 3]
     assert victims("keydiff", view([*range(5)], 3, scores), sinks=2, recent=1) == [2, 3]
 
 
@@ -398,7 +399,7 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
         {"name": "h2o", "params": {"normalize": True, "recent_ratio": 0.2, "sinks": 1}},
         {"name": "snapkv", "params": {"window": 4}},
         {"name": "scissorhands"},
-        {"name": "knorm"},
+        {"name": "knorm", "params": {"recent": 1}},
     ],
     ids=lambda policy: policy["name"],
 )

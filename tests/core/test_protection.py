@@ -374,6 +374,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
     params = {
         "snapkv": {"window": 4},
         "random": {"sinks": 1, "recent": 2},
+        "keydiff": {"recent": 1},
         "peak_attention": {"sinks": 1, "recent": 2},
     }.get(policy, {})
     engine = CoreEngine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ SUM, LAST = (
     Signal("attention_sum", layers=(2,)),
     Signal("attention_last", pool_radius=3, layers=(2,)),
 )
+PARAMS: dict[str, dict[str, Any]] = {
+    "h2o": {"pool_radius": 0},
+    "tova": {"heads": "mean", "pool_radius": 3},
+    "knorm": {"recent": 1},
+}
+
+
+def choice(policy: str) -> dict[str, Any]:
+    """A policy with the parameters that the numbers here are for."""
+    return {"name": policy, "params": PARAMS.get(policy, {})}
 
 
 def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) -> CoreEngine:
@@ -28,7 +39,7 @@ def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) ->
         num_blocks=64,
         block_size=4,
         config={
-            "policy": {"name": policy},
+            "policy": choice(policy),
             "budget_tokens": budget,
             "interval_tokens": 2,
             **config,
@@ -81,7 +92,12 @@ def test_keys_are_looked_at_only_when_scores_are_wanted() -> None:
 
 def test_each_request_keeps_the_signal_of_its_own_policy() -> None:
     engine = engine_with("h2o")
-    engine.runtime.announce("t", request_rules({"vtoken_policy": "tova"}))
+    engine.runtime.announce(
+        "t",
+        request_rules(
+            {"vtoken_policy": "tova", "vtoken_policy_params": json.dumps(PARAMS["tova"])}
+        ),
+    )
     engine.runtime.announce("s", request_rules({"vtoken_policy": "streaming_llm"}))
     for name in ("h", "t", "s"):
         engine.add(name, 12)
@@ -105,13 +121,13 @@ def signals_of(engine: CoreEngine) -> tuple[Signal, ...]:
 def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_depth(
     num_layers: int, layer: int
 ) -> None:
-    engine = CoreEngine(config={"policy": {"name": "tova"}}, num_layers=num_layers)
+    engine = CoreEngine(config={"policy": choice("tova")}, num_layers=num_layers)
     assert signals_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
 
 
 def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
     measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = {"policy": {"name": "tova"}, "shadow": {"name": "h2o"}}
+    config = {"policy": choice("tova"), "shadow": choice("h2o")}
     engine = CoreEngine(config=config, calibration=measured)
     here = Signal("attention_last", pool_radius=3, layers=(1, 3), heads=(0, 2))
     assert signals_of(engine) == (here, SUM)  # of another kind, which was not measured
@@ -130,7 +146,7 @@ def test_settings_come_before_the_profile(
     probe: dict[str, Any], layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
     measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = {"policy": {"name": "tova"}, "probe": probe}
+    config = {"policy": choice("tova"), "probe": probe}
     engine = CoreEngine(config=config, calibration=measured)
     assert signals_of(engine) == (
         Signal("attention_last", pool_radius=3, layers=layers, heads=heads),
@@ -199,7 +215,7 @@ def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_sign
     engine = engine_with("h2o", lag=1)
     engine.add("a", 20)
     engine.step()
-    patch(engine, policy={"name": "tova"})
+    patch(engine, policy=choice("tova"))
     state = engine.runtime.state.requests["a"]
     engine.step()  # brings the report of the first step, in which h2o's signal was kept
     assert tuple(state.signals) == (LAST,)
@@ -241,7 +257,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     engine.step()
     state = engine.runtime.state.requests["a"]
     held = state.scores_of(SUM)
-    result = patch(engine, policy={"name": "h2o", "params": {"normalize": True}})
+    result = patch(engine, policy={"name": "h2o", "params": PARAMS["h2o"] | {"normalize": True}})
     assert result.notes == ["scores carry over: h2o and h2o read attention_sum (layer 2)"]
     engine.step()
     assert held is not None
@@ -252,7 +268,8 @@ def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_
     engine = engine_with("h2o")
     engine.add("a", 20)
     engine.step()
-    notes = patch(engine, policy={"name": "scissorhands", "params": {"recent": 2}}).notes
+    params = {"history_queries": 400, "recent": 2}
+    notes = patch(engine, policy={"name": "scissorhands", "params": params}).notes
     assert len(notes) == 1
     reads = "scissorhands reads attention_hits(400) (layer 2)"
     assert f"{reads}, until now it was attention_sum (layer 2)" in notes[0]
@@ -273,7 +290,7 @@ def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_
         ({"probe": {"layers": [1, 2]}}, True),
         ({"probe": {"heads": [0, 1, 2]}}, True),
         ({"policy": {"name": "h2o", "params": {"pool_radius": 2}}}, True),
-        ({"policy": {"name": "keydiff"}}, True),
+        ({"policy": {"name": "keydiff", "params": {"recent": 1}}}, True),
     ],
 )
 def test_only_what_touches_scores_is_noted(change: dict[str, Any], noted: bool) -> None:

@@ -22,13 +22,22 @@ SUM, LAST = (
     Signal("attention_sum", layers=(2,)),
     Signal("attention_last", pool_radius=3, layers=(2,)),
 )
+PARAMS: dict[str, dict[str, Any]] = {
+    "h2o": {"pool_radius": 0},
+    "tova": {"heads": "mean", "pool_radius": 3},
+}
+
+
+def choice(policy: str) -> dict[str, Any]:
+    """A policy with the parameters that the numbers here are for."""
+    return {"name": policy, "params": PARAMS.get(policy, {})}
 
 
 def crowd(policy: str, shadow: str | None = None, *, lag: int = 0, **config: Any) -> CoreEngine:
     """A small pool: evictions, relocations, recycling, preemptions."""
     values = {
-        "policy": {"name": policy},
-        "shadow": None if shadow is None else {"name": shadow},
+        "policy": choice(policy),
+        "shadow": None if shadow is None else choice(shadow),
         "budget_tokens": 24,
         "interval_tokens": 3,
         "theta_f": 0.1,
@@ -251,7 +260,7 @@ def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:
     """Its scores were kept before."""
     engine = crowd("streaming_llm", "h2o", interval_tokens=0)
     history(engine, 25)
-    result = patch(engine, policy={"name": "h2o"}, shadow={"name": "streaming_llm"})
+    result = patch(engine, policy=choice("h2o"), shadow=choice("streaming_llm"))
     assert result.notes == ["scores carry over: shadow h2o and h2o read attention_sum (layer 2)"]
     before = engine.runtime.counters.evicted_tokens
     history(engine, 1)
