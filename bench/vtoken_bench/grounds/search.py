@@ -9,7 +9,7 @@ the answers that the best sets give. `fastgen` needs the engine's vocabulary and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vtoken.arrays import Bools, Floats
+from vtoken.calibration.layer_signals import of_attention, of_keys
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.signals import Signal, pooled, redundancy
 from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker
@@ -102,10 +103,11 @@ def _held_by_sets(model: Path, numbers: Sequence[int], num_tokens: int, seed: in
     policies = {
         _name(name, params): make_policy(name, params) for name in GRIDS for params in sets(name)
     }
+    plain = {_plain(policy.reads) for policy in policies.values() if policy.reads is not None}
     held: dict[tuple[str, int], list[list[bool]]] = {}
     for number in numbers:
         prompt = maker.prompt("chat", number)
-        layers = observer.observe(prompt.ids, lambda _, weights, keys: _Layer(weights, keys))
+        layers = observer.observe(prompt.ids, lambda _, *seen: _Layer(plain, *seen))
         for layer, read in enumerate(layers):
             for name, policy in policies.items():
                 held.setdefault((name, layer), []).append(_holds(policy, read, prompt))
@@ -113,53 +115,33 @@ def _held_by_sets(model: Path, numbers: Sequence[int], num_tokens: int, seed: in
 
 
 class _Layer:
-    """The rows of one layer that signals are made from: the newest queries, and their sum."""
+    """The numbers of one layer's tokens, by signal. `plain`: signals without neighbours."""
 
-    def __init__(self, weights: Any, keys: Any) -> None:
-        queries = max(WINDOWS)
-        self._rows = {
-            "mean": weights.mean(dim=0)[-400:].numpy(),
-            "max": weights[:, -queries:].amax(dim=0).numpy(),
-        }
-        self._max_all = weights[:, -400:].amax(dim=0).numpy()
-        self._sum = weights.mean(dim=0).sum(dim=0).numpy()
-        norms = keys.norm(dim=-1, keepdim=True)
-        anchor = (keys / norms).mean(dim=1, keepdim=True)
-        cosine = (keys * anchor).sum(dim=-1) / (norms[..., 0] * anchor.norm(dim=-1))
-        self._keys = {"key_norm": -norms[..., 0].numpy(), "key_difference": -cosine.numpy()}
+    def __init__(self, plain: Collection[Signal], weights: Any, keys: Any) -> None:
+        over_heads = {"mean": weights.mean(dim=0), "max": weights.amax(dim=0)}
+        self._numbers: dict[Signal, Floats] = {}
+        for signal in plain:
+            if signal.of_keys:
+                of_heads = of_keys(signal.kind, keys)
+                found = of_heads.amax(dim=0) if signal.over_heads == "max" else of_heads.mean(dim=0)
+            else:
+                found = of_attention(signal, over_heads[signal.over_heads])
+            self._numbers[signal] = found.float().numpy()
         self._redundancy = redundancy(keys.numpy()).mean(axis=0)
-        self._known: dict[Signal, Floats] = {}
 
     def scores(self, signal: Signal) -> Floats:
-        """The numbers [n] of `signal` at this layer, after its neighbours and redundancy."""
-        plain = replace(signal, pool="mean", pool_radius=0, mix_lambda=1.0)
-        raw = self._known.get(plain)
-        if raw is None:
-            raw = self._known[plain] = self._raw(plain)
-        found = self._known.get(signal)
+        """The numbers [n] of `signal`, after its neighbours and redundancy."""
+        found = self._numbers.get(signal)
         if found is None:
-            found = pooled(signal, raw)
+            found = pooled(signal, self._numbers[_plain(signal)])
             if signal.is_mixed:
                 found = signal.mixed(found, self._redundancy)
-            self._known[signal] = found
+            self._numbers[signal] = found
         return found
 
-    def _raw(self, signal: Signal) -> Floats:
-        if signal.of_keys:
-            of_heads = self._keys[signal.kind]
-            return np.asarray(getattr(of_heads, signal.over_heads)(axis=0), dtype=np.float32)
-        if signal.kind == "attention_sum":
-            return np.asarray(self._sum)
-        rows = self._rows[signal.over_heads][-max(1, signal.window_queries) :]
-        if signal.kind == "attention_max":
-            return np.asarray(rows.max(axis=0))
-        if signal.kind == "attention_hits":
-            rows = self._rows["mean"] if signal.over_heads == "mean" else self._max_all
-            rows = rows[-signal.window_queries :]
-            num_queries, num_tokens = rows.shape
-            seen = np.arange(num_tokens - num_queries + 1, num_tokens + 1)
-            return np.asarray((rows * seen[:, None] >= 1).sum(axis=0), dtype=np.float32)
-        return np.asarray(rows.mean(axis=0))
+
+def _plain(signal: Signal) -> Signal:
+    return replace(signal, pool="mean", pool_radius=0, mix_lambda=1.0)
 
 
 def _holds(policy: Policy, layer: _Layer, prompt: Prompt) -> list[bool]:
