@@ -129,6 +129,7 @@ def test_a_verdict_follows_the_corrected_tests() -> None:
         "worse, within 5%",
     ]
     assert verdicts([Pairs(200, 2, 5)]) == ["as good"]
+    assert verdicts([Pairs(200, 32, 8)]) == ["better"]
     assert verdicts([Pairs(200, 2, 5)] * 12) == ["undecided"] * 12  # the same, among twelve
 
 

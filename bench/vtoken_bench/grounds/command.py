@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import islice, product
@@ -149,7 +149,9 @@ class Bench:
     def __init__(self, args: argparse.Namespace, found: list[Setting], model: Path) -> None:
         from transformers import AutoTokenizer
 
-        self.args, self.model, self.where = args, model, target.target(args)
+        self.args, self.model = args, model
+        where = target.target(args)
+        self.where = replace(where, threads=where.threads or 1)
         self.settings = [FULL, *found]
         self.ground = GROUNDS[args.ground]
         for case in args.cases:
@@ -274,6 +276,7 @@ class Bench:
         setup = {
             "model": self.model.name,
             **self.where.described(),
+            "engines": args.engines,
             "ground": args.ground,
             "seed": args.seed,
             "text tokens": args.tokens,

@@ -1,6 +1,6 @@
 """Engines that answer the prompts of a ground under many settings at once.
 
-Each engine is a process with one thread. Requests of one prompt differ in policy and budget alone.
+Each engine is a process. Requests of one prompt differ in policy and budget alone.
 They share the prefix that no signal of theirs is computed from, and each computes the newest
 queries that its policy ranks by. Outputs are those without a prefix cache.
 """
@@ -52,11 +52,10 @@ class Engines:
             logits_processors=[PROCESSOR],
         )
         settings = target.settings() | {"calibration": str(profile or "off")}
-        threads = target.threads or 1
 
         def start(number: int) -> Engine:
             name = f"engine {number}"
-            return Engine(name, config, arguments, threads=threads, settings=settings)
+            return Engine(name, config, arguments, threads=target.threads, settings=settings)
 
         with ThreadPoolExecutor(count) as pool:
             self._engines = list(pool.map(start, range(count)))

@@ -100,10 +100,11 @@ def verdicts(pairs: Sequence[Pairs]) -> list[str]:
     inferior = holm([found.p_inferior() for found in pairs])
     words = []
     for found, p_equal, p_inferior in zip(pairs, equal, inferior, strict=True):
-        worse = p_equal <= 1 - LEVEL and found.lost > found.gained
-        as_good = p_inferior <= 1 - LEVEL
-        if as_good:
-            words.append(f"worse, within {MARGIN:.0%}" if worse else "as good")
+        differs, as_good = p_equal <= 1 - LEVEL, p_inferior <= 1 - LEVEL
+        if differs and found.gained > found.lost:
+            words.append("better")
+        elif differs:
+            words.append(f"worse, within {MARGIN:.0%}" if as_good else "worse")
         else:
-            words.append("worse" if worse else "undecided")
+            words.append("as good" if as_good else "undecided")
     return words

@@ -22,7 +22,7 @@ TITLES = {
 NOTES = (
     "found: share of samples whose answer has every string of the fact [exact 95% interval]",
     "difference: points to the full cache on the same samples [Tango's 95% interval]",
-    "as good: less than 5 points below the full cache; worse: McNemar's exact test. Both at 5%, "
+    "better, worse: McNemar's exact test; as good: less than 5 points below the full cache. All at 5%, "
     "corrected (Holm) for all policies with the same share kept",
 )
 
