@@ -22,8 +22,8 @@ TITLES = {
 NOTES = (
     "found: share of samples whose answer has every string of the fact [exact 95% interval]",
     "difference: points to the full cache on the same samples [Tango's 95% interval]",
-    "better, worse: McNemar's exact test; as good: less than 5 points below the full cache. All at 5%, "
-    "corrected (Holm) for all policies with the same share kept",
+    "better, worse: McNemar's exact test; as good: less than 5 points below the full cache. All at "
+    "5%, corrected (Holm) for all policies with the same share kept",
 )
 
 
