@@ -46,9 +46,11 @@ def expected(hf_model: Any) -> Tokens:
     return [reference.generate(hf_model, prompt, NUM_NEW, evict) for prompt in PROMPTS]
 
 
-def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
+def args(
+    policy: str = "streaming_llm", params: dict[str, Any] | None = None, **config: Any
+) -> dict[str, Any]:
     config = {
-        "policy": {"name": policy},
+        "policy": {"name": policy, "params": params or {}},
         "budget_tokens": BUDGET,
         "interval_tokens": INTERVAL,
         "verify_ratio": 1.0,
@@ -136,7 +138,8 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
     """At T tokens the newest report is that of T - 1; the token since then counts as heavy."""
     reported: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     moments: dict[str, list[int]] = defaultdict(list)
-    with engine(**args("h2o", interval_tokens=16)) as llm:
+    params = {"recent_ratio": 0.5, "pool_radius": 0}
+    with engine(**args("h2o", params, interval_tokens=16)) as llm:
         runtime = runtime_of(llm)
         finish = runtime.finish_step
 

@@ -28,24 +28,26 @@ NUM_NEW = 40
 LAYERS = [1, 2]
 PROMPTS = [reference.random_prompt(150, 3), reference.random_prompt(70, 4)]
 MAXIMA = {"heads": "max", "layers": "max", "pool": "max", "pool_radius": 3}
+R_KV = {"window": 8, "mix_lambda": 0.1, "pool_radius": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "h2o": ("h2o", {}),
+    "h2o": ("h2o", {"pool_radius": 0}),
     "h2o, pooled": ("h2o", {"pool": "max", "pool_radius": 2}),
-    "tova": ("tova", {}),
+    "tova": ("tova", {"heads": "mean", "pool_radius": 3}),
     "tova, maxima": ("tova", MAXIMA),
-    "tova, maximum over layers": ("tova", {"layers": "max", "pool_radius": 1}),
-    "snapkv": ("snapkv", {"window": 24}),
+    "tova, maximum over heads": ("tova", {"heads": "max", "pool_radius": 5}),
+    "tova, maximum over layers": ("tova", {"heads": "mean", "layers": "max", "pool_radius": 1}),
+    "snapkv": ("snapkv", {"window": 24, "pool_radius": 2}),
     "snapkv, maxima": ("snapkv", {"window": 8, "queries": "max", **MAXIMA}),
     "scissorhands": ("scissorhands", {"history_queries": 40}),
     "scissorhands, maximum over heads": (
         "scissorhands",
         {"history_queries": 40, "heads": "max"},
     ),
-    "r_kv": ("r_kv", {}),
-    "r_kv, maximum over neighbours": ("r_kv", {"mix_lambda": 0.4, "pool": "max"}),
-    "knorm": ("knorm", {}),
+    "r_kv": ("r_kv", R_KV),
+    "r_kv, maximum over neighbours": ("r_kv", {**R_KV, "mix_lambda": 0.4, "pool": "max"}),
+    "knorm": ("knorm", {"pool_radius": 3}),
     "knorm, maxima": ("knorm", MAXIMA),
-    "keydiff": ("keydiff", {}),
+    "keydiff": ("keydiff", {"heads": "mean", "pool_radius": 0}),
     "keydiff, maximum over heads": ("keydiff", {"heads": "max", "pool_radius": 1}),
 }
 PROBES: dict[str, dict[str, Any]] = {

@@ -147,19 +147,24 @@ def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.nd
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}
+R_KV = {"window": 8, "mix_lambda": 0.1, "pool_radius": 3}
 
 
 @pytest.mark.parametrize(
     ("policy", "params", "probe"),
     [
-        ("scissorhands", {}, {}),
-        ("h2o", {}, {}),
+        ("scissorhands", {"history_queries": 400}, {}),
+        ("h2o", {"pool_radius": 0}, {}),
         ("tova", MAXIMA, {"layers": [1, 3]}),
-        ("snapkv", {"window": 8, "queries": "max", "layers": "max"}, {"heads": [2, 3]}),
-        ("h2o", {}, {"heads": [0]}),
+        (
+            "snapkv",
+            {"window": 8, "pool_radius": 2, "queries": "max", "layers": "max"},
+            {"heads": [2, 3]},
+        ),
+        ("h2o", {"pool_radius": 0}, {"heads": [0]}),
         ("knorm", MAXIMA, {"layers": [0, 2], "heads": [1]}),
-        ("r_kv", {}, {"layers": [0, 2]}),
-        ("r_kv", {"pool": "max"}, {"heads": [1]}),
+        ("r_kv", R_KV, {"layers": [0, 2]}),
+        ("r_kv", {**R_KV, "pool": "max"}, {"heads": [1]}),
     ],
     ids=[
         "hits",
