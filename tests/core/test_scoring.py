@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine, SimulatedWorker
-from vtoken.config.calibration import FORMAT, CalibrationProfile, SignalProfile
+from vtoken.config.calibration import (
+    FORMAT,
+    CalibrationProfile,
+    SignalProfile,
+    default_layer,
+)
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
 from vtoken.control.report import EngineFacts, Reporter
@@ -123,6 +128,15 @@ def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_de
 ) -> None:
     engine = CoreEngine(config={"policy": choice("tova")}, num_layers=num_layers)
     assert signals_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("attention_window", 21), ("attention_sum", 21), ("key_norm", 18), ("key_difference", 14)],
+)
+def test_the_default_depth_is_that_of_the_kind_of_signal(kind: str, layer: int) -> None:
+    assert default_layer(30, kind) == layer
+    assert default_layer(1, kind) == 0
 
 
 def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:

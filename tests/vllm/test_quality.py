@@ -28,7 +28,7 @@ TASK = "niah_single_2"
 LENGTH = 640
 NUM_PROMPTS = 6
 KEEP = 1 / 3
-POLICY = "tova"  # the demo's
+POLICY = "snapkv"  # the demo's
 EXACT = {POLICY: {}, "streaming_llm": {}}
 EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 200
 
