@@ -58,7 +58,7 @@ FAILURES = (
     OSError,
     ValueError,
 )
-QUICK = {"policies": ["snapkv", "streaming_llm"], "samples": 4, "keep": [1 / 3], "tokens": 300}
+QUICK = {"policies": ["snapkv", "streaming_llm"], "samples": 4, "keep": [0.3333], "tokens": 300}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     defaults = {
         "policies": None,
         "cases": ["chat"],
-        "keep": [0.5, 1 / 3, 1 / 6],
+        "keep": [target.share(keep) for keep in ("1/2", "1/3", "1/6")],
         "samples": 200,
         "tokens": 500,
     }

@@ -90,7 +90,7 @@ def _table(case: str, full: Row, rows: Sequence[Row]) -> Table:
 
 def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
     """The rows that both runs have, each paired with the same policy of the other run."""
-    known = {(row.case, row.policy, row.keep): row for row in others}
+    known = {(row.case, row.policy, round(row.keep, 3)): row for row in others}
     table = Table(
         "The same policies, paired with the other run",
         [
@@ -106,7 +106,7 @@ def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
     )
     both = []
     for row in rows:
-        other = known.get((row.case, row.policy, row.keep))
+        other = known.get((row.case, row.policy, round(row.keep, 3)))
         if other is not None and row.policy != FULL_CACHE and row.ran and other.ran:
             count = min(len(row.found), len(other.found))
             both.append((row, row.flags[:count], other.flags[:count]))
