@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,7 +176,8 @@ def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> No
     assert table.rows[3][1:] == ["", "needs a larger budget"]
     assert by_kind.columns == ["policy", "date, 50 samples", "name, 50 samples"]
     assert by_kind.rows[0] == [FULL_CACHE, "90", "90"]
-    (chart,) = charts(rows)
+    assert charts(rows) == []  # one share is no curve
+    (chart,) = charts([*rows, *(replace(rows[1], keep=keep) for keep in (0.25, 0.75))])
     assert [line.name for line in chart.panels[0].lines] == [FULL_CACHE, "good", "bad"]
 
 

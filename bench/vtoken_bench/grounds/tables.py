@@ -139,7 +139,9 @@ def _by_kind(case: str, full: Row, rows: Sequence[Row]) -> Table:
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
-    """Share found against share kept, a panel a case."""
+    """Share found against share kept, a panel a case; none for less than three shares kept."""
+    if len({row.keep for row in rows if row.policy != FULL_CACHE}) < 3:
+        return []
     panels = []
     for case in dict.fromkeys(row.case for row in rows):
         of_case = [row for row in rows if row.case == case and row.ran]
