@@ -30,7 +30,10 @@ EVICTING = {
 NAIVE = EVICTING | {"reclamation": "off"}
 READING = {  # the policy reads attention, its shadow keys; both layers count
     "policy": {"name": "h2o"},
-    "shadow": {"name": "keydiff"},
+    "shadow": {
+        "name": "keydiff",
+        "params": {"recent": 1, "heads": "mean", "pool_radius": 0},
+    },
     "budget_tokens": 24,
     "interval_tokens": 1,
     "probe": {"layers": [0, 1]},
