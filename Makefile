@@ -82,7 +82,7 @@ bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client
 bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
-bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour
+bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour or more
 	$(BIN)/vtoken bench grounds $(FORWARD) $(ARGS)
 
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken

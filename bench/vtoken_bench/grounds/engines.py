@@ -24,7 +24,6 @@ BLOCK_SIZE = 16
 MAX_SEQS = 64
 BATCHED_TOKENS = 4096
 NUM_BLOCKS = 4000  # usable, an engine
-PROCESSOR = forcing.PROCESSOR
 
 
 class Engines:
@@ -49,7 +48,7 @@ class Engines:
             max_num_seqs=MAX_SEQS,
             max_num_batched_tokens=BATCHED_TOKENS,
             enable_prefix_caching=True,
-            logits_processors=[PROCESSOR],
+            logits_processors=[forcing.PROCESSOR],
         )
         settings = target.settings() | {"calibration": str(profile or "off")}
 
@@ -109,6 +108,4 @@ def computed_tokens(setting: Setting, num_prompt: int) -> int:
     reads = setting.policy.reads
     if reads is None or reads.of_keys:
         return 1
-    if reads.kind == "attention_sum":
-        return num_prompt
-    return max(1, reads.window_queries)
+    return reads.num_rows(num_prompt)

@@ -8,7 +8,7 @@ but those of the case `prefix` contains the beginning of an answer.
     before   the question, then the text
     turns    the text in two turns, the question in a third
     later    as `chat`, but the text is evicted before the question comes
-    long     a text, 512 tokens of output that continue it, then the question; facts are in both
+    long     a text, 544 tokens of output that continue it, then the question; facts are in both
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from vtoken_bench.grounds.texts import SOURCES
 
 Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
 CASES: tuple[Case, ...] = get_args(Case)
-QUESTION_IN_PROMPT: tuple[Case, ...] = ("chat", "prefix", "before", "turns")
 OUTPUT_TOKENS = 544  # of the case `long`, before its question
 SPARE_TOKENS = 60  # by which a text may be shorter than it should
 GOLDEN = 0.618034  # spreads the depths of any number of samples evenly
