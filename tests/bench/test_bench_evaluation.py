@@ -110,6 +110,7 @@ def test_a_variant_sets_back_what_the_one_before_it_had_set() -> None:
     defaults = default_config(256)
     patch = configuration({}, 256)
     assert patch.pop("interval_tokens") == 16  # outputs are short: the default would end no phase
+    assert patch.pop("evict_when") == "always"  # the paper's form
     merged = merge_patch(defaults, patch, num_blocks=256, num_layers=4)
     assert merged == defaults
 
